@@ -1,0 +1,256 @@
+"""Every message that crosses a process, and the closed union of each link.
+
+Version rule (`tercet.protocol.values.WIRE_VERSION`): a new field has a default (minor); a new message type is announced
+in `Hello.features` (minor); removed or retyped is major. Structs are keyed, never positional, and always written whole,
+so a changed default never changes what an older sender meant. Golden bytes of every released minor stay in the tests.
+
+Token ids, positions and the like are flat int32 buffers (`pack_ints`), one for a whole batch: row i of a batch owns
+`token_ids[offsets[i]:offsets[i + 1]]`.
+"""
+
+import msgspec
+
+from tercet.protocol.values import (
+    FinishReason,
+    Held,
+    Load,
+    LogprobParams,
+    Logprobs,
+    ModelIdentity,
+    ModelLimits,
+    Phase,
+    Resume,
+    Role,
+    SamplingParams,
+)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A message is an immutable struct, tagged with its class name."""
+
+
+# Membership: every link, both ways.
+
+
+class Hello(Message):
+    """Opens a link: who speaks, from where it can be reached, and what it understands."""
+
+    peer: str
+    incarnation: str
+    role: Role
+    address: str
+    version: tuple[int, int]
+    features: list[str]
+    """Tags of every message type the sender can decode."""
+    software: str = ""
+    reply: bool = False
+    """True when this answers the receiver's own Hello."""
+
+
+class Introduce(Message):
+    """A frontend tells a scheduler or detokenizer where another peer is; the receiver says Hello to it."""
+
+    peer: str
+    role: Role
+    address: str
+
+
+class Ready(Message):
+    """The sender can take work. Schedulers describe their model."""
+
+    limits: ModelLimits | None = None
+    identity: ModelIdentity | None = None
+    url: str = ""
+    """A frontend's HTTP address, for the supervisor."""
+
+
+class Progress(Message):
+    """How far a part is with starting up, for the supervisor to show; `total` 0 means unknown."""
+
+    text: str
+    done: int = 0
+    total: int = 0
+
+
+class Heartbeat(Message):
+    """Sent every interval by a thread that a busy step cannot starve. Hung is not slow: see `step_age`."""
+
+    phase: Phase
+    steps: int = 0
+    step_age: float = 0.0
+    """Seconds the running step has taken so far."""
+    longest_step: float = 0.0
+    load: Load = Load()
+    held: Held = Held()
+
+
+class Goodbye(Message):
+    """The sender leaves on purpose; close its socket."""
+
+    reason: str = ""
+
+
+# Frontend to scheduler.
+
+
+class TokenizedGenerateReqInput(Message):
+    """A request to generate, tokenized and validated. `attempt` counts dispatches of the same `rid` from 0.
+
+    An empty `resume` means n fresh choices; otherwise exactly the listed choices are still open.
+    `decode_spec` is for the detokenizer and forwarded unopened.
+    """
+
+    rid: str
+    attempt: int
+    detokenizer: str
+    """Peer id that turns this request's tokens into text."""
+    input_ids: bytes
+    sampling: SamplingParams
+    decode_spec: bytes
+    logprobs: LogprobParams | None = None
+    resume: list[Resume] = []
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class AbortReq(Message):
+    """Stop choices of a request (all of them when `indices` is empty). Unknown rids are ignored."""
+
+    rid: str
+    indices: list[int] = []
+    reason: str = ""
+
+
+class FlushCacheReq(Message):
+    """Forget every cached prefix that no running request uses."""
+
+    id: str
+
+
+class PauseGenerationReq(Message):
+    """Plan nothing until ContinueGenerationReq; requests are kept."""
+
+    id: str
+
+
+class ContinueGenerationReq(Message):
+    """End a pause."""
+
+    id: str
+
+
+# Scheduler to frontend.
+
+
+class Rejected(Message):
+    """The one final answer to a request the scheduler never ran. `code` is an OpenAI error code."""
+
+    rid: str
+    attempt: int
+    code: str
+    message: str
+    retry: bool = False
+    """Another scheduler, or this one later, might accept."""
+
+
+class ControlReply(Message):
+    """The answer to the control request with the same id."""
+
+    id: str
+    ok: bool
+    message: str = ""
+
+
+# Scheduler to detokenizer.
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """What a detokenizer and a frontend learn with the first output of an attempt of a choice."""
+
+    row: int
+    frontend: str
+    """Peer id the text goes to."""
+    decode_spec: bytes
+    prompt_tokens: int
+    cached_tokens: int
+    prompt_logprobs: Logprobs | None = None
+
+
+class BatchTokenIDOutput(Message):
+    """New tokens of many choices after one step: one row per choice, rows as parallel lists and buffers."""
+
+    rids: list[str]
+    indices: bytes
+    attempts: bytes
+    positions: bytes
+    """Position of each row's first token."""
+    offsets: bytes
+    """[rows + 1]"""
+    token_ids: bytes
+    openings: list[Opening] = []
+    finishes: dict[int, FinishReason] = {}
+    """Row to finish, for the rows that end here."""
+    logprobs: dict[int, Logprobs] = {}
+
+
+# Detokenizer to frontend.
+
+
+class TextOpening(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of an `Opening` that a frontend needs."""
+
+    row: int
+    prompt_tokens: int
+    cached_tokens: int
+    prompt_logprobs: Logprobs | None = None
+
+
+class BatchStrOutput(Message):
+    """New text of many choices: the rows of BatchTokenIDOutput with what each added to its text, which may be nothing."""
+
+    rids: list[str]
+    indices: bytes
+    attempts: bytes
+    positions: bytes
+    offsets: bytes
+    token_ids: bytes
+    texts: list[str]
+    openings: list[TextOpening] = []
+    finishes: dict[int, FinishReason] = {}
+    """A stop string found by the detokenizer overrides the scheduler's finish, and its row's ids end at the token that completed it."""
+    logprobs: dict[int, Logprobs] = {}
+
+
+# Unions: what each link carries, and what each inbox therefore decodes.
+
+Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
+ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq
+FrontendToScheduler = TokenizedGenerateReqInput | AbortReq | ControlReq
+SchedulerToFrontend = Rejected | ControlReply
+SchedulerToDetokenizer = BatchTokenIDOutput
+DetokenizerToFrontend = BatchStrOutput
+
+SchedulerInbox = Membership | FrontendToScheduler
+DetokenizerInbox = Membership | SchedulerToDetokenizer
+FrontendInbox = Membership | SchedulerToFrontend | DetokenizerToFrontend
+SupervisorInbox = Membership
+
+
+# Opaque to the scheduler: written by the frontend, read by the detokenizer.
+
+
+class DecodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How to turn one request's tokens into text, and where an earlier attempt had got to."""
+
+    stop: list[str] = []
+    include_stop: bool = False
+    """Keep the stop string in the text instead of trimming it."""
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    prompt_tail: bytes = b""
+    """The last few prompt ids (int32), which decide how the first output token joins on."""
+    resume: list[Resume] = []
+    tokenizer: str = ""
+    """SHA-256 of the tokenizer.json that made the ids; empty means the detokenizer's own."""
+    chars_sent: dict[int, int] = {}
+    """Characters of each resumed choice's text that the client already has."""

@@ -1,0 +1,197 @@
+"""The values that messages are made of: sampling parameters, flat number buffers, finish reasons."""
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+import msgspec
+
+WIRE_VERSION = (1, 0)
+"""(major, minor) of the messages. It moves apart from the package version: see `tercet.protocol.messages`."""
+
+_SWAP = sys.byteorder == "big"
+
+
+def pack_ints(values: Iterable[int]) -> bytes:
+    """A flat little-endian int32 buffer. Raises OverflowError for a value outside int32."""
+    buffer = array("i", values)
+    if _SWAP:  # pragma: no cover
+        buffer.byteswap()
+    return buffer.tobytes()
+
+
+def unpack_ints(data: bytes | memoryview) -> Sequence[int]:
+    """A read-only view of an int32 buffer, without a copy on little-endian machines. Raises ValueError for a torn buffer."""
+    if len(data) % 4:
+        raise ValueError(f"an int32 buffer cannot hold {len(data)} bytes")
+    if _SWAP:  # pragma: no cover
+        buffer = array("i", bytes(data))
+        buffer.byteswap()
+        return buffer
+    return memoryview(data).cast("i")
+
+
+def pack_floats(values: Iterable[float]) -> bytes:
+    """A flat little-endian float32 buffer."""
+    buffer = array("f", values)
+    if _SWAP:  # pragma: no cover
+        buffer.byteswap()
+    return buffer.tobytes()
+
+
+def unpack_floats(data: bytes | memoryview) -> Sequence[float]:
+    """A read-only view of a float32 buffer. Raises ValueError for a torn buffer."""
+    if len(data) % 4:
+        raise ValueError(f"a float32 buffer cannot hold {len(data)} bytes")
+    if _SWAP:  # pragma: no cover
+        buffer = array("f", bytes(data))
+        buffer.byteswap()
+        return buffer
+    return memoryview(data).cast("f")
+
+
+class Role(StrEnum):
+    """What a process is to its peers."""
+
+    FRONTEND = "frontend"
+    SCHEDULER = "scheduler"
+    DETOKENIZER = "detokenizer"
+    SUPERVISOR = "supervisor"
+
+
+class Phase(StrEnum):
+    """What a process is doing, as its heartbeat says."""
+
+    LOADING = "loading"
+    COMPILING = "compiling"
+    IDLE = "idle"
+    STEP = "step"
+    DRAINING = "draining"
+
+
+class FinishType(StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class FinishReason(msgspec.Struct, frozen=True):
+    """The end of one choice; `matched` is the token id or the stop string that ended it."""
+
+    type: FinishType
+    matched: int | str | None = None
+    message: str = ""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one request are chosen. The frontend has validated every value.
+
+    `temperature == 0` is greedy. `top_k == 0` and `top_p == 1.0` switch those filters off. `seed` keys the noise
+    (see DESIGN: Philox4x32-10), so equal seeds give equal noise whatever else runs.
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    """Unsigned 64-bit."""
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] = {}
+
+
+class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Which log-probabilities a request wants; `prompt` asks for those of the prompt's own tokens too."""
+
+    top: int = 0
+    prompt: bool = False
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of consecutive tokens, as flat buffers.
+
+    `chosen` is float32 [tokens]; `top_ids` int32 and `top_logprobs` float32 are both [tokens * top].
+    A prompt's first token has no log-probability: its entry is NaN.
+    """
+
+    chosen: bytes
+    top: int = 0
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.chosen) // 4
+
+    def first(self, tokens: int) -> "Logprobs":
+        """The entries of the first `tokens` tokens."""
+        cut = 4 * tokens
+        return Logprobs(self.chosen[:cut], self.top, self.top_ids[: cut * self.top], self.top_logprobs[: cut * self.top])
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """One choice that goes on where an earlier attempt stopped: `output_ids` (int32 buffer) were already emitted."""
+
+    index: int
+    output_ids: bytes = b""
+
+
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a frontend must know of a scheduler's model to validate requests."""
+
+    model: str
+    context_length: int
+    vocab_size: int
+    max_total_tokens: int
+    """Tokens of KV cache: no single request can be longer."""
+    eos_token_ids: list[int] = []
+
+
+class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What must be equal for a request to go on elsewhere (`weights`) and what a frontend caches files by (`files`)."""
+
+    weights: str
+    """Fingerprint of revision, dtype and quantization."""
+    files: dict[str, str] = {}
+    """File name to SHA-256: tokenizer, chat template and generation config."""
+    path: str = ""
+    """The model directory on the scheduler's machine."""
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy a scheduler is: what routers and autoscalers read."""
+
+    queued: int = 0
+    running: int = 0
+    queued_tokens: int = 0
+    running_tokens: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    page_size: int = 1
+    slots_total: int = 0
+    slots_free: int = 0
+    retractions: int = 0
+    cached_prompt_tokens: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """The choices a scheduler or detokenizer holds for one frontend: parallel lists, numbers as int32 buffers."""
+
+    rids: list[str] = []
+    indices: bytes = b""
+    attempts: bytes = b""
+    positions: bytes = b""
+    """The next position each choice will emit."""

@@ -1,0 +1,95 @@
+"""What the core asks of an executor for one step, and what comes back: messages, so that every rank can be sent them."""
+
+import msgspec
+
+from tercet.protocol.values import Logprobs, SamplingParams
+
+
+class CacheGroup(msgspec.Struct, frozen=True):
+    """Layers whose keys and values live and die together: their page tables are kept side by side."""
+
+    name: str
+    pages: int
+    window: int = 0
+    """Tokens of sliding window; 0 sees everything."""
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What an executor has room for, and what its model allows."""
+
+    page_size: int
+    groups: list[CacheGroup]
+    slots: int
+    context_length: int
+    vocab_size: int
+    eos_token_ids: list[int] = []
+
+
+class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice that takes a slot. From here on the executor keeps its token ids; plans name only the slot.
+
+    `tokens` (int32 buffer) are the prompt and whatever output is already known, of a resumed or retracted choice.
+    Output position p is the token at index `prompt_tokens + p`.
+    """
+
+    slot: int
+    tokens: bytes
+    prompt_tokens: int
+    choice: int
+    sampling: SamplingParams
+    suppressed_ids: list[int] = []
+    """Never sampled while the output is shorter than `sampling.min_new_tokens`: end and stop ids."""
+    top_logprobs: int = -1
+    """How many alternatives to report beside each sampled token; -1 reports nothing."""
+    prompt_logprobs: bool = False
+
+
+class PageUpdate(msgspec.Struct, frozen=True):
+    """Entries `first, first + 1, ...` of a slot's page table, one list of page ids for each cache group."""
+
+    slot: int
+    first: int
+    pages: list[list[int]]
+
+
+class PageCopy(msgspec.Struct, frozen=True):
+    """Copy one page's keys and values, in every layer of a cache group, before the forward."""
+
+    group: int
+    source: int
+    target: int
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Compute keys and values of the slot's tokens [start, start + count); sample the token after them if asked to.
+
+    count 1 is a decode or the end of a prefill; both are the same work. Every token of the row is known to the executor:
+    it was in `SlotInit.tokens` or sampled by an earlier plan.
+    """
+
+    slot: int
+    start: int
+    count: int
+    sample: bool
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. Applied in this order: introduce, pages, copies, rows. Rows that decode come first."""
+
+    step: int
+    introduce: list[SlotInit] = []
+    pages: list[PageUpdate] = []
+    copies: list[PageCopy] = []
+    rows: list[Row]
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one plan gave. Maps are keyed by the index of the row in `Plan.rows`."""
+
+    step: int
+    token_ids: list[int]
+    """One id for each row, in row order: the sampled one, or -1 where the row samples nothing or its logits were not finite."""
+    logprobs: dict[int, Logprobs] = {}
+    """For sampling rows that want it: one entry, of the sampled token."""
+    prompt_logprobs: dict[int, Logprobs] = {}
+    """For rows of slots with `prompt_logprobs`: of the prompt tokens at (start, start + count], each given all before it."""
