@@ -139,6 +139,12 @@ class ContinueGenerationReq(Message):
     id: str
 
 
+class TokenizerFilesReq(Message):
+    """Asks a scheduler for the files that turn its model's text into ids and back. Answered while weights still load."""
+
+    id: str
+
+
 # Scheduler to frontend.
 
 
@@ -159,6 +165,15 @@ class ControlReply(Message):
     id: str
     ok: bool
     message: str = ""
+
+
+class TokenizerFiles(Message):
+    """The answer to TokenizerFilesReq: one raw frame for each name, in order (tokenizer, chat template, configs)."""
+
+    id: str
+    model: str
+    names: list[str]
+    sha256: list[str]
 
 
 # Scheduler to detokenizer.
@@ -225,12 +240,13 @@ class BatchStrOutput(Message):
 
 Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
 ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq
-FrontendToScheduler = TokenizedGenerateReqInput | AbortReq | ControlReq
-SchedulerToFrontend = Rejected | ControlReply
-SchedulerToDetokenizer = BatchTokenIDOutput
+FrontendToScheduler = TokenizedGenerateReqInput | AbortReq | ControlReq | TokenizerFilesReq
+SchedulerToFrontend = Rejected | ControlReply | TokenizerFiles
+SchedulerToDetokenizer = BatchTokenIDOutput | TokenizerFiles
+DetokenizerToScheduler = TokenizerFilesReq
 DetokenizerToFrontend = BatchStrOutput
 
-SchedulerInbox = Membership | FrontendToScheduler
+SchedulerInbox = Membership | FrontendToScheduler | DetokenizerToScheduler
 DetokenizerInbox = Membership | SchedulerToDetokenizer
 FrontendInbox = Membership | SchedulerToFrontend | DetokenizerToFrontend
 SupervisorInbox = Membership
