@@ -1,0 +1,57 @@
+"""Attention written the slow and obvious way, one token and one head at a time: what backends are tested against."""
+
+import torch
+from tercet.kernels.attention.api import AttentionBatch
+
+
+class ReferenceAttention:
+    """Loops over tokens and heads in float64. For tests and `tercet-kernels check` only."""
+
+    def __init__(self) -> None:
+        self._batch: AttentionBatch | None = None
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Keep the batch: nothing is prepared."""
+        self._batch = batch
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`."""
+        batch = self._batch
+        if batch is None:
+            raise RuntimeError("attend was called before plan")
+        out = torch.empty(q.shape, dtype=torch.float64)
+        group = q.shape[1] // k_cache.shape[2]
+        token = 0
+        for row in range(batch.rows):
+            kv_len, query_len = batch.host_kv_lens[row], batch.host_query_lens[row]
+            for position in range(kv_len - query_len, kv_len):
+                first = max(0, position - window + 1) if window else 0
+                seen = range(first, position + 1)
+                keys = _gather(k_cache, batch, row, seen)
+                values = _gather(v_cache, batch, row, seen)
+                for head in range(q.shape[1]):
+                    scores = keys[:, head // group] @ q[token, head].double() * scale
+                    if softcap:
+                        scores = softcap * torch.tanh(scores / softcap)
+                    if sinks is not None:
+                        scores = torch.cat([scores, sinks[head].double().reshape(1)])
+                    weights = torch.softmax(scores, dim=0)[: len(seen)]
+                    out[token, head] = weights @ values[:, head // group]
+                token += 1
+        return out.to(q.dtype)
+
+
+def _gather(cache: torch.Tensor, batch: AttentionBatch, row: int, positions: range) -> torch.Tensor:
+    """The cached vectors of a row at some positions, one lookup each: float64 [positions, kv_heads, head_dim]."""
+    size = batch.page_size
+    return torch.stack([cache[int(batch.page_table[row, p // size]), p % size] for p in positions]).double()

@@ -1,0 +1,185 @@
+"""Attention in plain torch: exact, on any device, fast enough for small models.
+
+Scores, softmax and sums are float32. Query heads that share a KV head are folded into rows of one matrix product.
+Padding of a batched row repeats that row's own last token, so that a row whose cache holds a NaN can harm no other.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from tercet.kernels.attention.api import AttentionBatch
+
+_SCORES = 1 << 22
+"""Scores held at once: bounds the memory of a long extend to a few times 16 MiB."""
+
+_WASTE = 1.5
+"""Decodes are padded together while that reads at most this many times what they need."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Decodes:
+    """Decode rows of similar length, padded to one: which rows, where their keys lie, which of those are padding."""
+
+    rows: torch.Tensor  # int64 [n], indices of rows, which for decodes are also indices of tokens
+    index: torch.Tensor  # int64 [n * longest], positions in the flat cache
+    padding: torch.Tensor  # bool [n, 1, longest]
+
+
+@dataclass(frozen=True, eq=False)
+class _Extend:
+    """One row with several new tokens: tokens [first, last) of the step, the row's keys in the flat cache."""
+
+    first: int
+    last: int
+    index: torch.Tensor  # int64 [kv_len]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Options:
+    scale: float
+    softcap: float
+    sinks: torch.Tensor | None
+
+    def weights(self, scores: torch.Tensor, hidden: torch.Tensor, head: slice) -> torch.Tensor:
+        """Softmax of float32 scores [..., group, queries, keys], of the query heads `head`, except where `hidden`."""
+        if self.softcap:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1)
+        sinks = self.sinks[head].float().view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
+
+
+class TorchNativeAttention:
+    """The plain-torch backend. See `AttentionBackend`."""
+
+    def __init__(self) -> None:
+        self._batch: AttentionBatch | None = None
+        self._decodes: dict[int, list[_Decodes]] = {}
+        self._extends: list[_Extend] = []
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Look up where every extend's keys lie; decodes follow at the first layer that asks, once for each window."""
+        self._batch = batch
+        self._decodes = {}
+        self._extends = []
+        first = batch.decodes
+        for row in range(batch.decodes, batch.rows):
+            last = first + batch.host_query_lens[row]
+            positions = torch.arange(batch.host_kv_lens[row], device=batch.page_table.device)
+            self._extends.append(_Extend(first, last, _locate(batch, row, positions)))
+            first = last
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`."""
+        if self._batch is None:
+            raise RuntimeError("attend was called before plan")
+        if window not in self._decodes:
+            self._decodes[window] = [*_pad_decodes(self._batch, window)]
+        options = _Options(scale=scale, softcap=softcap, sinks=sinks)
+        flat = partial(torch.flatten, start_dim=0, end_dim=1)
+        keys, values = flat(k_cache), flat(v_cache)
+        out = torch.empty_like(q)
+        for decodes in self._decodes[window]:
+            out[decodes.rows] = _decode(q[decodes.rows], keys, values, decodes, options).to(q.dtype)
+        for extend in self._extends:
+            _extend(q, keys[extend.index], values[extend.index], extend, window, options, out)
+        return out
+
+
+def _locate(batch: AttentionBatch, row: int | torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Where a row's tokens lie in a cache flattened to [pages * page_size, ...]."""
+    pages = batch.page_table[row, positions // batch.page_size]
+    return pages.long() * batch.page_size + positions % batch.page_size
+
+
+def _pad_decodes(batch: AttentionBatch, window: int) -> list[_Decodes]:
+    """Group the decode rows by length, so that one very long row does not pad all others."""
+    lengths = [min(kv_len, window or kv_len) for kv_len in batch.host_kv_lens[: batch.decodes]]
+    groups: list[list[int]] = []
+    needed = 0
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        needed += lengths[row]
+        if groups and (len(groups[-1]) + 1) * lengths[row] <= _WASTE * needed:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+            needed = lengths[row]
+    return [_pad(batch, group, [lengths[row] for row in group]) for group in groups]
+
+
+def _pad(batch: AttentionBatch, rows: list[int], lengths: list[int]) -> _Decodes:
+    device = batch.page_table.device
+    row_index = torch.tensor(rows, device=device)
+    offset = torch.arange(max(lengths), device=device)
+    first = torch.tensor([batch.host_kv_lens[row] - length for row, length in zip(rows, lengths, strict=True)])
+    padding = offset >= torch.tensor(lengths, device=device)[:, None]
+    last = batch.kv_lens[row_index].long()[:, None] - 1
+    positions = torch.minimum(first.to(device)[:, None] + offset, last)
+    index = _locate(batch, row_index[:, None].expand_as(positions), positions)
+    return _Decodes(row_index, index.flatten(), padding[:, None])
+
+
+def _decode(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decodes: _Decodes, options: _Options
+) -> torch.Tensor:
+    """Attention of one token for each row: q [n, heads, head_dim] -> float32 [n, heads, head_dim]."""
+    rows, heads, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    k = keys[decodes.index].float().view(rows, -1, kv_heads, head_dim)
+    v = values[decodes.index].float().view(rows, -1, kv_heads, values.shape[2])
+    query = q.float().view(rows, kv_heads, group, head_dim) * options.scale
+    out = torch.empty(rows, kv_heads, group, values.shape[2], device=q.device)
+    for head in range(kv_heads):  # one batched product over rows a head: no copy to bring heads to the front
+        scores = torch.bmm(query[:, head], k[:, :, head].transpose(1, 2))  # [n, group, keys]
+        mine = slice(head * group, (head + 1) * group)
+        weights = options.weights(scores[:, :, None], decodes.padding[:, None], mine)[:, :, 0]
+        out[:, head] = torch.bmm(weights, v[:, :, head])
+    return out.view(rows, heads, -1)
+
+
+def _extend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    extend: _Extend,
+    window: int,
+    options: _Options,
+    out: torch.Tensor,
+) -> None:
+    """Attention of a row's new tokens, written into `out`, in blocks of queries so that the scores stay bounded."""
+    heads = q.shape[1]
+    kv_len, kv_heads, head_dim = keys.shape
+    k = keys.float().permute(1, 2, 0)  # [kv_heads, head_dim, keys]
+    v = values.float().transpose(0, 1)  # [kv_heads, keys, head_dim]
+    before = kv_len - (extend.last - extend.first)
+    block = max(1, _SCORES // (heads * kv_len))
+    for first in range(extend.first, extend.last, block):
+        last = min(first + block, extend.last)
+        queries = last - first
+        positions = torch.arange(before + first - extend.first, before + last - extend.first, device=q.device)
+        start = max(0, before + first - extend.first - window + 1) if window else 0
+        stop = before + last - extend.first
+        seen = torch.arange(start, stop, device=q.device)
+        hidden = seen > positions[:, None]  # [queries, keys]
+        if window:
+            hidden |= seen <= positions[:, None] - window
+        query = q[first:last].float().view(queries, kv_heads, -1, head_dim).permute(1, 2, 0, 3) * options.scale
+        folded = query.reshape(kv_heads, -1, head_dim)  # [kv_heads, group * queries, head_dim]
+        scores = torch.bmm(folded, k[:, :, start:stop]).view(heads, queries, -1)
+        weights = options.weights(scores, hidden, slice(None)).view(kv_heads, -1, stop - start)
+        result = torch.bmm(weights, v[:, start:stop]).view(heads, queries, -1)
+        out[first:last] = result.transpose(0, 1).to(q.dtype)

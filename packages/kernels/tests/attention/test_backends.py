@@ -1,0 +1,144 @@
+"""Every attention backend against the naive reference, over the same batches."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.reference import ReferenceAttention
+from tercet.kernels.attention.select import attention_backend, backend_names
+from tercet.kernels.errors import UnavailableBackendError
+
+PAGE = 4
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows as (new tokens, tokens after the step), and the options of the call."""
+
+    rows: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    dtype: torch.dtype = torch.float32
+
+
+DECODES = ((1, 1), (1, 9), (1, 40), (1, 8), (1, 2))
+MIXED = ((1, 5), (1, 33), (6, 6), (7, 19), (1, 12), (1, 1))
+
+CASES = {
+    "decode": Case(DECODES),
+    "one token": Case(((1, 1),)),
+    "prefill": Case(((5, 5), (17, 17))),
+    "chunk after prefix": Case(((3, 11), (8, 21))),
+    "mixed": Case(MIXED),
+    "no groups": Case(MIXED, heads=3, kv_heads=3),
+    "one kv head": Case(MIXED, heads=6, kv_heads=1),
+    "odd head": Case(MIXED, head_dim=5),
+    "window": Case(MIXED, window=4),
+    "window of one": Case(MIXED, window=1),
+    "window beyond all": Case(MIXED, window=1000),
+    "softcap": Case(MIXED, softcap=2.0),
+    "sinks": Case(MIXED, sinks=True),
+    "everything": Case(MIXED, heads=6, window=7, softcap=3.0, sinks=True),
+    "bfloat16": Case(MIXED, dtype=torch.bfloat16),
+    "float16": Case(MIXED, dtype=torch.float16),
+}
+
+
+def make_batch(rows: tuple[tuple[int, int], ...], pages: int) -> AttentionBatch:
+    """Rows over pages handed out in a scattered order; unused entries of the page table name no page at all."""
+    shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(7)).tolist()
+    width = max(kv for _, kv in rows) // PAGE + 2
+    table = torch.full((len(rows), width), 1 << 30, dtype=torch.int32)
+    slots = []
+    for row, (new, kv) in enumerate(rows):
+        for page in range(-(-kv // PAGE)):
+            table[row, page] = shuffled.pop()
+        slots += [int(table[row, p // PAGE]) * PAGE + p % PAGE for p in range(kv - new, kv)]
+    start = torch.tensor([0, *torch.tensor([new for new, _ in rows]).cumsum(0).tolist()], dtype=torch.int32)
+    return AttentionBatch(
+        query_start=start,
+        kv_lens=torch.tensor([kv for _, kv in rows], dtype=torch.int32),
+        page_table=table,
+        slot_mapping=torch.tensor(slots),
+        page_size=PAGE,
+        host_query_lens=[new for new, _ in rows],
+        host_kv_lens=[kv for _, kv in rows],
+    )
+
+
+@pytest.mark.parametrize("name", backend_names())
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_equals_the_reference(name: str, case: Case) -> None:
+    torch.manual_seed(0)
+    pages = 64
+    batch = make_batch(case.rows, pages)
+    k = torch.randn(pages, PAGE, case.kv_heads, case.head_dim).to(case.dtype)
+    v = torch.randn(pages, PAGE, case.kv_heads, case.head_dim).to(case.dtype)
+    q = torch.randn(sum(batch.host_query_lens), case.heads, case.head_dim).to(case.dtype)
+    sinks = torch.randn(case.heads) if case.sinks else None
+    reference, backend = ReferenceAttention(), attention_backend(name, CPU)()
+    outputs = []
+    for attention in (backend, reference):
+        attention.plan(batch)
+        outputs.append(attention.attend(q, k, v, scale=0.4, window=case.window, softcap=case.softcap, sinks=sinks))
+    assert outputs[0].dtype == case.dtype
+    step = torch.finfo(case.dtype).eps
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=2 * step, atol=max(2e-6, step))
+
+
+@pytest.mark.parametrize("name", backend_names())
+def test_a_long_extend_is_cut_into_blocks_without_a_seam(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.kernels.attention.torch_native._SCORES", 4 * 300 * 7)
+    test_equals_the_reference(name, Case(((90, 150), (31, 31)), window=33))
+    test_equals_the_reference(name, Case(((90, 150), (31, 31))))
+
+
+@pytest.mark.parametrize("name", backend_names())
+def test_a_row_with_nan_in_its_cache_harms_no_other(name: str) -> None:
+    torch.manual_seed(0)
+    batch = make_batch(MIXED, 64)
+    k, v = torch.randn(64, PAGE, 2, 8), torch.randn(64, PAGE, 2, 8)
+    q = torch.randn(sum(batch.host_query_lens), 4, 8)
+    backend = attention_backend(name, CPU)()
+    backend.plan(batch)
+    healthy = backend.attend(q, k, v, scale=1.0)
+    used = -(-MIXED[1][1] // PAGE)
+    k[batch.page_table[1, :used]] = float("nan")
+    v[batch.page_table[1, :used]] = float("nan")
+    poisoned = backend.attend(q, k, v, scale=1.0)
+    assert poisoned[1].isnan().all()
+    others = [token for token in range(len(q)) if token != 1]
+    assert torch.equal(poisoned[others], healthy[others])
+
+
+@pytest.mark.parametrize("name", backend_names())
+def test_stale_nan_past_the_end_of_a_row_is_never_seen(name: str) -> None:
+    batch = make_batch(MIXED, 64)
+    k, v = torch.full((64 * PAGE, 2, 8), torch.nan), torch.full((64 * PAGE, 2, 8), torch.nan)
+    for row, kv in enumerate(batch.host_kv_lens):
+        for position in range(kv):
+            slot = int(batch.page_table[row, position // PAGE]) * PAGE + position % PAGE
+            k[slot], v[slot] = torch.randn(2, 8), torch.randn(2, 8)
+    backend = attention_backend(name, CPU)()
+    backend.plan(batch)
+    q = torch.randn(sum(batch.host_query_lens), 4, 8)
+    for window in (0, 3):
+        out = backend.attend(q, k.view(64, PAGE, 2, 8), v.view(64, PAGE, 2, 8), scale=1.0, window=window)
+        assert out.isfinite().all()
+
+
+def test_rows_of_one_token_lead() -> None:
+    batch = make_batch(MIXED, 64)
+    assert (batch.rows, batch.decodes, batch.max_query, batch.max_kv) == (6, 2, 7, 33)
+
+
+def test_auto_takes_what_there_is_and_a_bad_name_is_refused() -> None:
+    assert attention_backend("auto", CPU)() is not None
+    with pytest.raises(UnavailableBackendError, match="no attention backend 'flash'"):
+        attention_backend("flash", CPU)

@@ -1,0 +1,57 @@
+"""One step as a model sees it: flat tokens, their positions, and an `attend` that hides where the cache is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import torch
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.scheduler.executor.kv_pool import KVPool
+
+
+class ForwardMode(Enum):
+    """What the rows of a step are."""
+
+    EXTEND = auto()
+    DECODE = auto()
+    MIXED = auto()
+
+    @classmethod
+    def of(cls, query_lens: Sequence[int]) -> "ForwardMode":
+        """DECODE if every row brings one token, EXTEND if none does, MIXED otherwise."""
+        singles = sum(length == 1 for length in query_lens)
+        if singles == len(query_lens):
+            return cls.DECODE
+        return cls.MIXED if singles else cls.EXTEND
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ForwardBatch:
+    """The tokens of all rows one after another. A model calls `attend` once for each of its layers."""
+
+    mode: ForwardMode
+    input_ids: torch.Tensor  # int64 [tokens]
+    positions: torch.Tensor  # int64 [tokens]
+    sample_index: torch.Tensor  # int64 [sampling rows]: the last token of each
+    attention: Sequence[AttentionBatch]  # of each cache group
+    backends: Sequence[AttentionBackend]  # of each cache group, planned for this step
+    pool: KVPool
+
+    def attend(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Store k and v [tokens, kv_heads, head_dim] in the cache, then attend with q [tokens, heads, head_dim]."""
+        group = self.pool.group_of[layer_id]
+        self.pool.store(layer_id, k, v, self.attention[group].slot_mapping)
+        keys, values = self.pool.layer(layer_id)
+        backend = self.backends[group]
+        return backend.attend(q, keys, values, scale=scale, window=window, softcap=softcap, sinks=sinks)

@@ -1,0 +1,89 @@
+"""The memory that keys and values live in: pages, for each layer of each cache group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tercet.kernels.ops.store_kv import store_kv
+from tercet.scheduler.core.plan import PageCopy
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVShape:
+    """What one page of one layer holds."""
+
+    page_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page's keys and values in one layer."""
+        return 2 * self.page_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVGroup:
+    """One cache group: the layers in it and how many pages each has."""
+
+    name: str
+    layers: Sequence[int]
+    pages: int
+    window: int = 0
+
+
+class KVPool:
+    """Keys and values [pages, page_size, kv_heads, head_dim] of every layer. A page id means one page in each layer.
+
+    Memory is zeroed: what is padded is weighed with 0, and 0 times garbage need not be 0.
+    """
+
+    def __init__(self, groups: Sequence[KVGroup], shape: KVShape, device: torch.device) -> None:
+        self.groups = groups
+        self.shape = shape
+        self.group_of = {layer: index for index, group in enumerate(groups) for layer in group.layers}
+        self._keys: dict[int, torch.Tensor] = {}
+        self._values: dict[int, torch.Tensor] = {}
+        for group in groups:
+            for layer in group.layers:
+                size = (group.pages, shape.page_size, shape.kv_heads, shape.head_dim)
+                self._keys[layer] = torch.zeros(size, dtype=shape.dtype, device=device)
+                self._values[layer] = torch.zeros(size, dtype=shape.dtype, device=device)
+
+    @property
+    def bytes(self) -> int:
+        """What the pool takes, in bytes."""
+        return sum(self.shape.page_bytes * group.pages * len(group.layers) for group in self.groups)
+
+    def layer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The key and value caches of a layer."""
+        return self._keys[layer_id], self._values[layer_id]
+
+    def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Write the new tokens' k and v [tokens, kv_heads, head_dim] of a layer."""
+        store_kv(k, v, self._keys[layer_id], self._values[layer_id], slot_mapping)
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages in list order: a page that is both a target and, later, a source, passes on what it was given."""
+        batch: list[PageCopy] = []
+        written: set[tuple[int, int]] = set()
+        for copy in copies:
+            if not written.isdisjoint([(copy.group, copy.source), (copy.group, copy.target)]):
+                self._copy(batch)
+                batch, written = [], set()
+            batch.append(copy)
+            written.add((copy.group, copy.target))
+        self._copy(batch)
+
+    def _copy(self, copies: Sequence[PageCopy]) -> None:
+        for index, group in enumerate(self.groups):
+            mine = [copy for copy in copies if copy.group == index]
+            if not mine:
+                continue
+            device = self._keys[group.layers[0]].device
+            source = torch.tensor([copy.source for copy in mine], device=device)
+            target = torch.tensor([copy.target for copy in mine], device=device)
+            for layer in group.layers:
+                for cache in self.layer(layer):
+                    cache[target] = cache[source]
