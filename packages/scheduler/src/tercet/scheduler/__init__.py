@@ -1,0 +1,1 @@
+"""The scheduling and model-execution part of Tercet."""

@@ -1,0 +1,1 @@
+"""The pure core: deterministic scheduling, without torch, sockets, clocks or chance."""

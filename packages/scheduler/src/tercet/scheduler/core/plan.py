@@ -1,4 +1,4 @@
-"""What the core asks of an executor for one step, and what comes back: messages, so that every rank can be sent them."""
+"""What the core asks of an executor for one step, and what comes back: structs, so that every rank can be sent them."""
 
 import msgspec
 
@@ -63,7 +63,7 @@ class PageCopy(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True):
     """Compute keys and values of the slot's tokens [start, start + count); sample the token after them if asked to.
 
-    count 1 is a decode or the end of a prefill; both are the same work. Every token of the row is known to the executor:
+    count 1 is a decode or the end of a prefill; both are the same work. The executor knows every token of the row:
     it was in `SlotInit.tokens` or sampled by an earlier plan.
     """
 
@@ -88,8 +88,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     token_ids: list[int]
-    """One id for each row, in row order: the sampled one, or -1 where the row samples nothing or its logits were not finite."""
+    """One id for each row: the sampled one, or -1 where the row samples nothing or its logits were not finite."""
     logprobs: dict[int, Logprobs] = {}
     """For sampling rows that want it: one entry, of the sampled token."""
     prompt_logprobs: dict[int, Logprobs] = {}
-    """For rows of slots with `prompt_logprobs`: of the prompt tokens at (start, start + count], each given all before it."""
+    """For rows of slots with `prompt_logprobs`: of the prompt tokens in (start, start + count], given all before."""

@@ -1,0 +1,69 @@
+"""The core's settings and the events it takes."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from tercet.protocol.messages import AbortReq, ControlReq, TokenizedGenerateReqInput
+
+
+class PolicyName(StrEnum):
+    """How waiting requests are ordered."""
+
+    LPM = "lpm"
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+
+
+@dataclass(frozen=True)
+class CoreConfig:
+    """What an operator can choose about scheduling."""
+
+    policy: PolicyName = PolicyName.LPM
+    token_budget: int = 2048
+    """Most tokens computed in one step; running decodes come first and always fit."""
+    max_queued: int = 4096
+    """Waiting choices past which new requests are refused."""
+    patience: int = 64
+    """Steps a waiting request can be passed over by later ones before it goes first."""
+    radix_cache: bool = True
+    reserve: float = 0.7
+    """Share of the output still allowed to running requests that admission sets pages aside for, at start."""
+    reserve_floor: float = 0.1
+    """The share falls towards this while nothing has to be retracted."""
+
+    def __post_init__(self) -> None:
+        if self.token_budget < 1 or self.max_queued < 1 or self.patience < 1:
+            raise ValueError("token_budget, max_queued and patience must be at least 1")
+        if not 0 <= self.reserve_floor <= self.reserve <= 1:
+            raise ValueError("reserve and reserve_floor must satisfy 0 <= reserve_floor <= reserve <= 1")
+
+
+class PeerGone(msgspec.Struct, frozen=True, tag=True):
+    """A frontend is down: free what it asked for."""
+
+    peer: str
+
+
+class PeerBlocked(msgspec.Struct, frozen=True, tag=True):
+    """A peer's queue is full: plan nothing whose output goes there."""
+
+    peer: str
+
+
+class PeerDrained(msgspec.Struct, frozen=True, tag=True):
+    """A blocked peer takes messages again."""
+
+    peer: str
+
+
+CoreMessage = TokenizedGenerateReqInput | AbortReq | ControlReq | PeerGone | PeerBlocked | PeerDrained
+
+
+class Arrival(NamedTuple):
+    """A message and the peer it came from."""
+
+    source: str
+    message: CoreMessage

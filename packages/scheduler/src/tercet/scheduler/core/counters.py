@@ -1,0 +1,26 @@
+"""What the core has done since it started: for operators, and for tests that must know a case really happened."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Counters:
+    """Running totals."""
+
+    steps: int = 0
+    mixed_steps: int = 0
+    """Steps with both decodes and prefills."""
+    chunks: int = 0
+    """Prefill rows that did not reach the end of their prompt."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that the prefix cache or a leader had, at first admission."""
+    output_tokens: int = 0
+    forks: int = 0
+    copies: int = 0
+    retractions: int = 0
+    rejected: int = 0
+    aborted: int = 0
+    finished: int = 0
+    ignored: int = 0
+    """Messages about nothing held: late aborts, old attempts."""

@@ -1,0 +1,116 @@
+"""What must hold of the core between any two calls. An idle scheduler reports it; tests check after every step."""
+
+from collections import Counter
+
+from tercet.scheduler.core.prefix_cache import Node
+from tercet.scheduler.core.radix_cache import RadixCache
+from tercet.scheduler.core.scheduler import Scheduler
+
+
+def violations(core: Scheduler) -> list[str]:
+    """Every broken invariant, in words; empty when all is well."""
+    return [*_slots(core), *_requests(core), *_pages(core), *_in_flight(core), *_tree(core)]
+
+
+def _slots(core: Scheduler) -> list[str]:
+    taken = [req.slot for req in core.planner.running] + core.memory.free_slots
+    if sorted(taken) != list(range(core.capacity.slots)):
+        return [f"slots are lost or shared: {sorted(taken)}"]
+    return []
+
+
+def _requests(core: Scheduler) -> list[str]:
+    found = []
+    held = set(core.roster)
+    for req in core.planner.running:
+        if req.slot < 0 or req in core.waiting:
+            found.append(f"{req.rid}/{req.index} runs without a slot or waits as well")
+        if req.length > req.end or req.computed > req.length or len(req.tokens) > req.length:
+            found.append(f"{req.rid}/{req.index}: tokens {len(req.tokens)}, {req.computed}/{req.length}/{req.end}")
+        if req.finish is None and req not in held:
+            found.append(f"{req.rid}/{req.index} runs but is not held")
+        if req.finish is not None and req.in_flight == 0:
+            found.append(f"{req.rid}/{req.index} ended and was not freed")
+    for req in held:
+        follows = req.leader is not None and req in req.leader.followers
+        if (req in core.planner.running) + (req in core.waiting) + follows != 1:
+            found.append(f"{req.rid}/{req.index} is not in exactly one place")
+        if req.slot < 0 and (req.pages or req.node is not None or req.in_flight):
+            found.append(f"{req.rid}/{req.index} holds memory without a slot")
+    return found
+
+
+def _pages(core: Scheduler) -> list[str]:
+    """Each page has exactly the holders that can be found, and is free if there are none."""
+    found = []
+    for group, pool in enumerate(core.memory.pools.groups):
+        holders: Counter[int] = Counter()
+        for req in core.planner.running:
+            holders.update(req.pages[group][req.shared :])
+        for _, pages in core.memory.retired:
+            holders.update(pages[group])
+        for node in _nodes(core):
+            holders.update(node.pages[group])
+        if any(holders[page] != count for page, count in enumerate(pool.holders)):
+            found.append(f"group {group}: pages whose holders are not found, or more than counted")
+        free = Counter(pool.free_pages)
+        if any(free[page] != (count == 0) for page, count in enumerate(pool.holders)):
+            found.append(f"group {group}: the free list and the holders disagree")
+    return found
+
+
+def _in_flight(core: Scheduler) -> list[str]:
+    """Whatever a plan in flight names still belongs to the choice it named."""
+    found = []
+    named: Counter[int] = Counter()
+    for plan, reqs in core.in_flight:
+        for row, req in zip(plan.rows, reqs, strict=True):
+            named[id(req)] += 1
+            if req.slot != row.slot or req.room < row.start + row.count:
+                found.append(f"{req.rid}/{req.index} lost slot or pages to plan {plan.step} in flight")
+    found += [
+        f"{req.rid}/{req.index} counts {req.in_flight} plans" for req in core.roster if req.in_flight != named[id(req)]
+    ]
+    return found
+
+
+def _tree(core: Scheduler) -> list[str]:
+    cache = core.memory.cache
+    if not isinstance(cache, RadixCache):
+        return []
+    found = []
+    used: Counter[int] = Counter()
+    for req in core.planner.running:
+        at = req.node
+        while at is not None:
+            used[id(at)] += 1
+            at = at.parent
+    order = {id(node): place for place, node in enumerate(cache.unlocked)}
+    nodes = _nodes(core)
+    for node in nodes:
+        count = len(node.pages[0])
+        if node.locks != used[id(node)]:
+            found.append(f"a node has {node.locks} locks and {used[id(node)]} users")
+        if (id(node) in order) != (node.locks == 0):
+            found.append("a node is both used and evictable, or neither")
+        if len(node.key) != count * 4 * core.memory.page_size or count == 0:
+            found.append("a node's key and pages disagree")
+        if any(order.get(id(child), -1) > order.get(id(node), len(order)) for child in node.children.values()):
+            found.append("a node would be evicted before its child")
+    if sum(len(node.pages[0]) for node in nodes) != cache.cached:
+        found.append("the count of cached pages is wrong")
+    if sum(len(node.pages[0]) for node in nodes if not node.locks) != cache.evictable:
+        found.append("the count of evictable pages is wrong")
+    return found
+
+
+def _nodes(core: Scheduler) -> list[Node]:
+    cache = core.memory.cache
+    stack = list(cache.roots.values()) if isinstance(cache, RadixCache) else []
+    nodes = []
+    while stack:
+        node = stack.pop()
+        stack.extend(node.children.values())
+        if node.parent is not None:
+            nodes.append(node)
+    return nodes

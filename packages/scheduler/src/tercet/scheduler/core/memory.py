@@ -1,0 +1,160 @@
+"""What running requests hold: slots, pages and locked prefixes, and when each may be used again.
+
+A plan in flight may still read or write the pages it names. So pages enter the prefix cache or the free list, and slots
+are reused, only when the last plan naming them has committed: a request is released then, and pages it gave up before
+wait in `_retired` until that step.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from tercet.scheduler.core.pages import PageLists, PagePools
+from tercet.scheduler.core.plan import Capacity, PageCopy, PageUpdate
+from tercet.scheduler.core.prefix_cache import ChunkCache, PrefixCache
+from tercet.scheduler.core.radix_cache import RadixCache
+from tercet.scheduler.core.request import Req
+
+
+class KVMemory:
+    """The KV cache of one executor."""
+
+    def __init__(self, capacity: Capacity, *, radix_cache: bool) -> None:
+        groups = len(capacity.groups)
+        self.page_size = capacity.page_size
+        self.pools = PagePools(group.pages for group in capacity.groups)
+        self.cache: PrefixCache = RadixCache(capacity.page_size, groups) if radix_cache else ChunkCache(groups)
+        self.free_slots = list(range(capacity.slots - 1, -1, -1))
+        self.updates: list[PageUpdate] = []
+        """Page table changes that the next plan must carry."""
+        self.retired: deque[tuple[int, PageLists]] = deque()
+        self.evicted = 0
+
+    @property
+    def available(self) -> int:
+        """Pages that are free or could be evicted now."""
+        return self.pools.free + self.cache.evictable
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the whole cache can hold."""
+        return self.pools.total * self.page_size
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-tokens // self.page_size)
+
+    def admit(self, req: Req, reserve: int) -> list[PageCopy] | None:
+        """Give a waiting choice a slot and pages for its known tokens, unless fewer than `reserve` pages would be left.
+
+        Uses what the prefix cache has, and its leader's prompt pages: full ones are shared, a partial one is copied.
+        Sets `computed` to the tokens that need no computing. Returns the copies to make, or None with nothing changed.
+        """
+        if not self.free_slots:
+            return None
+        reusable = 0 if req.wants_prompt_logprobs else len(req.tokens) - 1
+        match = self.cache.match(req.salt, req.cache_key(reusable))
+        self.cache.lock(match.node)
+        leader, common = self._common_with_leader(req, reusable)
+        full = max(match.count, common // self.page_size)
+        needed = self.pages_for(len(req.tokens)) - full
+        if needed + reserve > self.available or not self._make_room(needed):
+            self.cache.unlock(match.node)
+            return None
+        req.pages = match.pages
+        borrowed = [group[match.count : full] for group in leader.pages] if leader else []
+        if leader and full > match.count:
+            self.pools.hold(borrowed)
+            self._append(req, borrowed)
+        self._append(req, self.pools.allocate(needed))
+        req.node, req.shared = match.node, match.count
+        req.slot = self.free_slots.pop()
+        req.room = len(req.pages[0]) * self.page_size
+        req.computed = full * self.page_size
+        self.updates.append(PageUpdate(req.slot, 0, [list(group) for group in req.pages]))
+        copies = []
+        if leader and common > req.computed:
+            copies = [
+                PageCopy(group, leader.pages[group][full], req.pages[group][full]) for group in range(len(req.pages))
+            ]
+            req.computed = common
+        return copies
+
+    def grow(self, req: Req) -> bool:
+        """Give a running choice one more page. False when there is none, even after eviction."""
+        if not self._make_room(1):
+            return False
+        page = self.pools.allocate(1)
+        self.updates.append(PageUpdate(req.slot, len(req.pages[0]), page))
+        self._append(req, page)
+        req.room += self.page_size
+        return True
+
+    def publish(self, req: Req, tokens: int) -> None:
+        """Put the first `tokens` computed tokens of a running choice into the prefix cache, to be shared meanwhile.
+
+        Where somebody else was faster, the choice goes over to the cached pages and its own are retired.
+        """
+        count = tokens // self.page_size
+        if req.node is None or count <= req.shared:
+            return
+        key = req.cache_key(count * self.page_size)
+        node, existing = self.cache.insert(req.salt, key, req.pages)
+        if node is req.node:
+            return
+        self.cache.lock(node)
+        self.cache.unlock(req.node)
+        if existing > req.shared:
+            cached = self.cache.match(req.salt, key).pages
+            first = req.shared
+            own = [group[first:existing] for group in req.pages]
+            for group, other in zip(req.pages, cached, strict=True):
+                group[first:existing] = other[first:existing]
+            self.updates.append(PageUpdate(req.slot, first, [group[first:existing] for group in cached]))
+            self.retired.append((req.last_step, own))
+        req.node, req.shared = node, count
+
+    def release(self, req: Req, *, reuse: bool = True) -> None:
+        """Take everything back from a choice that no plan in flight names; `reuse` caches what it computed."""
+        if req.node is None:
+            return
+        valid = min(req.computed, len(req.tokens)) // self.page_size if reuse else req.shared
+        existing = req.shared
+        if valid > req.shared:
+            existing = self.cache.insert(req.salt, req.cache_key(valid * self.page_size), req.pages).existing
+        self.pools.release([group[req.shared : existing] for group in req.pages])
+        self.pools.release([group[max(valid, existing) :] for group in req.pages])
+        self.cache.unlock(req.node)
+        self.free_slots.append(req.slot)
+        self.updates = [update for update in self.updates if update.slot != req.slot]
+        req.forget_memory()
+
+    def settle(self, step: int) -> None:
+        """Plan `step` has committed: what was retired by then is free."""
+        while self.retired and self.retired[0][0] <= step:
+            self.pools.release(self.retired.popleft()[1])
+
+    def flush(self) -> int:
+        """Forget every prefix that no running choice uses; returns how many pages that freed."""
+        pages = self.cache.evict(self.cache.evictable)
+        self.pools.release(pages)
+        return len(pages[0])
+
+    def _common_with_leader(self, req: Req, reusable: int) -> tuple[Req | None, int]:
+        """The leader, if it still runs, and how many tokens of its pages a follower can use."""
+        leader = req.leader
+        if leader is None or leader.slot < 0 or not leader.published or reusable <= 0:
+            return None, 0
+        return leader, min(req.prompt_tokens, reusable)
+
+    def _make_room(self, count: int) -> bool:
+        short = count - self.pools.free
+        if short > 0:
+            evicted = self.cache.evict(short)
+            self.evicted += len(evicted[0])
+            self.pools.release(evicted)
+        return count <= self.pools.free
+
+    @staticmethod
+    def _append(req: Req, pages: Iterable[list[int]]) -> None:
+        for group, more in zip(req.pages, pages, strict=True):
+            group.extend(more)

@@ -1,0 +1,72 @@
+"""Pages of KV cache: which are free, and how many holders each of the others has."""
+
+from collections.abc import Iterable
+
+PageLists = list[list[int]]
+"""Page ids, one list for each cache group."""
+
+
+class PagePool:
+    """The pages of one cache group. A page is free exactly when nobody holds it."""
+
+    def __init__(self, pages: int) -> None:
+        self.size = pages
+        self.free_pages = list(range(pages - 1, -1, -1))
+        self.holders = [0] * pages
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` free pages, each with one holder. The caller has checked that there are enough."""
+        if count > len(self.free_pages):
+            raise ValueError(f"{count} pages asked for, {len(self.free_pages)} free")
+        if count == 0:
+            return []
+        taken = self.free_pages[-count:]
+        del self.free_pages[-count:]
+        for page in taken:
+            self.holders[page] = 1
+        return taken
+
+    def hold(self, pages: Iterable[int]) -> None:
+        """Add a holder to pages that already have one."""
+        for page in pages:
+            if not self.holders[page]:
+                raise ValueError(f"page {page} is free and cannot be shared")
+            self.holders[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Drop one holder of each page."""
+        holders, free = self.holders, self.free_pages
+        for page in pages:
+            left = holders[page] - 1
+            if left < 0:
+                raise ValueError(f"page {page} is released twice")
+            holders[page] = left
+            if left == 0:
+                free.append(page)
+
+
+class PagePools:
+    """One pool for each cache group; a token's page is taken in all of them at once."""
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self.groups = [PagePool(size) for size in sizes]
+        self.total = min(pool.size for pool in self.groups)
+
+    @property
+    def free(self) -> int:
+        """Pages that can be taken in every group."""
+        return min(len(pool.free_pages) for pool in self.groups)
+
+    def allocate(self, count: int) -> PageLists:
+        """`count` pages in every group."""
+        return [pool.allocate(count) for pool in self.groups]
+
+    def hold(self, pages: PageLists) -> None:
+        """Add a holder to each page."""
+        for pool, group in zip(self.groups, pages, strict=True):
+            pool.hold(group)
+
+    def release(self, pages: PageLists) -> None:
+        """Drop a holder of each page."""
+        for pool, group in zip(self.groups, pages, strict=True):
+            pool.release(group)

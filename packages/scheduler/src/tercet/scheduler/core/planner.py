@@ -1,0 +1,170 @@
+"""`Planner`: which tokens of which choices the next step computes."""
+
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.memory import KVMemory
+from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
+from tercet.scheduler.core.queue import WaitingQueue
+from tercet.scheduler.core.request import Req
+
+RESERVE_DECAY = 0.998
+RESERVE_RISE = 0.1
+LONGEST_FORESEEN = 4096
+"""Output tokens of one choice that admission sets pages aside for, at most."""
+
+
+class Draft:
+    """A plan in the making, and the choices behind its rows."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.rows: list[Row] = []
+        self.reqs: list[Req] = []
+        self.introduce: list[SlotInit] = []
+        self.copies: list[PageCopy] = []
+
+    def add(self, req: Req, step: int) -> None:
+        """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
+        count = min(req.length - req.computed, self.budget)
+        reaches_end = req.computed + count == req.length
+        sample = reaches_end and req.length < req.end
+        self.rows.append(Row(req.slot, req.computed, count, sample))
+        self.reqs.append(req)
+        self.budget -= count
+        req.computed += count
+        req.length += sample
+        req.in_flight += 1
+        req.last_step = step
+
+
+class Planner:
+    """Fills one token budget a step: running decodes, then running prefills, then waiting choices."""
+
+    def __init__(self, config: CoreConfig, memory: KVMemory, waiting: WaitingQueue, counters: Counters) -> None:
+        self._config = config
+        self._memory = memory
+        self._waiting = waiting
+        self._counters = counters
+        self._budget = max(config.token_budget, len(memory.free_slots))
+        self._reserve = config.reserve
+        self.running: dict[Req, None] = {}
+        self.blocked_peers: set[str] = set()
+
+    def plan(self, step: int) -> tuple[Plan, list[Req]] | None:
+        """The next step, or None when there is nothing to compute."""
+        draft = Draft(self._budget)
+        starved = self._plan_decodes(draft, step)
+        self._plan_prefills(draft, step)
+        if starved:
+            self._relieve(starved, draft, step)
+        elif self._waiting:
+            self._admit(draft, step)
+        if not draft.rows:
+            return None
+        memory = self._memory
+        updates, memory.updates = memory.updates, []
+        self._reserve = max(self._config.reserve_floor, self._reserve * RESERVE_DECAY)
+        plan = Plan(step=step, introduce=draft.introduce, pages=updates, copies=draft.copies, rows=draft.rows)
+        return plan, draft.reqs
+
+    def is_blocked(self, req: Req) -> bool:
+        """Whether the output of a choice has nowhere to go now."""
+        return req.detokenizer in self.blocked_peers
+
+    def _plan_decodes(self, draft: Draft, step: int) -> list[Req]:
+        """One token for every choice that has just one to compute; returns those that found no page for it."""
+        starved = []
+        blocked = self.blocked_peers
+        for req in self.running:
+            if req.length - req.computed != 1 or not req.has_work or (blocked and self.is_blocked(req)):
+                continue
+            if req.computed < req.room or self._memory.grow(req):
+                draft.add(req, step)
+            else:
+                starved.append(req)
+        return starved
+
+    def _plan_prefills(self, draft: Draft, step: int) -> None:
+        """Go on with prompts that were cut into chunks; their pages are theirs since admission."""
+        for req in self.running:
+            if draft.budget == 0:
+                return
+            if req.length - req.computed > 1 and req.has_work and not self.is_blocked(req):
+                draft.add(req, step)
+
+    def _admit(self, draft: Draft, step: int) -> None:
+        """Let waiting choices in, in order, until budget, slots or memory are short. Nobody jumps a line for memory."""
+        admitted: list[Req] = []
+        if draft.budget and self._memory.free_slots:
+            reserve = sum(self._foreseen(req) for req in self.running)
+            for req in self._waiting.in_order(self._memory.cache):
+                if draft.budget == 0:
+                    break
+                if self.is_blocked(req):
+                    continue
+                copies = self._memory.admit(req, reserve + self._foreseen(req) if self.running else 0)
+                if copies is None:
+                    break
+                self._introduce(req, copies, draft, step)
+                admitted.append(req)
+                reserve += self._foreseen(req)
+        if admitted:
+            self._waiting.count_passed_over(admitted)
+
+    def _introduce(self, req: Req, copies: list[PageCopy], draft: Draft, step: int) -> None:
+        self._waiting.remove(req)
+        self.running[req] = None
+        if req.cached < 0:
+            req.cached = min(req.computed, req.prompt_tokens)
+            self._counters.prompt_tokens += req.prompt_tokens
+            self._counters.cached_tokens += req.cached
+        self._counters.forks += req.leader is not None and req.leader.slot >= 0 and req.computed > 0
+        self._counters.copies += len(copies)
+        req.leader = None
+        logprobs = req.logprobs
+        draft.copies += copies
+        draft.introduce.append(
+            SlotInit(
+                slot=req.slot,
+                tokens=req.tokens.tobytes(),
+                prompt_tokens=req.prompt_tokens,
+                choice=req.index,
+                sampling=req.sampling,
+                suppressed_ids=sorted(req.stop_ids) if req.sampling.min_new_tokens else [],
+                top_logprobs=-1 if logprobs is None else logprobs.top,
+                prompt_logprobs=req.wants_prompt_logprobs,
+            )
+        )
+        draft.add(req, step)
+
+    def _foreseen(self, req: Req) -> int:
+        """Pages a choice will probably still ask for."""
+        tokens = min(req.end - len(req.tokens), LONGEST_FORESEEN) * self._reserve
+        return self._memory.pages_for(int(tokens))
+
+    def _relieve(self, starved: list[Req], draft: Draft, step: int) -> None:
+        """Retract the choices that cost least to compute again, until everybody left has a page.
+
+        Only choices that no plan names can go. Where all are in flight, the starved sit out until one has committed.
+        """
+        self._reserve = min(1.0, self._reserve + RESERVE_RISE)
+        for req in starved:
+            while req.slot >= 0 and not self._memory.grow(req):
+                victim = self._cheapest()
+                if victim is None:
+                    break
+                self.retract(victim)
+            else:
+                if req.slot >= 0:
+                    draft.add(req, step)
+
+    def _cheapest(self) -> Req | None:
+        idle = [req for req in self.running if req.in_flight == 0 and req.finish is None]
+        return min(idle, key=lambda req: (req.priority, len(req.tokens), -req.arrival), default=None)
+
+    def retract(self, req: Req) -> None:
+        """Take slot and pages from a running choice; it computes again later what the prefix cache has lost by then."""
+        del self.running[req]
+        self._memory.release(req)
+        self._waiting.add(req, first=True)
+        self._counters.retractions += 1

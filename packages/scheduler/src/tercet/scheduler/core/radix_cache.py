@@ -1,0 +1,201 @@
+"""A radix tree over token ids at page granularity (after SGLang's RadixAttention, arXiv:2312.07104).
+
+Keys are int32 bytes, so that an edge of any length is compared with one `memcmp` (`bytes.startswith`) and a child is
+found by the bytes of its first page. Salts have trees of their own.
+
+Eviction order costs nothing to maintain: `_unlocked` lists every node that no request uses, least recently used first,
+and a use moves the nodes of its path to the end *deepest first*. So a node is always younger than its children, and the
+oldest one is always a leaf.
+"""
+
+from collections import OrderedDict
+
+from tercet.scheduler.core.pages import PageLists
+from tercet.scheduler.core.prefix_cache import Inserted, Match, Node
+
+
+class RadixCache:
+    """The prefix cache. The tree holds every page in it once; it never frees a page itself, `evict` hands them back."""
+
+    def __init__(self, page_size: int, groups: int = 1) -> None:
+        self._stride = 4 * page_size
+        """Bytes of key in a page."""
+        self._groups = groups
+        self.roots: dict[str, Node] = {}
+        self._unlocked: OrderedDict[Node, None] = OrderedDict()
+        self._cached = 0
+        self._evictable = 0
+
+    @property
+    def evictable(self) -> int:
+        """Pages of nodes that no request uses."""
+        return self._evictable
+
+    @property
+    def cached(self) -> int:
+        """Pages in all trees."""
+        return self._cached
+
+    @property
+    def unlocked(self) -> list[Node]:
+        """Nodes that no request uses, in the order they would be evicted."""
+        return list(self._unlocked)
+
+    def measure(self, salt: str, key: bytes) -> int:
+        """Pages of `key` that are cached; changes nothing."""
+        if salt not in self.roots:
+            return 0
+        node, position, inside = self._walk(salt, key)
+        return (position + (self._shared(node, key, position) if inside else 0)) // self._stride
+
+    def match(self, salt: str, key: bytes) -> Match:
+        """The longest cached prefix of `key`, in whole pages; an edge that matches in part is split."""
+        node, position, inside = self._walk(salt, key)
+        if inside:
+            shared = self._shared(node, key, position)
+            node = self._split(node, shared)
+            position += shared
+        self._touch(node)
+        return Match(node, position // self._stride, self._path_pages(node))
+
+    def lock(self, node: Node) -> None:
+        """Keep a node and all above it from eviction."""
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            if at.locks == 0:
+                del self._unlocked[at]
+                self._evictable -= len(at.pages[0])
+            at.locks += 1
+            at = at.parent
+        if at is not None:
+            at.locks += 1
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`; what nobody uses any more becomes evictable, as the most recently used."""
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            at.locks -= 1
+            if at.locks == 0:
+                self._unlocked[at] = None
+                self._evictable += len(at.pages[0])
+            at = at.parent
+        if at is not None:
+            at.locks -= 1
+            self._drop_root(at)
+
+    def insert(self, salt: str, key: bytes, pages: PageLists) -> Inserted:
+        """Add `key` (whole pages); the tree takes over the hold on the pages it did not have."""
+        match = self.match(salt, key)
+        node, existing = match.node, match.count
+        start = existing * self._stride
+        if start < len(key):
+            leaf = Node(node, key[start:], [group[existing : len(key) // self._stride] for group in pages], salt)
+            node.children[leaf.key[: self._stride]] = leaf
+            self._unlocked[leaf] = None
+            self._cached += len(leaf.pages[0])
+            self._evictable += len(leaf.pages[0])
+            self._touch(leaf)
+            node = leaf
+        return Inserted(node, existing)
+
+    def evict(self, count: int) -> PageLists:
+        """Drop least recently used leaves until `count` pages are handed back, or nothing evictable is left.
+
+        The last leaf is cut, not dropped, where part of it is enough.
+        """
+        freed: PageLists = [[] for _ in range(self._groups)]
+        while count > 0 and self._unlocked:
+            leaf = next(iter(self._unlocked))
+            size = len(leaf.pages[0])
+            cut = min(count, size)
+            for pages, group in zip(leaf.pages, freed, strict=True):
+                group.extend(pages[size - cut :])
+            count -= cut
+            self._cached -= cut
+            self._evictable -= cut
+            if cut == size:
+                self._remove(leaf)
+            else:
+                leaf.key = leaf.key[: (size - cut) * self._stride]
+                leaf.pages = [pages[: size - cut] for pages in leaf.pages]
+        return freed
+
+    def _walk(self, salt: str, key: bytes) -> tuple[Node, int, bool]:
+        """Follow whole edges while they match: (node, bytes matched before it, whether it ends inside its edge)."""
+        stride = self._stride
+        node = self.roots.get(salt)
+        if node is None:
+            node = self.roots[salt] = Node(None, b"", [[] for _ in range(self._groups)], salt)
+        position, end = 0, len(key) - len(key) % stride
+        while position < end:
+            child = node.children.get(key[position : position + stride])
+            if child is None:
+                break
+            if not key.startswith(child.key, position):
+                return child, position, True
+            position += len(child.key)
+            node = child
+        return node, position, False
+
+    def _shared(self, node: Node, key: bytes, position: int) -> int:
+        """Bytes of whole pages that the edge of `node` shares with `key` from `position`: binary search of memcmps."""
+        low, high = 1, min(len(node.key), len(key) - position) // self._stride
+        while low < high:
+            middle = (low + high + 1) // 2
+            if key.startswith(node.key[: middle * self._stride], position):
+                low = middle
+            else:
+                high = middle - 1
+        return low * self._stride
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut the edge of `node` after `at` bytes; returns the new upper node."""
+        parent = node.parent
+        if parent is None:
+            raise ValueError("a root has no edge to split")
+        count = at // self._stride
+        upper = Node(parent, node.key[:at], [pages[:count] for pages in node.pages], node.salt)
+        upper.locks = node.locks
+        parent.children[upper.key[: self._stride]] = upper
+        node.parent, node.key = upper, node.key[at:]
+        node.pages = [pages[count:] for pages in node.pages]
+        upper.children[node.key[: self._stride]] = node
+        if not upper.locks:
+            self._unlocked[upper] = None
+            self._touch(upper)
+        return upper
+
+    def _touch(self, node: Node) -> None:
+        """Make the path to `node` the most recently used, deepest first."""
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            if not at.locks:
+                self._unlocked.move_to_end(at)
+            at = at.parent
+
+    def _path_pages(self, node: Node) -> PageLists:
+        """All pages from the root down to `node`."""
+        path = []
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            path.append(at)
+            at = at.parent
+        path.reverse()
+        pages: PageLists = [[] for _ in range(self._groups)]
+        for step in path:
+            for group, own in zip(pages, step.pages, strict=True):
+                group.extend(own)
+        return pages
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        if parent is None or leaf.children:
+            raise ValueError("only a leaf can be evicted")
+        del parent.children[leaf.key[: self._stride]]
+        del self._unlocked[leaf]
+        self._drop_root(parent)
+
+    def _drop_root(self, node: Node) -> None:
+        """Forget an empty tree, so that salts cost nothing once their prefixes are gone."""
+        if node.parent is None and not node.children and not node.locks:
+            self.roots.pop(node.salt, None)

@@ -1,0 +1,129 @@
+"""`Req`: one choice of one request, from arrival to its final answer."""
+
+from array import array
+from collections.abc import Sequence
+
+from tercet.protocol.messages import TokenizedGenerateReqInput
+from tercet.protocol.values import FinishReason, Logprobs, unpack_ints
+from tercet.scheduler.core.pages import PageLists
+from tercet.scheduler.core.prefix_cache import Node
+
+
+class Req:
+    """One choice. It waits, holds a slot and pages while it runs, and may be retracted to wait again.
+
+    Numbers of tokens, all counted from the start of the prompt:
+    `len(tokens)` are known, `length` adds those being sampled in flight, `computed` have their keys and values planned,
+    and at `end` the choice has all the tokens it may have.
+    """
+
+    __slots__ = (
+        "arrival",
+        "attempt",
+        "cached",
+        "computed",
+        "decode_spec",
+        "detokenizer",
+        "end",
+        "finish",
+        "followers",
+        "frontend",
+        "in_flight",
+        "index",
+        "last_step",
+        "leader",
+        "length",
+        "logprobs",
+        "node",
+        "opened",
+        "pages",
+        "passed_over",
+        "priority",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "published",
+        "rid",
+        "room",
+        "salt",
+        "sampling",
+        "sent",
+        "shared",
+        "slot",
+        "stop_ids",
+        "token_logprobs",
+        "tokens",
+    )
+
+    def __init__(
+        self, request: TokenizedGenerateReqInput, frontend: str, index: int, output_ids: Sequence[int], arrival: int
+    ) -> None:
+        self.rid = request.rid
+        self.index = index
+        self.arrival = arrival
+        self.tokens = array("i", unpack_ints(request.input_ids))
+        self.prompt_tokens = len(self.tokens)
+        self.tokens.extend(output_ids)
+        self.sampling = request.sampling
+        self.logprobs = request.logprobs
+        self.priority = request.priority
+        self.salt = request.cache_salt
+        self.end = 0
+        self.stop_ids: frozenset[int] = frozenset()
+        self.finish: FinishReason | None = None
+        self.prompt_logprobs: list[Logprobs] = []
+        self.token_logprobs: list[Logprobs] = []
+        """Of the last output tokens, one each, where wanted: kept so that a later attempt can be told again."""
+        self.passed_over = 0
+        self.cached = -1
+        self.followers: list[Req] = []
+        """Choices of the same request that wait for this one to compute the prompt."""
+        self.leader: Req | None = None
+        """Whose prompt pages this choice can share when it is admitted."""
+        self.route(request, frontend, len(output_ids))
+        self.forget_memory()
+
+    def route(self, request: TokenizedGenerateReqInput, frontend: str, sent: int) -> None:
+        """Take the route of this or a later attempt; `sent` output tokens are known at the other end."""
+        self.attempt = request.attempt
+        self.frontend = frontend
+        self.detokenizer = request.detokenizer
+        self.decode_spec = request.decode_spec
+        self.sent = sent
+        self.opened = False
+
+    def forget_memory(self) -> None:
+        """Hold no slot, no page and no computed token."""
+        self.slot = -1
+        self.pages: PageLists = []
+        self.node: Node | None = None
+        self.shared = 0
+        self.room = 0
+        self.computed = 0
+        self.length = len(self.tokens)
+        self.in_flight = 0
+        self.last_step = -1
+        self.published = False
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens known."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether every prompt position must be computed for its log-probability."""
+        return self.logprobs is not None and self.logprobs.prompt
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a plan could compute something for it now."""
+        return self.finish is None and self.computed < self.length and (self.length < self.end or not self.prefilled)
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether every prompt token is planned."""
+        return self.computed >= self.prompt_tokens
+
+    def cache_key(self, tokens: int) -> bytes:
+        """The first `tokens` ids as the prefix cache wants them."""
+        return self.tokens[:tokens].tobytes()

@@ -1,0 +1,80 @@
+"""`Roster`: every choice the core holds, and how one ends."""
+
+from collections.abc import Iterator, Sequence
+
+from tercet.protocol.values import FinishReason
+from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.memory import KVMemory
+from tercet.scheduler.core.outputs import Outputs
+from tercet.scheduler.core.planner import Planner
+from tercet.scheduler.core.queue import WaitingQueue
+from tercet.scheduler.core.request import Req
+
+
+class Roster:
+    """Choices by rid and index: waiting, following, or running. One that ended stays until no plan names it."""
+
+    def __init__(self, memory: KVMemory, waiting: WaitingQueue, planner: Planner, counters: Counters) -> None:
+        self._memory = memory
+        self._waiting = waiting
+        self._planner = planner
+        self._counters = counters
+        self._held: dict[str, dict[int, Req]] = {}
+
+    def __iter__(self) -> Iterator[Req]:
+        for choices in self._held.values():
+            yield from choices.values()
+
+    def choices(self, rid: str) -> dict[int, Req]:
+        """The choices held of a request, by index."""
+        return dict(self._held.get(rid, {}))
+
+    def add(self, reqs: Sequence[Req], *, first: bool) -> None:
+        """Let new choices of a request in: one queues, the others follow it until it has computed their prompt."""
+        for req in reqs:
+            self._held.setdefault(req.rid, {})[req.index] = req
+        if reqs:
+            self._lead(list(reqs), first=first)
+
+    def publish(self, req: Req, tokens: int) -> None:
+        """`tokens` of a choice, its whole prompt among them, are computed: share them, and let its followers queue."""
+        req.published = True
+        self._memory.publish(req, tokens)
+        followers, req.followers = req.followers, []
+        for follower in followers:
+            self._waiting.add(follower, first=True)
+
+    def end(self, req: Req, finish: FinishReason, outputs: Outputs | None) -> None:
+        """Give a choice its one final answer; without `outputs` nobody is left to tell."""
+        req.finish = finish
+        self._counters.finished += 1
+        if outputs is not None:
+            outputs.emit(req)
+        if req in self._waiting:
+            self._waiting.remove(req)
+        elif req.leader is not None and req in req.leader.followers:
+            req.leader.followers.remove(req)
+        if req.in_flight == 0:
+            self.free(req)
+
+    def free(self, req: Req) -> None:
+        """Forget an ended choice that no plan in flight names; what it computed stays in the prefix cache."""
+        if req.slot >= 0:
+            del self._planner.running[req]
+            self._memory.release(req, reuse=req.finish is None or req.finish.type != "error")
+        choices = self._held.get(req.rid, {})
+        if choices.get(req.index) is req:
+            del choices[req.index]
+            if not choices:
+                del self._held[req.rid]
+        followers, req.followers = req.followers, []
+        if followers:
+            self._lead(followers, first=True)
+
+    def _lead(self, reqs: list[Req], *, first: bool) -> None:
+        leader, *followers = reqs
+        leader.leader = None
+        leader.followers = followers
+        for follower in followers:
+            follower.leader = leader
+        self._waiting.add(leader, first=first)

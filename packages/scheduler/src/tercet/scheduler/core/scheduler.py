@@ -1,0 +1,167 @@
+"""`Scheduler`: the deterministic core. Messages in, plans out, results in, messages out.
+
+No clock, no chance, no socket and no tensor is in here: the same calls give the same plans, which `tools/replay.py`
+proves from an event log. `schedule` may be called again before the last plan's result is committed (`overlap`).
+"""
+
+from collections import deque
+from typing import assert_never
+
+from tercet.protocol.messages import (
+    AbortReq,
+    ContinueGenerationReq,
+    ControlReply,
+    FlushCacheReq,
+    PauseGenerationReq,
+    TokenizedGenerateReqInput,
+)
+from tercet.protocol.values import FinishReason, FinishType, Held, Load, Logprobs, pack_ints
+from tercet.scheduler.core.config import Arrival, CoreConfig, PeerBlocked, PeerDrained, PeerGone
+from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.finish import finish_after
+from tercet.scheduler.core.intake import Intake
+from tercet.scheduler.core.memory import KVMemory
+from tercet.scheduler.core.outputs import Outgoing, Outputs
+from tercet.scheduler.core.plan import Capacity, Plan, StepResult
+from tercet.scheduler.core.planner import Planner
+from tercet.scheduler.core.policy import POLICIES
+from tercet.scheduler.core.queue import WaitingQueue
+from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.roster import Roster
+
+
+class Scheduler:
+    """Continuous batching over one executor."""
+
+    def __init__(self, config: CoreConfig, capacity: Capacity) -> None:
+        self.config = config
+        self.capacity = capacity
+        self.counters = Counters()
+        self.memory = KVMemory(capacity, radix_cache=config.radix_cache)
+        self.waiting = WaitingQueue(POLICIES[config.policy](), config.patience)
+        self.planner = Planner(config, self.memory, self.waiting, self.counters)
+        self.roster = Roster(self.memory, self.waiting, self.planner, self.counters)
+        self.intake = Intake(capacity, self.memory.tokens, config.max_queued, self.waiting, self.roster, self.counters)
+        self.in_flight: deque[tuple[Plan, list[Req]]] = deque()
+        self.paused = False
+        self._steps = 0
+
+    @property
+    def runnable(self) -> bool:
+        """Whether `schedule` might have something to plan."""
+        if self.paused:
+            return False
+        blocked = self.planner.is_blocked
+        return any(req.has_work and not blocked(req) for req in self.planner.running) or any(
+            not blocked(req) for req in self.waiting
+        )
+
+    def handle(self, *arrivals: Arrival) -> list[Outgoing]:
+        """Take messages in. Returns what can be answered at once."""
+        outputs = Outputs()
+        for source, message in arrivals:
+            match message:
+                case TokenizedGenerateReqInput():
+                    self.intake.accept(source, message, outputs)
+                case AbortReq():
+                    self.intake.abort(message, outputs)
+                case FlushCacheReq():
+                    freed = self.memory.flush()
+                    outputs.tell(source, ControlReply(id=message.id, ok=True, message=f"{freed} pages freed"))
+                case PauseGenerationReq() | ContinueGenerationReq():
+                    self.paused = isinstance(message, PauseGenerationReq)
+                    outputs.tell(source, ControlReply(id=message.id, ok=True))
+                case PeerGone():
+                    self.intake.drop_frontend(message.peer)
+                case PeerBlocked():
+                    self.planner.blocked_peers.add(message.peer)
+                case PeerDrained():
+                    self.planner.blocked_peers.discard(message.peer)
+                case _:
+                    assert_never(message)
+        return outputs.take()
+
+    def schedule(self) -> Plan | None:
+        """Plan the next step, if there is one."""
+        if self.paused:
+            return None
+        planned = self.planner.plan(self._steps)
+        if planned is None:
+            return None
+        plan, reqs = planned
+        self._steps += 1
+        self.in_flight.append(planned)
+        decodes = sum(row.count == 1 for row in plan.rows)
+        self.counters.steps += 1
+        self.counters.mixed_steps += 0 < decodes < len(plan.rows)
+        self.counters.chunks += sum(req.computed < req.prompt_tokens for req in reqs)
+        return plan
+
+    def commit(self, result: StepResult) -> list[Outgoing]:
+        """Take the result of the oldest plan in flight. Returns its tokens and final answers."""
+        plan, reqs = self.in_flight.popleft()
+        if result.step != plan.step or len(result.token_ids) != len(plan.rows):
+            raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
+        outputs = Outputs()
+        for index, (row, req) in enumerate(zip(plan.rows, reqs, strict=True)):
+            req.in_flight -= 1
+            if req.finish is not None:
+                if req.in_flight == 0:
+                    self.roster.free(req)
+                continue
+            computed = row.start + row.count
+            if index in result.prompt_logprobs:
+                req.prompt_logprobs.append(result.prompt_logprobs[index])
+            if not req.published and computed >= req.prompt_tokens:
+                self.roster.publish(req, computed)
+            if row.sample:
+                self._append(req, result.token_ids[index], result.logprobs.get(index), outputs)
+            elif computed >= req.end:
+                self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
+        self.memory.settle(plan.step)
+        return outputs.take()
+
+    def held(self, frontend: str) -> Held:
+        """What this scheduler holds for a frontend, for its heartbeat."""
+        reqs = [req for req in self.roster if req.frontend == frontend and req.finish is None]
+        return Held(
+            rids=[req.rid for req in reqs],
+            indices=pack_ints(req.index for req in reqs),
+            attempts=pack_ints(req.attempt for req in reqs),
+            positions=pack_ints(req.sent for req in reqs),
+        )
+
+    def load(self) -> Load:
+        """How busy it is."""
+        running = self.planner.running
+        return Load(
+            queued=len(self.waiting),
+            running=len(running),
+            queued_tokens=sum(len(req.tokens) for req in self.waiting),
+            running_tokens=sum(len(req.tokens) for req in running),
+            pages_total=self.memory.pools.total,
+            pages_free=self.memory.pools.free,
+            pages_cached=self.memory.cache.cached,
+            page_size=self.memory.page_size,
+            slots_total=self.capacity.slots,
+            slots_free=len(self.memory.free_slots),
+            retractions=self.counters.retractions,
+            cached_prompt_tokens=self.counters.cached_tokens,
+            prompt_tokens=self.counters.prompt_tokens,
+            output_tokens=self.counters.output_tokens,
+        )
+
+    def _append(self, req: Req, token: int, logprobs: Logprobs | None, outputs: Outputs) -> None:
+        """A sampled token: part of the output, or proof that the logits were not finite."""
+        if not 0 <= token < self.capacity.vocab_size:
+            self.roster.end(req, FinishReason(FinishType.ERROR, message="the model gave no finite logits"), outputs)
+            return
+        req.tokens.append(token)
+        if logprobs is not None:
+            req.token_logprobs.append(logprobs)
+        self.counters.output_tokens += 1
+        finish = finish_after(req, token)
+        if finish is None:
+            outputs.emit(req)
+        else:
+            self.roster.end(req, finish, outputs)

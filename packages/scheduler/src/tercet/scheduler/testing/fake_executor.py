@@ -1,0 +1,134 @@
+"""A model that costs nothing: `FakeExecutor` runs plans in plain Python, for tests, simulations and load tests."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tercet.protocol.values import Logprobs, pack_floats, unpack_ints
+from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StepResult
+
+_MASK = (1 << 61) - 1
+
+
+class StaleCacheError(AssertionError):
+    """A plan would attend to keys and values that are not of its tokens."""
+
+
+def small_capacity(
+    *, pages: int = 32, page_size: int = 4, slots: int = 8, context_length: int = 256, vocab_size: int = 50
+) -> Capacity:
+    """Room for a test."""
+    return Capacity(
+        page_size=page_size,
+        groups=[CacheGroup("full", pages)],
+        slots=slots,
+        context_length=context_length,
+        vocab_size=vocab_size,
+        eos_token_ids=[0],
+    )
+
+
+@dataclass
+class Done:
+    """A step that is already finished."""
+
+    value: StepResult
+
+    def result(self) -> StepResult:
+        """The result."""
+        return self.value
+
+
+@dataclass
+class _Slot:
+    init: SlotInit
+    tokens: list[int]
+    hashes: list[int] = field(default_factory=list)
+    """Of every prefix: entry i covers tokens 0 to i."""
+    table: list[int] = field(default_factory=list)
+
+
+class FakeExecutor:
+    """The next token is a hash of all before it, so any mistake in tokens or order shows in the output.
+
+    With `verify`, each page remembers the hash of the prefix it holds at each offset, and a row that would attend to
+    anything else raises StaleCacheError: wrong sharing, early reuse and missing copies all show.
+    """
+
+    def __init__(
+        self, capacity: Capacity, *, verify: bool = True, before_step: Callable[[Plan], None] | None = None
+    ) -> None:
+        self._capacity = capacity
+        self._verify = verify
+        self._before_step = before_step
+        self._slots: dict[int, _Slot] = {}
+        self._cache: dict[tuple[int, int], int] = {}
+        """(page, offset) to prefix hash."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """As given."""
+        return self._capacity
+
+    def submit(self, plan: Plan) -> Done:
+        """Run a plan at once."""
+        if self._before_step is not None:
+            self._before_step(plan)
+        for init in plan.introduce:
+            self._slots[init.slot] = _Slot(init, list(unpack_ints(init.tokens)))
+        for update in plan.pages:
+            table = self._slots[update.slot].table
+            table[update.first : update.first + len(update.pages[0])] = update.pages[0]
+        for copy in plan.copies:
+            for offset in range(self._capacity.page_size):
+                self._cache[copy.target, offset] = self._cache.get((copy.source, offset), -1)
+        return Done(self._result(plan))
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def next_token(self, tokens: list[int], choice: int = 0) -> int:
+        """What the model says after `tokens`: for tests that know the answer without a scheduler."""
+        value = 0
+        for token in tokens:
+            value = _extend(value, token)
+        return _extend(value, choice) % self._capacity.vocab_size
+
+    def _result(self, plan: Plan) -> StepResult:
+        token_ids, logprobs, prompt_logprobs = [], {}, {}
+        for index, row in enumerate(plan.rows):
+            slot = self._slots[row.slot]
+            self._compute(slot, row)
+            if slot.init.prompt_logprobs and row.start < slot.init.prompt_tokens - 1:
+                count = min(row.start + row.count, slot.init.prompt_tokens - 1) - row.start
+                prompt_logprobs[index] = Logprobs(pack_floats([-1.0] * count))
+            token = -1
+            if row.sample:
+                token = _extend(slot.hashes[-1], slot.init.choice) % self._capacity.vocab_size
+                known = len(slot.tokens) - slot.init.prompt_tokens
+                if token in slot.init.suppressed_ids and known < slot.init.sampling.min_new_tokens:
+                    token = max(slot.init.suppressed_ids) + 1
+                slot.tokens.append(token)
+                if slot.init.top_logprobs >= 0:
+                    logprobs[index] = Logprobs(pack_floats([-0.5]))
+            token_ids.append(token)
+        return StepResult(step=plan.step, token_ids=token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def _compute(self, slot: _Slot, row: Row) -> None:
+        size, end = self._capacity.page_size, row.start + row.count
+        if end > len(slot.tokens):
+            raise StaleCacheError(f"the plan computes token {end - 1} of {len(slot.tokens)} known")
+        while len(slot.hashes) < end:
+            at = len(slot.hashes)
+            slot.hashes.append(_extend(slot.hashes[-1] if at else 0, slot.tokens[at]))
+        del slot.hashes[end:]
+        if not self._verify:
+            return
+        for position in range(row.start):
+            if self._cache.get((slot.table[position // size], position % size)) != slot.hashes[position]:
+                raise StaleCacheError(f"slot {row.slot} attends to a stale entry at position {position}")
+        for position in range(row.start, end):
+            self._cache[slot.table[position // size], position % size] = slot.hashes[position]
+
+
+def _extend(value: int, token: int) -> int:
+    return (value * 1_000_003 + token * 7_919 + 12_345) & _MASK
