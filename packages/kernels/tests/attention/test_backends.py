@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import attention_backend, backend_names

@@ -1,6 +1,7 @@
 """Attention written the slow and obvious way, one token and one head at a time: what backends are tested against."""
 
 import torch
+
 from tercet.kernels.attention.api import AttentionBatch
 
 

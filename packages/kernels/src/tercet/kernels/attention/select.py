@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 import torch
+
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.errors import UnavailableBackendError
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+
 from tercet.kernels.attention.api import AttentionBatch
 
 _SCORES = 1 << 22

@@ -1,0 +1,125 @@
+"""Choosing tokens: temperature, then top-k, then top-p of the rest, then min-p, then a Gumbel-max draw.
+
+Tokens are ordered by logit, equal logits by id, so that every filter keeps one well-defined set on every machine:
+top-k the first k; top-p the shortest beginning of those whose probability, renormalised after top-k, is at least p;
+min-p those at least `min_p` times as likely as the first. The draw is the token with the largest logit / temperature +
+Gumbel noise (`tercet.kernels.ops.philox`), which is a draw from the renormalised distribution of what was kept.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tercet.kernels.ops.philox import GUMBEL_MAX, NoiseKey, gumbel
+
+_FIRST_WIDTH = 512
+"""Candidates looked at first: enough for most top-p and min-p, and far cheaper to find than an ordered vocabulary."""
+
+_COLDEST = 1e-30
+"""Lower temperatures are taken as this one, so that no division overflows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Filters:
+    """What each row keeps, [rows] each: top_k int64 (0 is off), top_p float32 (1 is off), min_p float32 (0 is off)."""
+
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+    def rows(self, index: torch.Tensor) -> "Filters":
+        """The filters of some rows."""
+        return Filters(self.top_k[index], self.top_p[index], self.min_p[index])
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The likeliest token of each row, int64 [rows]; of equally likely ones the lowest id. NaN counts as largest."""
+    return logits.argmax(-1)
+
+
+def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `width` likeliest of each row in order: (logits [rows, width], ids int64 [rows, width]).
+
+    Each token gets a key of its own, its float32 logit read as an ordered integer above its id, because topk alone
+    orders equal values as it likes.
+    """
+    vocab = logits.shape[1]
+    bits = (logits.float() + 0.0).view(torch.int32)  # + 0.0: there is no -0.0 after it
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    keys = (ordered << 32) + torch.arange(vocab - 1, -1, -1, device=logits.device)
+    width = min(width, vocab)
+    best = keys.sort(-1, descending=True).values if width == vocab else keys.topk(width, -1).values
+    ids = vocab - 1 - (best & 0xFFFFFFFF)
+    return logits.gather(1, ids), ids
+
+
+def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey) -> torch.Tensor:
+    """Draw a token for each row: int64 [rows], -1 where no token has a chance (all logits -inf, or NaN).
+
+    logits float32 [rows, vocab], temperature float32 [rows] above 0. A row draws the same whatever else is in the batch.
+    """
+    highest = logits.amax(-1, keepdim=True)
+    scaled = (logits - highest) / temperature.clamp(min=_COLDEST)[:, None]  # the highest is 0 now
+    if filters is None:
+        return _draw_from_all(scaled, noise)
+    return _draw_filtered(scaled, filters, noise, max(_FIRST_WIDTH, int(filters.top_k.max())))
+
+
+def _draw_filtered(scaled: torch.Tensor, filters: Filters, noise: NoiseKey, width: int) -> torch.Tensor:
+    """Draw from the first `width` candidates, and again from all where more might have been kept."""
+    values, ids = top_candidates(scaled, width)
+    keep, complete = _keep(scaled, values, filters)
+    rows, columns = keep.nonzero(as_tuple=True)
+    tokens = _draw(rows, ids[rows, columns], values[rows, columns], noise, len(scaled))
+    if not bool(complete.all()):
+        again = (~complete).nonzero()[:, 0]
+        tokens[again] = _draw_filtered(scaled[again], filters.rows(again), noise.rows(again), scaled.shape[1])
+    return tokens
+
+
+def _keep(scaled: torch.Tensor, values: torch.Tensor, filters: Filters) -> tuple[torch.Tensor, torch.Tensor]:
+    """(which candidates every filter keeps [rows, width], whether there can be no others [rows])."""
+    width = values.shape[1]
+    rank = torch.arange(width, device=values.device)
+    limited = filters.top_k > 0
+    keep = (rank < filters.top_k[:, None]) | ~limited[:, None]
+    in_top_k = values.masked_fill(~keep, float("-inf")).double().logsumexp(-1)
+    total = torch.where(limited, in_top_k, scaled.logsumexp(-1).double())
+    mass = (values.double() - total[:, None]).exp().cumsum(-1)
+    before = torch.nn.functional.pad(mass, (1, -1))  # of all likelier candidates
+    keep &= (before < filters.top_p[:, None]) | (filters.top_p[:, None] >= 1) | (rank == 0)
+    floor = filters.min_p.log()[:, None]  # -inf where off
+    keep &= (values >= floor) & (values > float("-inf"))
+    complete = limited | (width == scaled.shape[1]) | ~keep[:, -1]
+    return keep, complete
+
+
+def _draw_from_all(scaled: torch.Tensor, noise: NoiseKey) -> torch.Tensor:
+    """Draw from the whole vocabulary, without noise for tokens that cannot win.
+
+    A draw from the likeliest few gives a score to beat; what is further below it than noise can reach is left out.
+    """
+    values, ids = top_candidates(scaled, min(64, scaled.shape[1]))
+    rows = torch.arange(len(scaled), device=scaled.device).repeat_interleave(ids.shape[1])
+    to_beat = _best(rows, values.flatten() + gumbel(noise, rows, ids.flatten()).double(), len(scaled))
+    rows, tokens = (scaled.double() >= to_beat[:, None] - GUMBEL_MAX - 1e-3).nonzero(as_tuple=True)
+    return _draw(rows, tokens, scaled[rows, tokens], noise, len(scaled))
+
+
+def _draw(rows: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, noise: NoiseKey, count: int) -> torch.Tensor:
+    """The token with the best score of each row, from flat lists of (row, token, logit); of equal scores the lowest id.
+
+    Scores are sums in float64, so that equal scores are as good as impossible.
+    """
+    scores = values.double() + gumbel(noise, rows, tokens)
+    best = _best(rows, scores, count)
+    wins = (scores == best[rows]) & (scores > float("-inf"))
+    nobody = torch.iinfo(torch.int64).max
+    winner = torch.full((count,), nobody, device=tokens.device)
+    winner = winner.scatter_reduce(0, rows[wins], tokens[wins], "amin")
+    return torch.where(winner == nobody, -1, winner)
+
+
+def _best(rows: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
+    best = torch.full((count,), float("-inf"), dtype=scores.dtype, device=scores.device)
+    return best.scatter_reduce(0, rows, scores, "amax")
