@@ -1,0 +1,110 @@
+"""Loading weights: safetensors files, by memory map, straight into the fused parameters they belong to."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
+from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.layers import FusedLinear, RMSNorm
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_COMPUTED = ".rotary_emb.inv_freq"  # saved by old versions of transformers, and computed here
+_DUMMY_BLOCK = 1_048_573  # a prime, so that repeats of the block fall differently on every row
+
+
+def load_weights(model: CausalLM, directory: Path, progress: Progress | None = None) -> None:
+    """Fill a model from a checkpoint, casting to the model's dtype.
+
+    Everything is checked before the first byte is copied: raises ModelError that lists each tensor that is missing,
+    unexpected or of another shape.
+    """
+    targets = checkpoint_tensors(model)
+    files = {path: read_header(path) for path in weight_files(directory)}
+    _check(directory, targets, files, tied_head=model.lm_head is None)
+    total = sum(tensor.end - tensor.start for header in files.values() for tensor in header.values())
+    done = 0
+    for path, header in files.items():
+        with safe_open(path, framework="pt") as file:  # tensors are views of the mapped file
+            for name, tensor in header.items():
+                if name in targets:
+                    targets[name].copy_(file.get_tensor(name))
+                done += tensor.end - tensor.start
+                if progress is not None:
+                    progress(done, total)
+    if model.lm_head is None:
+        _check_tied_head(directory, files, targets[_EMBEDDING])
+
+
+def dummy_weights(model: nn.Module, seed: int = 0) -> None:
+    """Fill a model of any size with cheap random weights: one block of normal(0, 0.02), repeated. Norms are 1."""
+    generator = torch.Generator().manual_seed(seed)
+    block = torch.randn(_DUMMY_BLOCK, generator=generator) * 0.02
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if isinstance(module, RMSNorm):
+                parameter.fill_(1.0)
+            else:
+                _tile(parameter.view(-1), block.to(parameter.device, parameter.dtype))
+
+
+def checkpoint_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Each name a checkpoint must hold, to the memory its tensor belongs in: a parameter, or rows of a fused one."""
+    tensors: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules():
+        for kind, parameter in module.named_parameters(recurse=False):
+            if isinstance(module, FusedLinear):
+                parent = path.rpartition(".")[0]
+                rows = parameter.split(list(module.parts.values()))
+                tensors |= {f"{parent}.{part}.{kind}": row for part, row in zip(module.parts, rows, strict=True)}
+            else:
+                tensors[f"{path}.{kind}"] = parameter
+    return tensors
+
+
+def _check(
+    directory: Path,
+    targets: dict[str, torch.Tensor],
+    files: dict[Path, dict[str, StoredTensor]],
+    *,
+    tied_head: bool,
+) -> None:
+    """Raise ModelError for whatever does not fit. A tied head may be stored beside the embedding it equals."""
+    names = [name for header in files.values() for name in header if not name.endswith(_COMPUTED)]
+    stored = {name: tensor for header in files.values() for name, tensor in header.items()}
+    problems = {
+        "missing": targets.keys() - stored.keys(),
+        "unexpected": set(names) - targets.keys() - ({_HEAD} if tied_head else set()),
+        "stored twice": {name for name, times in Counter(names).items() if times > 1},
+        "of the wrong shape": {
+            f"{name} {list(stored[name].shape)} instead of {list(target.shape)}"
+            for name, target in targets.items()
+            if name in stored and stored[name].shape != target.shape
+        },
+    }
+    if found := "; ".join(f"{what}: {', '.join(sorted(which))}" for what, which in problems.items() if which):
+        raise ModelError(f"{directory} does not fit its config.json: {found}")
+
+
+def _check_tied_head(directory: Path, files: dict[Path, dict[str, StoredTensor]], embedding: torch.Tensor) -> None:
+    """Raise ModelError for a stored head that is not the embedding that is used in its place."""
+    for path, header in files.items():
+        if _HEAD in header:
+            with safe_open(path, framework="pt") as file:
+                head = file.get_tensor(_HEAD).to(embedding.device, embedding.dtype)
+            if not torch.equal(head, embedding):
+                raise ModelError(f"{directory}: {_HEAD} is not the embedding that config.json says it is tied to")
+
+
+def _tile(target: torch.Tensor, block: torch.Tensor) -> None:
+    """Fill a flat tensor with repeats of a block."""
+    for start in range(0, len(target), len(block)):
+        part = target[start : start + len(block)]
+        part.copy_(block[: len(part)])

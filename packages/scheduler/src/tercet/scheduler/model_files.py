@@ -1,0 +1,210 @@
+"""A model's files: where they are, what they hold, and the fingerprint by which schedulers know they serve the same."""
+
+import hashlib
+import importlib.resources
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tercet.protocol.values import ModelIdentity
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "config.json",
+)
+"""What a frontend or detokenizer may need of a model. The last two tell it the model's defaults and end tokens."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+_HUB_LEFT_OUT = ["consolidated*", "*/*"]
+_HUB_TIMEOUT = 5.0  # seconds to answer at all; the files themselves may take as long as they need
+_MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
+_SAMPLE = 1024  # bytes hashed of each tensor
+_ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+
+class ModelError(ValueError):
+    """A model that cannot be served; the message is one line for whoever asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where one tensor lies in a safetensors file: `start` and `end` are byte offsets into the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def resolve_model(name: str) -> Path:
+    """The directory of a model: "embedded", a path, or a Hugging Face id, which is downloaded unless it is cached.
+
+    Raises ModelError within a few seconds when there is no such directory and no hub to ask.
+    """
+    if name == "embedded":
+        path = Path(str(importlib.resources.files("tercet.scheduler").joinpath("embedded")))
+        if not (path / "config.json").is_file():
+            raise ModelError("this installation carries no embedded model: name a model directory")
+        return path
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if not _HUB_ID.fullmatch(name):
+        raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id")
+    return _download(name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return value
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that make up a checkpoint, sorted: those its index names, or model.safetensors."""
+    index = directory / "model.safetensors.index.json"
+    single = directory / "model.safetensors"
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map or not all(map(_is_plain_name, weight_map.values())):
+            raise ModelError(f"{index}: weight_map must map tensor names to file names")
+        files = [directory / name for name in sorted(set(weight_map.values()))]
+    elif single.is_file():
+        files = [single]
+    elif any(directory.glob("*.bin")) or any(directory.glob("*.pt")) or any(directory.glob("*.pth")):
+        raise ModelError(f"{directory} holds pickled weights only: Tercet loads safetensors and nothing else")
+    else:
+        raise ModelError(f"{directory} holds neither model.safetensors nor model.safetensors.index.json")
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise ModelError(f"{directory} lacks {', '.join(missing)}, named by its index")
+    return files
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file, each checked against its own shape and against the file's size.
+
+    Raises ModelError for a file whose header and size disagree, as after a broken download.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_HEADER):
+            raise ModelError(f"{path}: its header is longer than the file")
+        text = file.read(length)
+    try:
+        entries = json.loads(text)
+        tensors = {name: _stored_tensor(entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path}: its header cannot be read: {error}") from error
+    end = 8 + length
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if tensor.start != end or tensor.end - end != math.prod(tensor.shape) * _ITEM_SIZES[tensor.dtype]:
+            raise ModelError(f"{path}: the bytes of {name} do not fit its shape")
+        end = tensor.end
+    if end != size:
+        raise ModelError(f"{path}: {size} bytes, while its header describes {end}")
+    return tensors
+
+
+def tokenizer_files(directory: Path) -> dict[str, bytes]:
+    """The contents of those TOKENIZER_FILES that the model has."""
+    return {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
+
+
+def file_hashes(files: Mapping[str, bytes]) -> dict[str, str]:
+    """File name to the SHA-256 of its contents, in hexadecimal."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def model_identity(directory: Path, dtype: str) -> ModelIdentity:
+    """What must be equal for a request to go on elsewhere, and the hashes that frontends cache files by.
+
+    The fingerprint covers config.json, the hub's revision where there is one, the header and size of every
+    safetensors file, the first bytes of each tensor, and the dtype they are served in. It reads a few hundred KiB
+    of a checkpoint of any size.
+    """
+    digest = hashlib.sha256()
+
+    def add(part: bytes) -> None:
+        digest.update(len(part).to_bytes(8, "little") + part)
+
+    add((directory / "config.json").read_bytes())
+    add(_revision(directory).encode())
+    add(dtype.encode())
+    for path in weight_files(directory):
+        add(f"{path.name} {path.stat().st_size}".encode())
+        tensors = read_header(path)
+        with path.open("rb") as file:
+            for name, tensor in sorted(tensors.items()):
+                add(f"{name} {tensor}".encode())
+                file.seek(tensor.start)
+                add(file.read(min(_SAMPLE, tensor.end - tensor.start)))
+    files = file_hashes(tokenizer_files(directory))
+    return ModelIdentity(weights=digest.hexdigest(), files=files, path=str(directory))
+
+
+def _stored_tensor(entry: Any, data_start: int) -> StoredTensor:
+    start, end = entry["data_offsets"]
+    tensor = StoredTensor(entry["dtype"], tuple(entry["shape"]), data_start + start, data_start + end)
+    if tensor.dtype not in _ITEM_SIZES:
+        raise ValueError(f"dtype {tensor.dtype} is not supported")
+    if not all(isinstance(size, int) and size >= 0 for size in (start, end, *tensor.shape)):
+        raise ValueError("negative or fractional sizes")
+    return tensor
+
+
+def _is_plain_name(name: Any) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+
+
+def _revision(directory: Path) -> str:
+    """The commit of a directory inside the hub's cache (.../snapshots/<commit>), otherwise nothing."""
+    return directory.name if directory.parent.name == "snapshots" else ""
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    endpoint = constants.ENDPOINT
+    try:
+        info = HfApi().model_info(name, timeout=_HUB_TIMEOUT)
+    except (GatedRepoError, RepositoryNotFoundError) as error:
+        raise ModelError(f"{name!r} is not a directory, and {endpoint} gives access to no model of that id") from error
+    except Exception as error:  # every transport the hub library ever used has its own exception tree
+        return _cached(name, f"{endpoint} cannot be reached ({type(error).__name__})")
+    if not any(file.rfilename.endswith(".safetensors") for file in info.siblings or []):
+        raise ModelError(f"{name} has no safetensors weights, and Tercet loads nothing else")
+    try:
+        path = snapshot_download(
+            name, revision=info.sha, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_LEFT_OUT, etag_timeout=_HUB_TIMEOUT
+        )
+    except Exception as error:
+        raise ModelError(f"{name} could not be downloaded from {endpoint} ({type(error).__name__})") from error
+    return Path(path)
+
+
+def _cached(name: str, why: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise ModelError(f"{name!r} is not a directory, not in the local cache, and {why}") from None

@@ -1,0 +1,17 @@
+"""Llama 2, 3 and 3.1: biases where the config asks for them."""
+
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
+from tercet.scheduler.models.shard import Shard
+
+
+def build(config: ModelConfig, shard: Shard) -> CausalLM:
+    """LlamaForCausalLM."""
+    bias = config.attention_bias
+
+    def layer(number: int, rotary: Rotary) -> DecoderLayer:
+        attention = Attention(config, number, rotary, shard, input_bias=bias, output_bias=bias)
+        return DecoderLayer(config, attention, GatedMLP(config, shard, bias=config.mlp_bias))
+
+    return CausalLM(config, layer)

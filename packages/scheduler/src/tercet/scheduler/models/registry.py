@@ -1,0 +1,41 @@
+"""Which module runs which architecture."""
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.shard import WHOLE, Shard
+
+if TYPE_CHECKING:
+    from tercet.scheduler.executor.model_config import ModelConfig
+    from tercet.scheduler.models.decoder import CausalLM
+
+_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "LLaMAForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""Each architecture's module in this package, whose `build(config, shard)` makes the model."""
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The architecture that config.json names. Raises ModelError for one that nothing here can run."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise ModelError("config.json: architectures: must name the model's architecture")
+    if names[0] not in _ARCHITECTURES:
+        raise ModelError(f"config.json: architectures: {names[0]!r} is not one of {', '.join(_ARCHITECTURES)}")
+    return str(names[0])
+
+
+def build_model(config: "ModelConfig", device: torch.device | str = "cpu", shard: Shard = WHOLE) -> "CausalLM":
+    """The model of a config on a device, its weights not yet loaded."""
+    module = importlib.import_module(f"tercet.scheduler.models.{_ARCHITECTURES[config.architecture]}")
+    with torch.device(device):
+        model: CausalLM = module.build(config, shard)
+    return model.eval()

@@ -1,0 +1,136 @@
+"""Tiny random checkpoints of every architecture, made by transformers, each with a tokenizer of its own."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog, and the dog sleeps on.",
+    "A tercet is three lines that rhyme; a sonnet may end in two of them.",
+    'She said: "Numbers like 3, 14 and 1592 are tokens too!" and left.',
+    "Grüße aus Köln, naïve café, 東京 and 🙂 need more than one byte each.",
+]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL_TOKENS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+VOCAB_SIZE = 389  # a few ids more than the tokenizer has, as padded vocabularies do
+
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+_SLIDES = {"use_sliding_window": True, "sliding_window": 7}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama3_rope": ("Llama", {"rope_parameters": _LLAMA3}),
+    "llama_linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama_yarn": ("Llama", {"rope_parameters": _YARN}),
+    "llama_tied": ("Llama", {"tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "mistral": ("Mistral", {"sliding_window": 11, "head_dim": 10}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2_sliding": ("Qwen2", {**_SLIDES, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 20, "num_attention_heads": 5, "num_key_value_heads": 1}),
+    "qwen3_sliding": (
+        "Qwen3",
+        {**_SLIDES, "head_dim": 12, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
+}
+"""Name of each checkpoint, to its transformers class and what its config has beside the shape."""
+
+
+def make_checkpoint(family: str, directory: Path, *, sharded: bool = False) -> Path:
+    """Write a random float32 checkpoint of one of FAMILIES, always the same, and a tokenizer into `directory`."""
+    import torch
+    import transformers
+
+    prefix, extra = FAMILIES[family]
+    config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **extra})
+    with torch.random.fork_rng():
+        torch.manual_seed(sum(family.encode()))
+        model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+        for name, parameter in model.named_parameters():
+            if (
+                name.endswith("bias") or "norm" in name
+            ):  # transformers starts these at 0 and 1, which would hide mistakes
+                torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
+    model.save_pretrained(directory, max_shard_size="60KB" if sharded else "1GB")
+    write_tokenizer(directory)
+    return directory
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A byte-level BPE trained on SENTENCES, with a chat template; id 0 ends a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - 5,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "model_max_length": 512}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def old_form(directory: Path, target: Path) -> Path:
+    """A copy of a checkpoint whose config.json has the form of transformers 4."""
+    shutil.copytree(directory, target)
+    path = target / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else {"type" if kind == "linear" else "rope_type": kind, **rope}
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config))
+    return target
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a checkpoint by name, made once: one of FAMILIES, "<family>/old" or "<family>/sharded"."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    made: dict[str, Path] = {}
+
+    def checkpoint(name: str) -> Path:
+        if name not in made:
+            family, _, variant = name.partition("/")
+            target = root / name.replace("/", "-")
+            made[name] = (
+                old_form(checkpoint(family), target)
+                if variant == "old"
+                else make_checkpoint(family, target, sharded=variant == "sharded")
+            )
+        return made[name]
+
+    return checkpoint
