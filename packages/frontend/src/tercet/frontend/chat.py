@@ -1,0 +1,180 @@
+"""`tercet chat`: a conversation with a running server, from the terminal."""
+
+import contextlib
+import http.client
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+_PATIENCE = 300.0
+"""Seconds without a byte before a server counts as gone."""
+
+
+class ChatError(Exception):
+    """What went wrong, in one line for the user."""
+
+
+class Server:
+    """An OpenAI-compatible server at `url`, with or without a path (/v1 is added when missing)."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise ChatError(f"--url {url}: {error}") from None
+        if parts.scheme not in {"http", "https"} or not self._host:
+            raise ChatError(f"--url {url} is not an http or https address")
+        self._secure = parts.scheme == "https"
+        self._path = parts.path.rstrip("/") or "/v1"
+        self._url = url
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def first_model(self) -> str:
+        """The first model the server lists. Raises ChatError."""
+        with self._ask("GET", "/models") as response:
+            try:
+                return str(json.load(response)["data"][0]["id"])
+            except (ValueError, LookupError, TypeError):
+                raise ChatError(f"{self._url} lists no model") from None
+
+    def stream(self, body: dict[str, Any]) -> Iterator[str]:
+        """The text of a chat completion, as it comes. Closing the iterator hangs up. Raises ChatError."""
+        with self._ask("POST", "/chat/completions", json.dumps({**body, "stream": True})) as response:
+            for event in _events(response):
+                if error := event.get("error"):
+                    raise ChatError(_message(error))
+                for choice in event.get("choices", ()):
+                    if text := choice.get("delta", {}).get("content"):
+                        yield text
+
+    @contextlib.contextmanager
+    def _ask(self, method: str, path: str, body: str | None = None) -> Iterator[http.client.HTTPResponse]:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=_PATIENCE)
+        try:
+            connection.request(method, self._path + path, body, self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise ChatError(f"the server answers {response.status}: {_refusal(response)}")
+            yield response
+        except OSError as error:
+            raise ChatError(f"no server at {self._url}: {error.strerror or error}") from None
+        except (http.client.HTTPException, ValueError) as error:
+            raise ChatError(f"{self._url} does not answer like a server: {error or type(error).__name__}") from None
+        finally:
+            connection.close()
+
+
+class Conversation:
+    """What was said so far, and how to ask for more."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        system: str | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.model = model
+        options = {"temperature": temperature, "max_completion_tokens": max_tokens}
+        self._options = {name: value for name, value in options.items() if value is not None}
+        self._system = [{"role": "system", "content": system}] if system else []
+        self.messages = list(self._system)
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = list(self._system)
+
+    def ask(self, server: Server, text: str) -> Iterator[str]:
+        """The reply as it comes. What was read of it is remembered, also when reading stops; nothing after an error."""
+        turn = [*self.messages, {"role": "user", "content": text}]
+        reply: list[str] = []
+        stream = server.stream({"model": self.model, "messages": turn, **self._options})
+        try:
+            for piece in stream:
+                reply.append(piece)
+                yield piece
+        except (KeyboardInterrupt, GeneratorExit):
+            self.messages = [*turn, {"role": "assistant", "content": "".join(reply)}]
+            raise
+        finally:
+            stream.close()  # type: ignore[attr-defined]
+        self.messages = [*turn, {"role": "assistant", "content": "".join(reply)}]
+
+
+def converse(
+    server: Server,
+    conversation: Conversation,
+    read: Callable[[str], str] = input,
+    write: Callable[[str], object] = sys.stdout.write,
+) -> int:
+    """Read, ask and print until /exit or the end of the input. Returns the exit code."""
+    if read is input:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # line editing and history
+    write(f"{conversation.model}. /reset starts over, /exit leaves, Ctrl-C stops a reply.\n")
+    while True:
+        try:
+            text = read("> ").strip()
+        except EOFError:
+            write("\n")
+            return 0
+        except KeyboardInterrupt:
+            write("\n")
+            continue
+        if text == "/exit":
+            return 0
+        if text == "/reset":
+            conversation.reset()
+        elif text.startswith("/"):
+            write("there are /reset and /exit\n")
+        elif text:
+            _reply(server, conversation, text, write)
+
+
+def _reply(server: Server, conversation: Conversation, text: str, write: Callable[[str], object]) -> None:
+    pieces = conversation.ask(server, text)
+    try:
+        for piece in pieces:
+            write(_printable(piece))
+            sys.stdout.flush()
+        write("\n")
+    except KeyboardInterrupt:
+        pieces.close()  # type: ignore[attr-defined]
+        write("\n(stopped)\n")
+    except ChatError as error:
+        write(f"\nerror: {error}\n")
+
+
+def _printable(text: str) -> str:
+    """Text without control characters: what a model writes must not steer the terminal."""
+    return "".join(char for char in text if char in "\n\t" or (ord(char) >= 32 and not 127 <= ord(char) < 160))
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events, up to [DONE]."""
+    for line in response:
+        if line.startswith(b"data:"):
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            event = json.loads(data)
+            if isinstance(event, dict):
+                yield event
+
+
+def _refusal(response: http.client.HTTPResponse) -> str:
+    try:
+        return _message(json.loads(response.read(65536))["error"])
+    except (ValueError, LookupError, TypeError):
+        return response.reason
+
+
+def _message(error: object) -> str:
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

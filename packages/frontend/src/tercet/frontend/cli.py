@@ -1,0 +1,116 @@
+"""The `tercet` command. Each subcommand imports what it needs when it runs."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Dict
+
+from tercet.frontend.__about__ import __version__
+from tercet.frontend.serve_config import (
+    ConfigError,
+    FrontendOptions,
+    SchedulerOptions,
+    ServeConfig,
+    ServeOptions,
+    read_config,
+)
+
+if TYPE_CHECKING:
+    from cyclopts.argument import ArgumentCollection
+
+_SERVE = ServeOptions()
+_FRONTEND = FrontendOptions()
+_SCHEDULER = SchedulerOptions()
+
+
+def _fill_from_file(app: App, commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:
+    """Options that the command line left open come from the file that --config names."""
+    for argument in arguments:
+        if "--config" in argument.names and argument.tokens:
+            path = argument.tokens[0].value
+            Dict(read_config(Path(path)), source=path, use_commands_as_keys=False)(app, commands, arguments)
+
+
+app = App(
+    name="tercet",
+    help="Serve language models behind the OpenAI HTTP API.",
+    version=__version__,
+    config=_fill_from_file,
+    result_action="return_value",
+)
+
+
+@app.command
+def serve(
+    model: Annotated[str, Parameter(help="A directory, a Hugging Face name, or the small model that comes along.")] = (
+        "embedded"
+    ),
+    *,
+    config: Annotated[Path | None, Parameter(help="TOML file with a table for each part; options go over it.")] = None,
+    options: ServeOptions = _SERVE,
+    frontend_options: FrontendOptions = _FRONTEND,
+    scheduler_options: SchedulerOptions = _SCHEDULER,
+    frontend: Annotated[dict[str, str] | None, Parameter(help="--frontend.NAME VALUE: a frontend's own.")] = None,
+    scheduler: Annotated[dict[str, str] | None, Parameter(help="--scheduler.NAME VALUE: a scheduler's own.")] = None,
+    detokenizer: Annotated[dict[str, str] | None, Parameter(help="--detokenizer.NAME VALUE: likewise.")] = None,
+) -> ServeConfig:
+    """Serve a model: start every part, watch over them, stop them on Ctrl-C."""
+    del config  # _fill_from_file has read it
+    return ServeConfig(
+        model=model,
+        serve=options,
+        frontend=frontend_options,
+        scheduler=scheduler_options,
+        frontend_extra=frontend or {},
+        scheduler_extra=scheduler or {},
+        detokenizer_extra=detokenizer or {},
+    )
+
+
+@app.command
+def chat(
+    *,
+    url: Annotated[str, Parameter(help="Where the server is.")] = "http://127.0.0.1:30000",
+    model: Annotated[str | None, Parameter(help="The first that the server lists when not given.")] = None,
+    system: Annotated[str | None, Parameter(help="A system message to begin with.")] = None,
+    temperature: Annotated[float | None, Parameter(help="0 always takes the likeliest token.")] = None,
+    max_tokens: Annotated[int | None, Parameter(help="The longest reply, in tokens.")] = None,
+    api_key: Annotated[str | None, Parameter(help="The server's key.", env_var="TERCET_API_KEY")] = None,
+) -> int:
+    """Talk to a running server. /reset starts over, /exit leaves, Ctrl-C stops a reply."""
+    from tercet.frontend.chat import ChatError, Conversation, Server, converse
+
+    try:
+        server = Server(url, api_key)
+        conversation = Conversation(
+            model or server.first_model(), system=system, temperature=temperature, max_tokens=max_tokens
+        )
+    except ChatError as error:
+        print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return converse(server, conversation)
+
+
+@app.command
+def version() -> int:
+    """Print the version."""
+    print(__version__)  # noqa: T201
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. 2 is an option that cannot be meant, told in one line."""
+    try:
+        result = app(arguments, exit_on_error=False, print_error=False)
+        if isinstance(result, ServeConfig):
+            from tercet.frontend.server import serve as run
+
+            result = run(result)
+    except (CycloptsError, ConfigError) as error:
+        line = " ".join(str(error).split())
+        print(f"tercet: error: {line}", file=sys.stderr)  # noqa: T201
+        return 2
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,90 @@
+"""How the supervisor shows what happens: bars and lines on a terminal, plain lines anywhere else."""
+
+import sys
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from tercet.frontend.serve_config import LogLevel
+
+
+class PlainDisplay:
+    """Lines for a log file; of a progress with a known end, one for every tenth."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._shown: dict[str, tuple[str, int]] = {}
+
+    def line(self, text: str) -> None:
+        """Show one line."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def progress(self, name: str, text: str, done: int, total: int) -> None:
+        """Show how far a part has come; `total` 0 means unknown."""
+        tenth = done * 10 // total if total else 0
+        if self._shown.get(name) != (text, tenth):
+            self._shown[name] = (text, tenth)
+            self.line(f"{name}: {text} {tenth * 10}%" if total else f"{name}: {text}")
+
+    def done(self, name: str) -> None:
+        """A part has no more progress to show."""
+        self._shown.pop(name, None)
+
+    def close(self) -> None:
+        """Leave the screen as it is."""
+
+
+class TerminalDisplay:
+    """A bar for each part that is starting, below the lines; it goes away when nothing is starting."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._console = Console(file=stream if stream is not None else sys.stderr, highlight=False)
+        self._bars = self._new_bars()
+        self._tasks: dict[str, TaskID] = {}
+
+    def line(self, text: str) -> None:
+        """Show one line."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def progress(self, name: str, text: str, done: int, total: int) -> None:
+        """Show how far a part has come; `total` 0 means unknown."""
+        if not self._tasks:
+            self._bars.start()
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=None)
+        end = total or None
+        self._bars.update(self._tasks[name], description=f"{name}: {text}", completed=done, total=end)
+
+    def done(self, name: str) -> None:
+        """A part has no more progress to show."""
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            self._bars.remove_task(task)
+            if not self._tasks:
+                self.close()
+
+    def close(self) -> None:
+        """Take the bars off the screen."""
+        self._tasks.clear()
+        self._bars.stop()
+        self._bars = self._new_bars()
+
+    def _new_bars(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+
+
+Display = PlainDisplay | TerminalDisplay
+
+
+def choose_display(log_level: LogLevel = "info") -> Display:
+    """Bars on a terminal, unless every line is wanted; plain lines otherwise."""
+    return TerminalDisplay() if sys.stderr.isatty() and log_level != "debug" else PlainDisplay()

@@ -1,0 +1,239 @@
+"""Which parts to start and what to do when one dies, hangs or never gets ready: decisions only, with time passed in."""
+
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tercet.frontend.serve_config import ServeConfig, extra_flags
+from tercet.protocol.messages import Heartbeat
+from tercet.protocol.values import Phase, Role
+
+EXIT_CONFIG = 2
+"""A part that exits with this was told something it cannot do, and has said what: starting it again would not help."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process to keep alive. `command` lacks only what every part is given: peer id, addresses, parent pipe."""
+
+    name: str
+    """Its peer id."""
+    role: Role
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment: what must not show in a command line."""
+    gets_socket: bool = False
+    """Inherits the listening socket, as --fd."""
+
+
+def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True) -> list[Part]:
+    """The parts of a one-machine server whose inboxes lie in `directory`; without frontends it serves offline use."""
+    module = (sys.executable, "-m")
+    parts = [
+        Part(
+            f"scheduler-{number}",
+            Role.SCHEDULER,
+            (
+                *(*module, "tercet.scheduler", f"--model={config.model}"),
+                *config.scheduler.flags(),
+                *extra_flags(config.scheduler_extra),
+            ),
+        )
+        for number in range(config.serve.schedulers)
+    ]
+    parts += [
+        Part(
+            f"detokenizer-{number}",
+            Role.DETOKENIZER,
+            (*module, "tercet.detokenizer", *extra_flags(config.detokenizer_extra)),
+        )
+        for number in range(config.serve.detokenizers)
+    ]
+    if not frontends:
+        return parts
+    name = config.frontend.served_model_name
+    flags = [
+        *([f"--served-model-name={name}"] if name is not None else []),
+        *("--scheduler", f"ipc://{directory}/scheduler-*", "--detokenizer", f"ipc://{directory}/detokenizer-*"),
+        *extra_flags(config.frontend_extra),
+    ]
+    env = {"TERCET_API_KEYS": "\n".join(config.frontend.api_key)} if config.frontend.api_key else {}
+    parts += [
+        Part(f"frontend-{number}", Role.FRONTEND, (*module, "tercet.frontend", *flags), env, gets_socket=True)
+        for number in range(config.serve.frontends)
+    ]
+    return parts
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long parts are waited for, in seconds, and how often they may fail."""
+
+    backoff: float = 1.0
+    """Before the first restart; doubled for each further one."""
+    backoff_cap: float = 30.0
+    forgiven_after: float = 60.0
+    """Ready for this long, a part's earlier deaths no longer count."""
+    attempts: int = 3
+    """Deaths of a part that was never ready, before the whole start is given up."""
+    silence: float = 10.0
+    """Without a heartbeat, before a part counts as hung."""
+    stuck_step: float = 30.0
+    stuck_factor: float = 20.0
+    """A step is stuck after max(stuck_step, stuck_factor times the longest one seen)."""
+    startup: float = 600.0
+    """For all parts to be ready, and for one that was restarted."""
+    own_pause: float = 2.0
+    """Longer without a tick, and it was this process that slept: nobody else's silence counts."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start this part's process."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill this part's process, which will be seen to exit."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Later:
+    """Nothing to do but to say: this part died of `reason` and a Start will follow in `wait` seconds."""
+
+    name: str
+    reason: str
+    wait: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """End the server, with this exit code and reason."""
+
+    reason: str
+    code: int
+
+
+Action = Start | Kill | Later | GiveUp
+
+
+def describe_exit(code: int, last_words: str = "") -> str:
+    """How a process ended, in words: its own last line where it left one."""
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        how = f"killed by {name}" + (" (did memory run out?)" if -code == signal.SIGKILL else "")
+    else:
+        how = f"exit code {code}"
+    return f"{last_words} ({how})" if last_words else how
+
+
+@dataclass
+class _Watch:
+    """What is known of one part. `restart_at` is set exactly while it has no process."""
+
+    started: float
+    restart_at: float | None = None
+    heard: float | None = None
+    """Last heartbeat; None before this process's first."""
+    ready: float | None = None
+    ever_ready: bool = False
+    deaths: int = 0
+    killed_for: str = ""
+
+
+class Roster:
+    """The parts and their fates. Mutated by what happened (`heard`, `ready`, `exited`) and by `tick`, which decide."""
+
+    def __init__(self, names: Iterable[str], patience: Patience, now: float) -> None:
+        self._patience = patience
+        self._began = self._ticked = now
+        self._watches = {name: _Watch(now, restart_at=now) for name in names}
+
+    @property
+    def all_ready(self) -> bool:
+        """Every part is ready now."""
+        return all(watch.ready is not None for watch in self._watches.values())
+
+    @property
+    def not_ready(self) -> list[str]:
+        """Names of the parts still waited for."""
+        return [name for name, watch in self._watches.items() if watch.ready is None]
+
+    def heard(self, name: str, now: float, heartbeat: Heartbeat | None = None) -> list[Action]:
+        """A part spoke. A step far older than any before it is stuck, though heartbeats go on."""
+        watch = self._running(name)
+        if watch is None:
+            return []
+        watch.heard = now
+        if heartbeat is None or heartbeat.phase is not Phase.STEP:
+            return []
+        limit = max(self._patience.stuck_step, self._patience.stuck_factor * heartbeat.longest_step)
+        if heartbeat.step_age <= limit:
+            return []
+        return self._kill(name, watch, f"stuck in one step for {heartbeat.step_age:.0f} s")
+
+    def ready(self, name: str, now: float) -> None:
+        """A part can take work."""
+        if watch := self._running(name):
+            watch.heard = watch.ready = now
+            watch.ever_ready = True
+
+    def exited(self, name: str, code: int, last_words: str, now: float) -> list[Action]:
+        """A part's process is gone: schedule its next one, or give up."""
+        watch = self._watches[name]
+        watch.deaths += 1
+        how = watch.killed_for or describe_exit(code, last_words)
+        if not watch.ever_ready and code == EXIT_CONFIG:
+            return [GiveUp(f"{name}: {last_words or describe_exit(code)}", EXIT_CONFIG)]
+        if not watch.ever_ready and watch.deaths >= self._patience.attempts:
+            return [GiveUp(f"{name} died {watch.deaths} times before it was ready: {how}", 1)]
+        wait = min(self._patience.backoff_cap, self._patience.backoff * 2.0 ** min(watch.deaths - 1, 30))
+        watch.restart_at = now + wait
+        watch.heard = watch.ready = None
+        watch.killed_for = ""
+        return [Later(name, how, wait)]
+
+    def tick(self, now: float) -> list[Action]:
+        """What is due by now. Call it several times a second."""
+        if now - self._ticked > self._patience.own_pause:
+            for watch in self._watches.values():
+                watch.heard = None if watch.heard is None else now
+        self._ticked = now
+        actions: list[Action] = []
+        for name, watch in self._watches.items():
+            actions += self._due(name, watch, now)
+        return actions
+
+    def _due(self, name: str, watch: _Watch, now: float) -> list[Action]:
+        patience = self._patience
+        if watch.restart_at is not None:
+            if now < watch.restart_at:
+                return []
+            watch.restart_at, watch.started = None, now
+            return [Start(name)]
+        if watch.ready is not None and now - watch.ready > patience.forgiven_after:
+            watch.deaths = 0
+        if watch.heard is not None and now - watch.heard > patience.silence:
+            return self._kill(name, watch, f"no heartbeat for {now - watch.heard:.0f} s")
+        if watch.ready is None and now - (watch.started if watch.ever_ready else self._began) > patience.startup:
+            if watch.ever_ready:
+                return self._kill(name, watch, f"not ready {patience.startup:.0f} s after its restart")
+            return [GiveUp(f"{name} was not ready within {patience.startup:.0f} s (--startup-timeout)", 1)]
+        return []
+
+    def _kill(self, name: str, watch: _Watch, reason: str) -> list[Action]:
+        if watch.killed_for:
+            return []
+        watch.killed_for = reason
+        return [Kill(name, reason)]
+
+    def _running(self, name: str) -> _Watch | None:
+        watch = self._watches.get(name)
+        return None if watch is None or watch.restart_at is not None else watch

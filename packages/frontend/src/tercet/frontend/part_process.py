@@ -1,0 +1,105 @@
+"""One running part: its process, the pipe whose closing ends it, and its output line by line."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from io import TextIOWrapper
+
+from tercet.frontend.launch import Part
+
+_FRAMES = re.compile(r"[\u2500-\u257f]+")  # box-drawing characters around an error that was meant for a terminal
+_LONGEST_LINE = 4096
+_KEYS = "TERCET_API_KEYS"
+
+
+class PartProcess:
+    """A part from start to exit. It leads a process group of its own, so that Ctrl-C reaches the supervisor alone.
+
+    `on_line` gets every line of its output and `on_exit` its exit code (negative: a signal) and last words, both from
+    threads of this object.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        arguments: Sequence[str],
+        *,
+        socket_fd: int | None,
+        on_line: Callable[[str], None],
+        on_exit: Callable[[int, str], None],
+    ) -> None:
+        self.part = part
+        self.alive = True
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._last_words = ""
+        parent_end, self._pipe = os.pipe()
+        command = [*part.command, *arguments, f"--parent-fd={parent_end}"]
+        if socket_fd is not None:
+            command.append(f"--fd={socket_fd}")
+        environment = {name: value for name, value in os.environ.items() if name != _KEYS}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment | dict(part.env),
+                pass_fds=[parent_end] if socket_fd is None else [parent_end, socket_fd],
+                process_group=0,
+            )
+        except OSError:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(parent_end)
+        assert self._process.stdout is not None
+        self._output = TextIOWrapper(self._process.stdout, encoding="utf-8", errors="replace")
+        self._reader = threading.Thread(target=self._read, name=f"{part.name}-output", daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._wait, name=f"{part.name}-exit", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it and whatever it started, at once."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                if number == signal.SIGKILL:
+                    os.killpg(self.pid, number)
+                else:
+                    os.kill(self.pid, number)
+
+    def _read(self) -> None:
+        with self._output:
+            for line in iter(lambda: self._output.readline(_LONGEST_LINE), ""):
+                text = line.rstrip()
+                if text:
+                    self._on_line(text)
+                words = " ".join(_FRAMES.sub(" ", text).split())
+                if words:
+                    self._last_words = words[:500]
+
+    def _wait(self) -> None:
+        # While the process is an unreaped zombie its id cannot be another's: its group's survivors are safely killed.
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self.kill()
+        self.alive = False
+        code = self._process.wait()
+        os.close(self._pipe)
+        self._reader.join(timeout=1.0)
+        self._on_exit(code, self._last_words)

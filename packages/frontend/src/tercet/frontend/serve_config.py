@@ -1,0 +1,203 @@
+"""What `tercet serve` can be told: a table for each part, from the command line over one TOML file."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("KMGT")}
+_UNITS |= {f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")}
+_PARTS_AT_MOST = 64
+
+
+class ConfigError(ValueError):
+    """An option that cannot be meant. The text is one line that names it."""
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as 2GiB, 500MB or 1073741824, in bytes. Raises ValueError for anything else."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B|)", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size: write 2GiB, 500MB or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How the server as a whole runs: table [serve]."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 30000
+    """Port to listen on; 0 takes any that is free."""
+    schedulers: int = 1
+    """Scheduler processes, each with its own copy of the model."""
+    detokenizers: int = 1
+    """Detokenizer processes."""
+    frontends: int = 1
+    """Frontend processes, all on the one port."""
+    log_level: LogLevel = "info"
+    """How much every part logs."""
+    startup_timeout: float = 600.0
+    """Seconds within which every part must be ready."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be 0 to 65535, not {self.port}")
+        for option in ("schedulers", "detokenizers", "frontends"):
+            if not 1 <= getattr(self, option) <= _PARTS_AT_MOST:
+                raise ConfigError(f"--{option} must be 1 to {_PARTS_AT_MOST}, not {getattr(self, option)}")
+        if not 0 < self.startup_timeout < float("inf"):
+            raise ConfigError(f"--startup-timeout must be a number of seconds above 0, not {self.startup_timeout}")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class FrontendOptions:
+    """What the frontends are told: table [frontend]."""
+
+    served_model_name: str | None = None
+    """The model's name in the API; its own name when not given."""
+    api_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_API_KEYS")] = ()
+    """A key that clients must send; may be repeated. Without any, everybody may ask."""
+
+    def __post_init__(self) -> None:
+        for key in self.api_key:
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise ConfigError("--api-key must be printable ASCII without spaces, and not empty")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions:
+    """What the schedulers are told: table [scheduler]. What is not given is theirs to choose, and theirs to refuse."""
+
+    dtype: str | None = None
+    """Number format of weights and cache: auto, float32, bfloat16 or float16."""
+    load_format: str | None = None
+    """Where weights come from: auto, safetensors, or dummy for random ones."""
+    kv_cache_bytes: str | None = None
+    """Memory for keys and values, such as 2GiB."""
+    max_running_requests: int | None = None
+    """Requests that may generate at the same time."""
+    chunked_prefill_size: int | None = None
+    """Tokens that one step may compute."""
+    page_size: int | None = None
+    """Tokens in one page of the KV cache."""
+    schedule_policy: str | None = None
+    """Which waiting request goes first: lpm (longest cached prefix), fcfs or priority."""
+    disable_radix_cache: Annotated[bool, Parameter(negative="")] = False
+    """Do not share cached prefixes between requests."""
+    attention_backend: str | None = None
+    """Attention kernels: auto or a name that `tercet-kernels check` lists."""
+
+    def __post_init__(self) -> None:
+        for option in ("max_running_requests", "chunked_prefill_size", "page_size"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
+        if self.kv_cache_bytes is not None:
+            try:
+                size = parse_bytes(self.kv_cache_bytes)
+            except ValueError as error:
+                raise ConfigError(f"--kv-cache-bytes: {error}") from None
+            if size < 1:
+                raise ConfigError("--kv-cache-bytes must be at least 1 byte")
+
+    def flags(self) -> list[str]:
+        """The command line of a scheduler that says the same, sizes in bytes."""
+        flags: list[str] = []
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name == "kv_cache_bytes" and value is not None:
+                value = parse_bytes(value)
+            name = "--" + option.name.replace("_", "-")
+            if value is True:
+                flags.append(name)
+            elif value is not None and value is not False:
+                flags.append(f"{name}={value}")
+        return flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Everything `tercet serve` was told. The `_extra` options are handed down unread: the part refuses a wrong one."""
+
+    model: str = "embedded"
+    serve: ServeOptions = ServeOptions()
+    frontend: FrontendOptions = FrontendOptions()
+    scheduler: SchedulerOptions = SchedulerOptions()
+    frontend_extra: Mapping[str, str] = field(default_factory=dict)
+    scheduler_extra: Mapping[str, str] = field(default_factory=dict)
+    detokenizer_extra: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.model or self.model.startswith("-"):
+            raise ConfigError(f"MODEL must be a directory or a Hugging Face name, not {self.model!r}")
+        for extra in (self.frontend_extra, self.scheduler_extra, self.detokenizer_extra):
+            extra_flags(extra)
+
+
+def extra_flags(extra: Mapping[str, str]) -> list[str]:
+    """Options that only the part knows, as its command line. Raises ConfigError for those the supervisor decides."""
+    ours = {"peer", "listen", "supervisor", "parent-fd", "log-level", "fd", "host", "port", "scheduler", "detokenizer"}
+    names = {name: name.replace("_", "-") for name in extra}
+    for name in names.values():
+        if name in ours or "key" in name:
+            raise ConfigError(f"{name} is not for one part to be told: `tercet serve` decides it")
+    return [f"--{names[name]}={value}" for name, value in extra.items()]
+
+
+def read_config(path: Path) -> dict[str, object]:
+    """The options a TOML file sets, keyed by their command-line names. Raises ConfigError, naming file and key.
+
+    Tables are [serve], [frontend], [scheduler] and [detokenizer]. A key of a part's table that `tercet serve` does not
+    know is handed down to that part, which refuses it if it does not know it either.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: {error}") from None
+    known: dict[str, set[str]] = {
+        "serve": {"model", *_names(ServeOptions)},
+        "frontend": _names(FrontendOptions),
+        "scheduler": _names(SchedulerOptions),
+        "detokenizer": set(),
+    }
+    options: dict[str, object] = {}
+    for table, content in tables.items():
+        if table not in known or not isinstance(content, dict):
+            raise ConfigError(f"--config {path}: {table!r} is not one of the tables {', '.join(known)}")
+        for key, value in content.items():
+            name = key.replace("_", "-")
+            if name in known[table]:
+                options[name] = value
+            elif table == "serve":
+                raise ConfigError(f"--config {path}: [serve] has no {key!r}; it has {', '.join(sorted(known[table]))}")
+            else:
+                extra = options.setdefault(table, {})
+                assert isinstance(extra, dict)
+                extra[name] = _scalar(path, table, key, value)
+    return options
+
+
+def _names(options: type) -> set[str]:
+    return {option.name.replace("_", "-") for option in fields(options)}
+
+
+def _scalar(path: Path, table: str, key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float | str):
+        return str(value)
+    raise ConfigError(f"--config {path}: [{table}] {key} must be text, a number, true or false")

@@ -1,0 +1,176 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tercet.frontend import cli
+from tercet.frontend.__about__ import __version__
+from tercet.frontend.serve_config import ConfigError, ServeConfig, parse_bytes, read_config
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TERCET_API_KEYS", raising=False)
+    monkeypatch.delenv("TERCET_API_KEY", raising=False)
+
+
+def parse(*arguments: str) -> ServeConfig:
+    """What `tercet serve ...` would run."""
+    config = cli.app(["serve", *arguments], exit_on_error=False, print_error=False)
+    assert isinstance(config, ServeConfig)
+    return config
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults() -> None:
+    assert parse() == ServeConfig()
+    assert parse().model == "embedded"
+    assert (parse().serve.host, parse().serve.port) == ("127.0.0.1", 30000)
+    assert parse().scheduler.flags() == []
+
+
+def test_options_of_the_command_line() -> None:
+    config = parse(
+        *("org/model", "--port", "0", "--api-key", "a", "--api-key=b", "--kv-cache-bytes", "1.5GiB"),
+        *("--disable-radix-cache", "--page-size", "16", "--scheduler.max-queue", "5", "--detokenizer.x=y"),
+    )
+    assert config.model == "org/model"
+    assert config.serve.port == 0
+    assert config.frontend.api_key == ("a", "b")
+    assert config.scheduler.flags() == ["--kv-cache-bytes=1610612736", "--page-size=16", "--disable-radix-cache"]
+    assert config.scheduler_extra == {"max-queue": "5"}
+    assert config.detokenizer_extra == {"x": "y"}
+
+
+def test_a_file_has_a_table_for_each_part_and_the_command_line_goes_over_it(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "tercet.toml",
+        """
+        [serve]
+        model = "from/file"
+        port = 1234
+        host = "::1"
+        [frontend]
+        served_model_name = "mine"
+        api-key = ["one", "two"]
+        [scheduler]
+        dtype = "float32"
+        disable-radix-cache = true
+        kv_cache_bytes = "2GiB"
+        prefill_rows = 3
+        trace = true
+        [detokenizer]
+        max_states = 4
+        """,
+    )
+    config = parse("--config", path, "--port", "99")
+    assert (config.model, config.serve.port, config.serve.host) == ("from/file", 99, "::1")
+    assert config.frontend.served_model_name == "mine"
+    assert config.frontend.api_key == ("one", "two")
+    assert config.scheduler.flags() == ["--dtype=float32", "--kv-cache-bytes=2147483648", "--disable-radix-cache"]
+    assert config.scheduler_extra == {"prefill-rows": "3", "trace": "true"}
+    assert config.detokenizer_extra == {"max-states": "4"}
+    assert parse("other/model", "--config", path).model == "other/model"
+
+
+def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERCET_API_KEYS", "one\ntwo\n")
+    assert parse().frontend.api_key == ("one", "two")
+    assert parse("--api-key", "three").frontend.api_key == ("three",)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[serve]\nprot = 3", "'prot'"),
+        ("[server]\nport = 3", "'server'"),
+        ("port = 3", "'port'"),
+        ("[serve]\nport = ", "Invalid value"),
+        ("[scheduler]\nweird = [1]", "[scheduler] weird"),
+        ("[serve]\nport = 'many'", "port"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_by_name(
+    text: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "bad.toml", text)
+    assert cli.main(["serve", "--config", path]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert path in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--port", "70000"], "--port"),
+        (["--port", "many"], "--port"),
+        (["--pagesize", "3"], "--pagesize"),
+        (["--page-size", "0"], "--page-size"),
+        (["--kv-cache-bytes", "lots"], "--kv-cache-bytes"),
+        (["--kv-cache-bytes", "0"], "--kv-cache-bytes"),
+        (["--startup-timeout", "nan"], "--startup-timeout"),
+        (["--schedulers", "0"], "--schedulers"),
+        (["--api-key", "two words"], "--api-key"),
+        (["--log-level", "loud"], "--log-level"),
+        (["--model", ""], "MODEL"),
+        (["--config", "/no/such/file"], "/no/such/file"),
+        (["--frontend.port", "3"], "port"),
+        (["a", "b"], "b"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line_that_names_it(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tercet: error: ")
+    assert named in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GiB", 2 << 30), ("500MB", 500_000_000), ("1.5KiB", 1536), ("7", 7), (" 3 B ", 3), ("1TB", 10**12)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2gib", "1e9", "2 GiB extra", "٣"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="not a size"):
+        parse_bytes(text)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml: No such file"):
+        read_config(tmp_path / "absent.toml")
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["version"], ["--version"]):
+        assert cli.main(arguments) == 0
+        assert capsys.readouterr().out.strip() == __version__
+
+
+def test_every_option_has_its_line_of_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--port", "--served-model-name", "--kv-cache-bytes", "--config", "--api-key", "--startup-timeout"):
+        assert option in text
+    assert "Tokens in one page of the KV cache." in text
+
+
+def test_the_command_line_needs_nothing_heavy() -> None:
+    code = "import sys, tercet.frontend.cli; print(*sorted(sys.modules))"
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    modules = set(output.split())
+    assert "tercet.frontend.cli" in modules
+    assert not modules & {"zmq", "fastapi", "pydantic", "tokenizers", "torch", "uvicorn", "tercet.frontend.supervisor"}

@@ -1,0 +1,239 @@
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tercet.frontend.launch import (
+    EXIT_CONFIG,
+    Action,
+    GiveUp,
+    Kill,
+    Later,
+    Patience,
+    Roster,
+    Start,
+    describe_exit,
+    local_parts,
+)
+from tercet.frontend.serve_config import ConfigError, FrontendOptions, SchedulerOptions, ServeConfig, ServeOptions
+from tercet.protocol.messages import Heartbeat
+from tercet.protocol.values import Phase, Role
+
+PATIENCE = Patience()
+
+
+def roster(*names: str) -> Roster:
+    """Parts that have been started at 0."""
+    parts = Roster(names or ("a",), PATIENCE, 0.0)
+    assert parts.tick(0.0) == [Start(name) for name in names or ("a",)]
+    return parts
+
+
+def quiet(parts: Roster, start: float, end: float) -> list[Action]:
+    """What is due while time runs from start to end, ticking as the supervisor does."""
+    actions: list[Action] = []
+    now = start
+    while now <= end:
+        actions += parts.tick(now)
+        now += 0.25
+    return actions
+
+
+def step(age: float, longest: float = 0.0, phase: Phase = Phase.STEP) -> Heartbeat:
+    return Heartbeat(phase=phase, step_age=age, longest_step=longest)
+
+
+def test_all_parts_are_started_once_and_are_ready_together() -> None:
+    parts = roster("a", "b")
+    assert quiet(parts, 0.25, 5.0) == []
+    parts.ready("a", 5.0)
+    assert not parts.all_ready
+    assert parts.not_ready == ["b"]
+    parts.ready("b", 5.5)
+    assert parts.all_ready
+
+
+def test_restarts_come_after_1_2_4_seconds_and_never_more_than_the_cap() -> None:
+    parts = roster()
+    now, waits = 0.0, []
+    for _ in range(8):
+        parts.ready("a", now)
+        (later,) = parts.exited("a", -9, "", now)
+        assert isinstance(later, Later)
+        waits.append(later.wait)
+        assert quiet(parts, now, now + later.wait - 0.25) == []
+        now += later.wait
+        assert parts.tick(now) == [Start("a")]
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_deaths_are_forgiven_after_a_while_of_health() -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    parts.exited("a", 1, "", 1.0)
+    parts.tick(2.0)
+    parts.ready("a", 3.0)
+    for now in range(3, 65):
+        parts.heard("a", float(now))
+        assert parts.tick(float(now)) == []
+    assert parts.exited("a", 1, "boom", 65.0) == [Later("a", "boom (exit code 1)", 1.0)]
+
+
+def test_a_part_that_was_never_ready_is_given_up_after_three_deaths() -> None:
+    parts = roster("a", "b")
+    parts.ready("b", 0.0)
+    assert parts.exited("a", 1, "no", 1.0) == [Later("a", "no (exit code 1)", 1.0)]
+    assert parts.tick(2.0) == [Start("a")]
+    assert parts.exited("a", 1, "no", 3.0) == [Later("a", "no (exit code 1)", 2.0)]
+    assert parts.tick(5.0) == [Start("a")]
+    (end,) = parts.exited("a", -11, "", 6.0)
+    assert end == GiveUp("a died 3 times before it was ready: killed by SIGSEGV", 1)
+
+
+def test_a_configuration_error_ends_the_start_at_once() -> None:
+    parts = roster()
+    assert parts.exited("a", EXIT_CONFIG, "--dtype: no such dtype", 0.5) == [GiveUp("a: --dtype: no such dtype", 2)]
+
+
+def test_a_configuration_error_of_a_part_that_served_before_is_a_death_like_others() -> None:
+    parts = roster()
+    parts.ready("a", 1.0)
+    assert parts.exited("a", EXIT_CONFIG, "gone", 2.0) == [Later("a", "gone (exit code 2)", 1.0)]
+
+
+def test_silence_kills_once_and_the_part_starts_again() -> None:
+    parts = roster("a", "b")
+    for name in ("a", "b"):
+        parts.ready(name, 0.0)
+    actions: list[Action] = []
+    for now in range(1, 14):
+        parts.heard("b", float(now))
+        actions += parts.tick(float(now))
+    assert actions == [Kill("a", "no heartbeat for 11 s")]
+    assert parts.exited("a", -9, "", 14.0) == [Later("a", "no heartbeat for 11 s", 1.0)]
+    parts.heard("b", 15.0)
+    assert parts.tick(15.0) == [Start("a")]
+
+
+def test_a_part_that_is_still_starting_may_be_silent() -> None:
+    parts = roster()
+    assert quiet(parts, 0.0, 120.0) == []
+
+
+def test_silence_that_this_process_slept_through_is_nobodys_fault() -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    assert quiet(parts, 0.0, 1.0) == []
+    assert parts.tick(100.0) == []
+    assert quiet(parts, 100.25, 110.0) == []
+    assert quiet(parts, 110.25, 111.0) == [Kill("a", "no heartbeat for 10 s")]
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "stuck"),
+    [
+        (step(29.0), False),
+        (step(31.0), True),
+        (step(31.0, longest=2.0), False),
+        (step(41.0, longest=2.0), True),
+        (step(500.0, phase=Phase.COMPILING), False),
+        (step(500.0, phase=Phase.LOADING), False),
+    ],
+)
+def test_a_step_is_stuck_only_when_far_older_than_any_before(heartbeat: Heartbeat, stuck: bool) -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    actions = parts.heard("a", 1.0, heartbeat)
+    assert actions == ([Kill("a", f"stuck in one step for {heartbeat.step_age:.0f} s")] if stuck else [])
+    assert parts.heard("a", 1.5, heartbeat) == []
+
+
+def test_a_start_that_takes_too_long_is_given_up() -> None:
+    parts = roster("a", "b")
+    parts.ready("b", 1.0)
+    now = 0.0
+    actions: list[Action] = []
+    while not actions:
+        now += 1.0
+        parts.heard("b", now)
+        actions = parts.tick(now)
+    assert actions == [GiveUp("a was not ready within 600 s (--startup-timeout)", 1)]
+
+
+def test_a_restarted_part_that_never_gets_ready_is_killed_not_given_up() -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    parts.exited("a", 1, "", 1.0)
+    assert quiet(parts, 1.0, 3.0) == [Start("a")]
+    assert quiet(parts, 3.0, 605.0) == [Kill("a", "not ready 600 s after its restart")]
+
+
+def test_late_words_of_a_dead_part_change_nothing() -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    parts.exited("a", 1, "", 1.0)
+    parts.ready("a", 1.1)
+    parts.heard("a", 1.1)
+    parts.ready("stranger", 1.1)
+    assert not parts.all_ready
+    assert parts.tick(2.0) == [Start("a")]
+
+
+@pytest.mark.parametrize(
+    ("code", "last_words", "text"),
+    [
+        (1, "", "exit code 1"),
+        (3, "ValueError: bad", "ValueError: bad (exit code 3)"),
+        (-signal.SIGSEGV, "", "killed by SIGSEGV"),
+        (-signal.SIGKILL, "", "killed by SIGKILL (did memory run out?)"),
+        (-250, "", "killed by signal 250"),
+    ],
+)
+def test_exits_are_described_in_words(code: int, last_words: str, text: str) -> None:
+    assert describe_exit(code, last_words) == text
+
+
+def test_options_become_flags_of_the_part_they_belong_to() -> None:
+    config = ServeConfig(
+        model="some/model",
+        serve=ServeOptions(schedulers=2),
+        frontend=FrontendOptions(served_model_name="mine", api_key=("s3cret", "0ther")),
+        scheduler=SchedulerOptions(dtype="float32", kv_cache_bytes="2GiB", disable_radix_cache=True),
+        scheduler_extra={"seed": "7"},
+        detokenizer_extra={"max_states": "9"},
+    )
+    parts = {part.name: part for part in local_parts(config, Path("/run/x"))}
+    assert list(parts) == ["scheduler-0", "scheduler-1", "detokenizer-0", "frontend-0"]
+    scheduler, detokenizer, frontend = parts["scheduler-1"], parts["detokenizer-0"], parts["frontend-0"]
+    assert scheduler.command == (
+        *(sys.executable, "-m", "tercet.scheduler", "--model=some/model", "--dtype=float32"),
+        *("--kv-cache-bytes=2147483648", "--disable-radix-cache", "--seed=7"),
+    )
+    assert detokenizer.command == (sys.executable, "-m", "tercet.detokenizer", "--max-states=9")
+    assert frontend.command == (
+        *(sys.executable, "-m", "tercet.frontend", "--served-model-name=mine"),
+        *("--scheduler", "ipc:///run/x/scheduler-*", "--detokenizer", "ipc:///run/x/detokenizer-*"),
+    )
+    assert [part.role for part in parts.values()] == [
+        *(Role.SCHEDULER, Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND)
+    ]
+    assert [part.gets_socket for part in parts.values()] == [False, False, False, True]
+
+
+def test_api_keys_are_in_the_frontends_environment_and_in_no_command_line() -> None:
+    config = ServeConfig(frontend=FrontendOptions(api_key=("s3cret", "0ther")))
+    parts = local_parts(config, Path("/run/x"))
+    assert [dict(part.env) for part in parts] == [{}, {}, {"TERCET_API_KEYS": "s3cret\n0ther"}]
+    assert not any("s3cret" in word or "0ther" in word for part in parts for word in part.command)
+
+
+def test_offline_use_has_no_frontend_process() -> None:
+    roles = [part.role for part in local_parts(ServeConfig(), Path("/run/x"), frontends=False)]
+    assert roles == [Role.SCHEDULER, Role.DETOKENIZER]
+
+
+@pytest.mark.parametrize("name", ["peer", "parent_fd", "listen", "api-key"])
+def test_what_the_supervisor_decides_cannot_be_handed_down(name: str) -> None:
+    with pytest.raises(ConfigError, match=name.replace("_", "-")):
+        local_parts(ServeConfig(frontend_extra={name: "1"}), Path("/run/x"))
