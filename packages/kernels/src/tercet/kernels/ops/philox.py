@@ -1,4 +1,4 @@
-"""Sampling noise as a pure function: Philox4x32-10 (Salmon et al., SC 2011, "Parallel random numbers: as easy as 1, 2, 3").
+"""Sampling noise as a pure function: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
 key = (low, high) words of a 64-bit seed; counter = (choice index, output position, token id, 0). The first output word
 x gives the uniform u = the float32 nearest to (x + 0.5) / 2**32, but at most 1 - 2**-24, so 0 < u < 1; and u gives

@@ -101,17 +101,16 @@ def _yarn_attention_factor(scaling: RopeScaling) -> float:
     return mscale(1.0)
 
 
-def rope_cache(
-    positions: int,
-    rotary_dim: int,
-    theta: float,
-    scaling: RopeScaling | None = None,
-    device: torch.device | None = None,
-) -> torch.Tensor:
-    """Cosines and sines of positions 0, 1, ...: float32 [positions, rotary_dim], cosines in the first half."""
-    inv_freq, factor = inverse_frequencies(rotary_dim, theta, scaling)
-    angles = torch.arange(positions).float()[:, None] * inv_freq
-    return (torch.cat([angles.cos(), angles.sin()], dim=-1) * factor).to(device or torch.device("cpu"))
+def rope_cache(positions: int, rotary_dim: int, theta: float, scaling: RopeScaling | None = None) -> torch.Tensor:
+    """Cosines and sines of positions 0, 1, ...: float32 [positions, rotary_dim], cosines in the first half.
+
+    Computed on the CPU, so that every device has the same, and returned on torch's current default device.
+    """
+    with torch.device("cpu"):
+        inv_freq, factor = inverse_frequencies(rotary_dim, theta, scaling)
+        angles = torch.arange(positions).float()[:, None] * inv_freq
+        table = torch.cat([angles.cos(), angles.sin()], dim=-1) * factor
+    return table.to(torch.get_default_device())
 
 
 def apply_rope(

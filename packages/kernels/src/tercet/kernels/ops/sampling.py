@@ -56,7 +56,7 @@ def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torc
 def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey) -> torch.Tensor:
     """Draw a token for each row: int64 [rows], -1 where no token has a chance (all logits -inf, or NaN).
 
-    logits float32 [rows, vocab], temperature float32 [rows] above 0. A row draws the same whatever else is in the batch.
+    logits float32 [rows, vocab], temperature float32 [rows] above 0. A row draws the same whatever else is drawn.
     """
     highest = logits.amax(-1, keepdim=True)
     scaled = (logits - highest) / temperature.clamp(min=_COLDEST)[:, None]  # the highest is 0 now

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 import torch
+
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
 from tercet.kernels.ops.store_kv import store_kv
 from tercet.scheduler.core.plan import PageCopy
 

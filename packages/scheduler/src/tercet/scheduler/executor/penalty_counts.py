@@ -1,0 +1,51 @@
+"""How often each slot that has penalties has said each token."""
+
+from collections.abc import Sequence
+
+import torch
+
+
+class PenaltyCounts:
+    """Counts of output tokens, and which tokens the prompt has, for as many slots as have penalties.
+
+    A slot has one row of a table that doubles when it is full: 5 bytes a slot and token of the vocabulary.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._output = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._row_of: dict[int, int] = {}
+        self._free: list[int] = []
+
+    def drop(self, slot: int) -> None:
+        """Forget a slot; does nothing for one that has no counts."""
+        if slot in self._row_of:
+            self._free.append(self._row_of.pop(slot))
+
+    def introduce(self, slot: int, tokens: Sequence[int], prompt_tokens: int) -> None:
+        """Count the tokens known of a choice."""
+        if not self._free:
+            self._grow()
+        row = self._row_of[slot] = self._free.pop()
+        known = torch.tensor(tokens, dtype=torch.int64).to(self._output.device)
+        self._output[row] = torch.bincount(known[prompt_tokens:], minlength=self._output.shape[1])
+        self._prompt[row] = False
+        self._prompt[row, known[:prompt_tokens]] = True
+
+    def of(self, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(output counts int32 [slots, vocab], prompt has it bool [slots, vocab])."""
+        rows = [self._row_of[slot] for slot in slots]
+        return self._output[rows], self._prompt[rows]
+
+    def add(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
+        """Count one more token of each slot; -1 counts nothing."""
+        rows = torch.tensor([self._row_of[slot] for slot in slots]).to(tokens.device)
+        self._output.index_put_((rows, tokens.clamp(min=0)), (tokens >= 0).int(), accumulate=True)
+
+    def _grow(self) -> None:
+        old = len(self._output)
+        self._free += range(old, max(4, 2 * old))
+        more = max(4, 2 * old) - old
+        vocab_size = self._output.shape[1]
+        self._output = torch.cat([self._output, self._output.new_zeros(more, vocab_size)])
+        self._prompt = torch.cat([self._prompt, self._prompt.new_zeros(more, vocab_size)])

@@ -1,0 +1,161 @@
+"""`TpModelWorker`: the executor of one rank. It loads a model, sizes the KV cache, and runs plans in order."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tercet.kernels.attention.select import attention_backend
+from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
+from tercet.scheduler.executor.device_memory import available_bytes
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.model_runner import ModelRunner
+from tercet.scheduler.executor.step_output import StepOutput
+from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
+from tercet.scheduler.models.registry import build_model
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """What an operator can choose about model execution."""
+
+    model: Path
+    """A model directory."""
+    dtype: str = "auto"
+    """auto (as saved), float32, float16 or bfloat16."""
+    device: str = "auto"
+    """auto (cuda where there is one), or a device as torch names it."""
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    """dummy fills a model with cheap random weights."""
+    slots: int = 64
+    """Most choices that run at once."""
+    context_length: int | None = None
+    """Longest request, no longer than the model's own limit, which is the default."""
+    page_size: int = 16
+    """Tokens of a KV page."""
+    kv_cache_bytes: int | None = None
+    """Memory of the KV cache; by default a share of what is available."""
+    kv_cache_share: float = 0.5
+    """The share of memory available after loading that the KV cache takes."""
+    attention_backend: str = "auto"
+    """auto, or a backend of tercet.kernels."""
+    overlap: bool = False
+    """On a CPU, run steps in a thread of their own. An accelerator overlaps by itself."""
+
+    def __post_init__(self) -> None:
+        if self.slots < 1 or self.page_size < 1:
+            raise ValueError("slots and page_size must be at least 1")
+        if not 0 < self.kv_cache_share <= 1:
+            raise ValueError("kv_cache_share must be above 0 and at most 1")
+        if self.context_length is not None and self.context_length < 1:
+            raise ValueError("context_length must be at least 1")
+
+
+class PendingStep:
+    """A step that runs, or ran, in the executor's thread or at submission."""
+
+    def __init__(self, output: Future[StepOutput]) -> None:
+        self._output = output
+
+    def result(self) -> StepResult:
+        """Wait for the step. Raises what the forward raised."""
+        return self._output.result().result()
+
+
+class TpModelWorker:
+    """The `Executor` port, over one `ModelRunner`."""
+
+    def __init__(self, options: WorkerOptions, progress: Progress | None = None) -> None:
+        config = ModelConfig.load(options.model, options.dtype)
+        device = torch.device(_device(options.device))
+        backend = attention_backend(options.attention_backend, device)
+        context_length = _context_length(options, config)
+        model = build_model(config, device)
+        if options.load_format == "dummy":
+            dummy_weights(model)
+        else:
+            load_weights(model, options.model, progress)
+        shape = KVShape(
+            page_size=options.page_size, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype
+        )
+        pages = _pages(options, shape, config.layers, context_length, device)
+        group = KVGroup(name="full", layers=range(config.layers), pages=pages)
+        self._pool = KVPool([group], shape, device)
+        gibibytes = self._pool.bytes / 2**30
+        logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
+        self._runner = ModelRunner(
+            model,
+            self._pool,
+            backend,
+            slots=options.slots,
+            context_length=context_length,
+            vocab_size=config.vocab_size,
+            device=device,
+        )
+        self._capacity = Capacity(
+            page_size=options.page_size,
+            groups=[CacheGroup(group.name, group.pages, group.window) for group in self._pool.groups],
+            slots=options.slots,
+            context_length=context_length,
+            vocab_size=config.vocab_size,
+            eos_token_ids=list(config.eos_token_ids),
+        )
+        threaded = options.overlap and device.type == "cpu"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
+
+    @property
+    def capacity(self) -> Capacity:
+        """Fixed once the worker is built."""
+        return self._capacity
+
+    def submit(self, plan: Plan) -> PendingStep:
+        """Start a step. Steps run in the order they are submitted."""
+        if self._thread is not None:
+            return PendingStep(self._thread.submit(self._runner.execute, plan))
+        return PendingStep(_done(lambda: self._runner.execute(plan)))
+
+    def close(self) -> None:
+        """Let steps that were submitted finish, and start no more."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+
+def _done(run: Callable[[], StepOutput]) -> Future[StepOutput]:
+    """A future that has been run, so that an error shows where the result is asked for."""
+    future: Future[StepOutput] = Future()
+    try:
+        future.set_result(run())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _context_length(options: WorkerOptions, config: ModelConfig) -> int:
+    wanted = options.context_length or config.context_length
+    if wanted > config.context_length:
+        raise ValueError(f"context_length {wanted} is beyond the model's {config.context_length}")
+    return wanted
+
+
+def _pages(options: WorkerOptions, shape: KVShape, layers: int, context_length: int, device: torch.device) -> int:
+    """As many pages as the memory gives, but no more than all slots could fill. Raises ValueError for none at all."""
+    given = options.kv_cache_bytes
+    if given is None:
+        given = int(available_bytes(device) * options.kv_cache_share)
+    pages = given // (shape.page_bytes * layers)
+    if pages < 1:
+        raise ValueError(f"{given} bytes of KV cache do not hold one page of {shape.page_bytes * layers} bytes")
+    return min(pages, options.slots * -(-context_length // options.page_size))
