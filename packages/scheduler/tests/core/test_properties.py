@@ -1,4 +1,4 @@
-"""Random arrivals, lengths, aborts, choices and tiny memories, for thousands of steps, every invariant checked after each."""
+"""Random arrivals, lengths, aborts, choices, tiny memories; every invariant checked after each of thousands of steps."""
 
 import random
 

@@ -121,15 +121,21 @@ class Scheduler:
         self.memory.settle(plan.step)
         return outputs.take()
 
-    def held(self, frontend: str) -> Held:
-        """What this scheduler holds for a frontend, for its heartbeat."""
-        reqs = [req for req in self.roster if req.frontend == frontend and req.finish is None]
-        return Held(
-            rids=[req.rid for req in reqs],
-            indices=pack_ints(req.index for req in reqs),
-            attempts=pack_ints(req.attempt for req in reqs),
-            positions=pack_ints(req.sent for req in reqs),
-        )
+    def held(self) -> dict[str, Held]:
+        """What this scheduler holds for each frontend, for its heartbeats."""
+        by_frontend: dict[str, list[Req]] = {}
+        for req in self.roster:
+            if req.finish is None:
+                by_frontend.setdefault(req.frontend, []).append(req)
+        return {
+            frontend: Held(
+                rids=[req.rid for req in reqs],
+                indices=pack_ints(req.index for req in reqs),
+                attempts=pack_ints(req.attempt for req in reqs),
+                positions=pack_ints(req.sent for req in reqs),
+            )
+            for frontend, reqs in by_frontend.items()
+        }
 
     def load(self) -> Load:
         """How busy it is."""

@@ -1,4 +1,4 @@
-"""Drives the core over a `FakeExecutor` as the real loop does, checks every invariant after every call, keeps the books."""
+"""Drives the core over a `FakeExecutor` as the loop does, checks every invariant after every call, keeps the books."""
 
 from collections import deque
 from collections.abc import Sequence

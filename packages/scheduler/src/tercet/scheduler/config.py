@@ -1,0 +1,88 @@
+"""What a scheduler process can be told, on its command line."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from tercet.scheduler.core.config import PolicyName
+
+
+class ConfigError(ValueError):
+    """An option that cannot be meant; the text is one line that names it."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """Who this process is, and who its peers are."""
+
+    peer: str = "scheduler-0"
+    """Name among the peers; a restarted process keeps it."""
+    listen: str = "tcp://127.0.0.1:30100"
+    """Address of the inbox: ipc://DIRECTORY or tcp://HOST:PORT."""
+    advertise: str = ""
+    """Address that peers should use instead of the one listened on."""
+    supervisor: str = ""
+    """Address of the supervisor's inbox."""
+    parent_fd: int | None = None
+    """Exit when this inherited pipe closes."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much to log."""
+    event_log: str = ""
+    """File to write every event and plan to, for tools/replay.py."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model runs, and in what room."""
+
+    model: str = "embedded"
+    """A directory, a Hugging Face name, or the model that comes with the package."""
+    executor: Literal["torch", "fake"] = "torch"
+    """What runs the plans; fake computes nothing and serves load tests."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of weights and cache; auto takes the model's own."""
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    """Where weights come from; dummy makes random ones."""
+    device: str = "auto"
+    """cpu, cuda, or auto for what there is."""
+    attention_backend: str = "auto"
+    """Attention kernels: a name that `tercet-kernels check` lists."""
+    kv_cache_bytes: int | None = None
+    """Memory for keys and values; otherwise a stated share of what is free."""
+    page_size: int = 16
+    """Tokens in one page of the KV cache."""
+    max_running_requests: int = 64
+    """Choices that may run at the same time."""
+    context_length: int | None = None
+    """Shorter than the model's own, to save memory."""
+
+    def __post_init__(self) -> None:
+        for option in ("page_size", "max_running_requests", "kv_cache_bytes", "context_length"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """How requests share the model."""
+
+    schedule_policy: PolicyName = PolicyName.LPM
+    """Which waiting request goes first: lpm (longest cached prefix), fcfs or priority."""
+    chunked_prefill_size: int = 512
+    """Tokens that one step may compute."""
+    max_queued_requests: int = 4096
+    """Waiting choices past which new requests are refused."""
+    disable_radix_cache: Annotated[bool, Parameter(negative="")] = False
+    """Do not share cached prefixes between requests."""
+    overlap: Literal[0, 1] = 0
+    """Steps in flight while the next one is planned."""
+
+    def __post_init__(self) -> None:
+        for option in ("chunked_prefill_size", "max_queued_requests"):
+            if getattr(self, option) < 1:
+                raise ConfigError(f"--{option.replace('_', '-')} must be at least 1")

@@ -1,0 +1,116 @@
+"""An event log of the core: everything that went in and every plan that came out, one JSON object a line.
+
+`tools/replay.py` feeds the events to a fresh core and compares the plans, which proves that the core is deterministic
+and lets a schedule be looked at after the fact.
+"""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from tercet.protocol.values import Held, Load
+from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.outputs import Outgoing
+from tercet.scheduler.core.plan import Capacity, Plan, StepResult
+from tercet.scheduler.core.scheduler import Scheduler
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The first event: what the core was built with."""
+
+    config: CoreConfig
+    capacity: Capacity
+
+
+class Handled(msgspec.Struct, frozen=True, tag=True):
+    """Messages were handed in."""
+
+    arrivals: list[Arrival]
+
+
+class Scheduled(msgspec.Struct, frozen=True, tag=True):
+    """A plan was asked for; None when there was nothing to do."""
+
+    plan: Plan | None
+
+
+class Committed(msgspec.Struct, frozen=True, tag=True):
+    """A result was handed in."""
+
+    result: StepResult
+
+
+Event = Started | Handled | Scheduled | Committed
+
+
+class RecordingScheduler:
+    """A core that writes down every call. Same interface as `Scheduler`."""
+
+    def __init__(self, core: Scheduler, file: BinaryIO) -> None:
+        self._core = core
+        self._file = file
+        self._encoder = msgspec.json.Encoder()
+        self._idle = False
+        self._write(Started(core.config, core.capacity))
+
+    @property
+    def runnable(self) -> bool:
+        """As the core says."""
+        return self._core.runnable
+
+    def handle(self, *arrivals: Arrival) -> list[Outgoing]:
+        """Pass on, and write down."""
+        self._write(Handled(list(arrivals)))
+        return self._core.handle(*arrivals)
+
+    def schedule(self) -> Plan | None:
+        """Pass on, and write down; of several empty answers in a row only the first."""
+        plan = self._core.schedule()
+        if plan is not None or not self._idle:
+            self._write(Scheduled(plan))
+        self._idle = plan is None
+        return plan
+
+    def commit(self, result: StepResult) -> list[Outgoing]:
+        """Pass on, and write down."""
+        self._write(Committed(result))
+        self._idle = False
+        return self._core.commit(result)
+
+    def load(self) -> Load:
+        """As the core says."""
+        return self._core.load()
+
+    def held(self) -> dict[str, Held]:
+        """As the core says."""
+        return self._core.held()
+
+    def _write(self, event: Event) -> None:
+        self._file.write(self._encoder.encode(event) + b"\n")
+        self._file.flush()
+
+
+def read_events(file: BinaryIO) -> Iterator[Event]:
+    """The events of a log. Raises msgspec.DecodeError at a line that is none."""
+    decoder = msgspec.json.Decoder(Event)
+    for line in file:
+        yield decoder.decode(line)
+
+
+def replay(events: Iterator[Event]) -> Iterator[tuple[int, Plan | None, Plan | None]]:
+    """Feed a log to a fresh core: (line, plan in the log, plan derived now) for every plan that was asked for."""
+    first = next(events)
+    if not isinstance(first, Started):
+        raise ValueError("the log does not begin with Started")
+    core = Scheduler(first.config, first.capacity)
+    for line, event in enumerate(events, start=2):
+        match event:
+            case Handled(arrivals):
+                core.handle(*arrivals)
+            case Scheduled(plan):
+                yield line, plan, core.schedule()
+            case Committed(result):
+                core.commit(result)
+            case Started():
+                core = Scheduler(event.config, event.capacity)

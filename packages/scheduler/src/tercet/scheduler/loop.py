@@ -1,0 +1,129 @@
+"""The scheduler's loop: the one place where the pure core, the executor and the sockets meet."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from tercet.protocol.messages import (
+    AbortReq,
+    ContinueGenerationReq,
+    FlushCacheReq,
+    PauseGenerationReq,
+    TokenizedGenerateReqInput,
+)
+from tercet.protocol.node import Delivery, PeerDown, PeerUp
+from tercet.protocol.values import Held, Load, Phase, Role
+from tercet.scheduler.core.config import Arrival, PeerGone
+from tercet.scheduler.core.outputs import Outgoing
+from tercet.scheduler.core.plan import Plan, StepResult
+from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.ports import Executor, Pending
+from tercet.scheduler.status import StatusBoard
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_INTERVAL = 0.2
+"""Seconds between two reports of load and held requests; heartbeats repeat the last one."""
+RETRY_INTERVAL = 0.005
+"""Seconds an idle loop waits before it offers a blocked peer its backlog again."""
+
+
+class Core(Protocol):
+    """What the loop needs of `core.Scheduler`, or of a recorder around it."""
+
+    @property
+    def runnable(self) -> bool: ...  # noqa: D102
+    def handle(self, *arrivals: Arrival) -> list[Outgoing]: ...  # noqa: D102
+    def schedule(self) -> Plan | None: ...  # noqa: D102
+    def commit(self, result: StepResult) -> list[Outgoing]: ...  # noqa: D102
+    def load(self) -> Load: ...  # noqa: D102
+    def held(self) -> dict[str, Held]: ...  # noqa: D102
+
+
+Drain = Callable[[float | None], list[Delivery]]
+"""Everything that has arrived, after at most so many seconds of waiting for the first (None: for ever)."""
+
+
+class SchedulerLoop:
+    """Runs until `stop`. `overlap` is how many steps may be in flight while the next is planned."""
+
+    def __init__(
+        self,
+        core: Core,
+        executor: Executor,
+        drain: Drain,
+        outbox: Outbox,
+        board: StatusBoard,
+        clock: Callable[[], float],
+        *,
+        overlap: int = 0,
+    ) -> None:
+        self._core = core
+        self._executor = executor
+        self._drain = drain
+        self._outbox = outbox
+        self._board = board
+        self._clock = clock
+        self._overlap = overlap
+        self._in_flight: deque[Pending] = deque()
+        self._published = float("-inf")
+        self.stopping = False
+
+    def run(self) -> None:
+        """Serve. Raises what a step raises: the part dies, and its supervisor starts it again."""
+        self._board.enter(Phase.IDLE)
+        while not self.stopping:
+            self.turn()
+
+    def turn(self) -> None:
+        """Take what arrived, start the next step, finish the oldest."""
+        core, outbox, in_flight = self._core, self._outbox, self._in_flight
+        arrivals = [*outbox.flush(), *self._arrivals(self._wait())]
+        if arrivals:
+            outbox.send(core.handle(*arrivals))
+        if plan := core.schedule():
+            self._board.begin_step()
+            in_flight.append(self._executor.submit(plan))
+        if in_flight and (not plan or len(in_flight) > self._overlap):
+            outbox.send(core.commit(in_flight.popleft().result()))
+            self._board.end_step()
+        self._publish()
+
+    def _wait(self) -> float | None:
+        """How long to wait for a message: not at all while there is work."""
+        if self._in_flight or self._core.runnable:
+            return 0
+        self._board.enter(Phase.IDLE)
+        self._publish(now=True)
+        return RETRY_INTERVAL if self._outbox.backlog else None
+
+    def _publish(self, *, now: bool = False) -> None:
+        time = self._clock()
+        if now or time - self._published >= PUBLISH_INTERVAL:
+            self._published = time
+            self._board.publish(self._core.load(), self._core.held())
+
+    def _arrivals(self, wait: float | None) -> list[Arrival]:
+        """What arrived, as the core takes it."""
+        arrivals = []
+        for source, message, _ in self._drain(wait):
+            match message:
+                case (
+                    TokenizedGenerateReqInput()
+                    | AbortReq()
+                    | FlushCacheReq()
+                    | PauseGenerationReq()
+                    | ContinueGenerationReq()
+                ):
+                    arrivals.append(Arrival(source, message))
+                case PeerDown(peer, role, reason):
+                    logger.info("%s is gone: %s", peer, reason)
+                    self._outbox.forget(peer)
+                    if role == Role.FRONTEND:
+                        arrivals.append(Arrival(peer, PeerGone(peer)))
+                case PeerUp(peer):
+                    logger.info("linked with %s", peer)
+                case _:
+                    pass  # membership, which the node has dealt with
+        return arrivals

@@ -1,0 +1,52 @@
+"""What a heartbeat says: written by the loop between steps, read without waiting by the thread that sends heartbeats."""
+
+from collections.abc import Callable
+
+from tercet.protocol.messages import Heartbeat
+from tercet.protocol.values import Held, Load, Phase
+
+
+class StatusBoard:
+    """The loop's last word about itself. Attributes are replaced whole, so another thread never reads half of one."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._phase = Phase.LOADING
+        self._steps = 0
+        self._step_began: float | None = None
+        self._longest = 0.0
+        self._load = Load()
+        self._held: dict[str, Held] = {}
+
+    def enter(self, phase: Phase) -> None:
+        """Loading, compiling, idle or draining."""
+        self._phase = phase
+        self._step_began = None
+
+    def begin_step(self) -> None:
+        """A step is being computed."""
+        self._phase = Phase.STEP
+        self._step_began = self._clock()
+
+    def end_step(self) -> None:
+        """The step is done."""
+        if self._step_began is not None:
+            self._longest = max(self._longest, self._clock() - self._step_began)
+        self._step_began = None
+        self._steps += 1
+
+    def publish(self, load: Load, held: dict[str, Held]) -> None:
+        """How busy the core is, and what it holds for each frontend."""
+        self._load, self._held = load, held
+
+    def heartbeat(self, peer: str) -> Heartbeat:
+        """The heartbeat for one peer; its `held` is empty unless it is a frontend with requests here."""
+        began = self._step_began
+        return Heartbeat(
+            phase=self._phase,
+            steps=self._steps,
+            step_age=0.0 if began is None else self._clock() - began,
+            longest_step=self._longest,
+            load=self._load,
+            held=self._held.get(peer, Held()),
+        )

@@ -1,0 +1,72 @@
+"""Orders of admission, and that nobody waits for ever under any of them."""
+
+import pytest
+
+from tercet.scheduler.core.config import CoreConfig, PolicyName
+from tercet.scheduler.testing import Driver, request, small_capacity
+
+
+def admitted(run: Driver) -> list[int]:
+    """Prompt lengths in the order their requests were introduced: tests give each request its own."""
+    return [init.prompt_tokens for plan in run.plans for init in plan.introduce]
+
+
+def driver(policy: PolicyName, **options: int) -> Driver:
+    config = CoreConfig(policy=policy, token_budget=64, **options)  # type: ignore[arg-type]
+    return Driver(small_capacity(pages=64, slots=1), config)
+
+
+def test_first_come_first_served() -> None:
+    run = driver(PolicyName.FCFS)
+    for length in (5, 3, 9):
+        run.send(request(f"r{length}", [1] * length, max_new_tokens=1))
+    run.run()
+    assert admitted(run) == [5, 3, 9]
+
+
+def test_priority_first_then_arrival() -> None:
+    run = driver(PolicyName.PRIORITY)
+    for length, priority in ((5, 0), (3, 2), (9, 2), (4, 1)):
+        run.send(request(f"r{length}", [1] * length, max_new_tokens=1, priority=priority))
+    run.run()
+    assert admitted(run) == [3, 9, 4, 5]
+
+
+def test_the_longest_cached_prefix_goes_first() -> None:
+    run = driver(PolicyName.LPM)
+    run.send(request("warm", [*range(1, 13)], max_new_tokens=1))
+    run.run()
+    run.send(request("cold", [40] * 5, max_new_tokens=1))
+    run.send(request("some", [*range(1, 6), 49], max_new_tokens=1))
+    run.send(request("most", [*range(1, 13), 49], max_new_tokens=1))
+    run.run()
+    assert admitted(run) == [12, 13, 6, 5]
+
+
+@pytest.mark.parametrize("policy", [PolicyName.PRIORITY, PolicyName.LPM])
+def test_a_request_passed_over_long_enough_goes_first(policy: PolicyName) -> None:
+    run = driver(policy, patience=10)
+    favoured = [*range(1, 13)]
+    run.send(request("warm", favoured, max_new_tokens=1))
+    run.run()
+    run.send(request("old", [40] * 5, max_new_tokens=1))
+    for number in range(200):
+        run.send(request(f"f{number}", [*favoured, 1 + number % 40], max_new_tokens=1, priority=5))
+        run.step()
+        if ("old", 0) in run.finishes:
+            break
+    assert 8 <= number <= 12
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_a_large_request_is_not_starved_by_small_ones(policy: PolicyName) -> None:
+    config = CoreConfig(policy=policy, token_budget=64, patience=10)
+    run = Driver(small_capacity(pages=16, slots=8), config)
+    for number in range(400):
+        run.send(request(f"s{number}", [1 + number % 49] * 7, max_new_tokens=6, ignore_eos=True, priority=1))
+        if number == 5:
+            run.send(request("large", [3] * 50, max_new_tokens=10, ignore_eos=True))
+        run.step()
+        if ("large", 0) in run.finishes:
+            return
+    raise AssertionError("the large request waited for 395 steps")

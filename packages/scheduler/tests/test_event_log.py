@@ -1,0 +1,46 @@
+import io
+import random
+from collections import deque
+
+from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.plan import Row
+from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.event_log import RecordingScheduler, Scheduled, read_events, replay
+from tercet.scheduler.testing import Done, FakeExecutor, request, small_capacity
+
+
+def recorded(overlap: int) -> bytes:
+    chance = random.Random(overlap)
+    capacity = small_capacity(pages=14)
+    log = io.BytesIO()
+    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=12), capacity), log)
+    executor = FakeExecutor(capacity)
+    in_flight: deque[Done] = deque()
+    for number in range(30):
+        prompt = [chance.randrange(1, 50) for _ in range(chance.randrange(1, 30))]
+        core.handle(Arrival("frontend-0", request(f"r{number}", prompt, n=chance.choice([1, 2]))))
+        for _ in range(8 if number < 29 else 2000):
+            if plan := core.schedule():
+                in_flight.append(executor.submit(plan))
+            if in_flight and (plan is None or len(in_flight) > overlap):
+                core.commit(in_flight.popleft().result())
+    return log.getvalue()
+
+
+def test_every_plan_of_a_log_comes_out_the_same() -> None:
+    for overlap in (0, 1):
+        answers = list(replay(read_events(io.BytesIO(recorded(overlap)))))
+        assert sum(logged is not None for _, logged, _ in answers) > 100
+        assert all(logged == derived for _, logged, derived in answers)
+
+
+def test_a_changed_plan_is_noticed() -> None:
+    events = list(read_events(io.BytesIO(recorded(0))))
+    at = next(number for number, event in enumerate(events) if isinstance(event, Scheduled) and event.plan)
+    plan = events[at].plan  # type: ignore[union-attr]
+    assert plan is not None
+    row = plan.rows[0]
+    other = type(plan)(step=plan.step, introduce=plan.introduce, rows=[Row(row.slot, row.start, row.count + 1, True)])
+    events[at] = Scheduled(other)
+    _, logged, derived = next(replay(iter(events)))
+    assert logged != derived
