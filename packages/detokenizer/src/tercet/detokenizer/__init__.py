@@ -1,0 +1,1 @@
+"""The part of Tercet that turns token ids into text."""

@@ -1,0 +1,164 @@
+"""One choice of one request, from its first token here to its last: ids in; text, stop strings and the finish out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tercet.detokenizer.decode_status import TextStream, text_stream
+from tercet.detokenizer.errors import SpecError
+from tercet.detokenizer.stop import StopMatcher, StopStrings
+from tercet.detokenizer.vocabulary import PieceTable, Vocabulary
+from tercet.protocol.messages import DecodeSpec
+from tercet.protocol.values import FinishReason, FinishType, unpack_ints
+
+MAX_STOPS = 64
+MAX_STOP_CHARS = 4096
+"""Of all stop strings of a request together."""
+MAX_PROMPT_TAIL = 1024
+
+_spec_decoder = msgspec.msgpack.Decoder(DecodeSpec)
+
+
+class Plan:
+    """A request's DecodeSpec, checked, with what its choices share."""
+
+    def __init__(self, spec: bytes) -> None:
+        """Raises SpecError. The bytes come from a client's request by way of two processes that never opened them."""
+        try:
+            self.spec = _spec_decoder.decode(spec)
+            self.prompt_tail = list(unpack_ints(self.spec.prompt_tail))
+            self.resume = {entry.index: list(unpack_ints(entry.output_ids)) for entry in self.spec.resume}
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise SpecError(f"the decode spec cannot be read: {error}") from error
+        if len(self.spec.stop) > MAX_STOPS or sum(map(len, self.spec.stop)) > MAX_STOP_CHARS:
+            raise SpecError(f"more than {MAX_STOPS} stop strings, or more than {MAX_STOP_CHARS} characters of them")
+        if len(self.prompt_tail) > MAX_PROMPT_TAIL:
+            raise SpecError(f"a prompt tail of more than {MAX_PROMPT_TAIL} ids")
+        self.stops = StopStrings(self.spec.stop) if any(self.spec.stop) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one row became: its text, how many of its ids count, and the finish if the choice ends."""
+
+    text: str
+    count: int
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which choice this is, who sends its ids and who gets its text."""
+
+    rid: str
+    index: int
+    attempt: int
+    frontend: str
+    scheduler: str
+
+
+class Choice:
+    """The state of one choice. A resumed one has read its earlier ids and goes on behind the characters sent."""
+
+    __slots__ = (
+        "_carry",
+        "_ended",
+        "_include_stop",
+        "_skip",
+        "_status",
+        "_stops",
+        "attempt",
+        "begins",
+        "fast",
+        "next",
+        "route",
+        "seen",
+    )
+
+    def __init__(self, route: Route, plan: Plan, vocabulary: Vocabulary) -> None:
+        spec = plan.spec
+        self.route = route
+        self.attempt = route.attempt
+        self.next = 0
+        """Position of the next id."""
+        self.seen = 0
+        """Number of the last batch with a row of this choice."""
+        self._status: TextStream = text_stream(vocabulary, spec.skip_special_tokens, plan.prompt_tail)
+        self._stops = StopMatcher(plan.stops, spec.include_stop) if plan.stops else None
+        self._include_stop = spec.include_stop
+        self._ended: FinishReason | None = None
+        self._carry = ""
+        """Text of earlier ids that the client does not have yet."""
+        self._skip = 0
+        """Characters to come that the client already has."""
+        self.fast: PieceTable | None = None
+        """While set: a text piece of this table without a character of `begins` may be taken as it is, and `next`
+        moved on, in place of `take`."""
+        self.begins = plan.stops.begins if plan.stops else frozenset()
+        if earlier := plan.resume.get(route.index):
+            self._replay(earlier, spec.chars_sent.get(route.index, 0))
+        self._settle()
+
+    def _replay(self, earlier: list[int], chars_sent: int) -> None:
+        replayed = self._decode(earlier)
+        self.next, self._ended = replayed.count, replayed.finish
+        self._carry = replayed.text[max(chars_sent, 0) :]
+        self._skip = max(chars_sent - len(replayed.text), 0)
+
+    def take(self, ids: Sequence[int], finish: FinishReason | None) -> Taken:
+        """The next ids, in order. A stop string ends the choice at the id that completed it, whatever `finish` says."""
+        if self._ended is not None:  # an earlier attempt's ids already held a stop string
+            return Taken(self._cut(""), 0, self._ended)
+        taken = self._decode(ids, finish)
+        self.next += taken.count
+        taken = Taken(self._cut(taken.text), taken.count, taken.finish)
+        self._settle()
+        return taken
+
+    def _decode(self, ids: Sequence[int], finish: FinishReason | None = None) -> Taken:
+        """Ids to text, held back where it could still become a stop string; all of it when the choice finishes."""
+        silent = len(ids) if self._ends_on(ids, finish) else 0
+        texts = []
+        for count, token_id in enumerate(ids, 1):
+            text = "" if count == silent else self._status.push(token_id)
+            if self._stops and text:
+                fed = self._stops.feed(text)
+                text = fed.text
+                if fed.matched is not None:
+                    texts.append(text)
+                    return Taken("".join(texts), count, FinishReason(FinishType.STOP, fed.matched))
+            texts.append(text)
+        if finish is not None:
+            text, finish = self._flush(finish)
+            texts.append(text)
+        return Taken("".join(texts), len(ids), finish)
+
+    def _ends_on(self, ids: Sequence[int], finish: FinishReason | None) -> bool:
+        """Whether the last id is a stop token, whose text is shown only if stop strings are."""
+        return (
+            finish is not None
+            and not self._include_stop
+            and finish.type is FinishType.STOP
+            and len(ids) > 0
+            and finish.matched == ids[-1]
+        )
+
+    def _flush(self, finish: FinishReason) -> tuple[str, FinishReason]:
+        text = self._status.flush()
+        if self._stops is None:
+            return text, finish
+        fed = self._stops.feed(text)
+        if fed.matched is not None:
+            return fed.text, FinishReason(FinishType.STOP, fed.matched)
+        return fed.text + self._stops.flush(), finish
+
+    def _cut(self, text: str) -> str:
+        """The part of new text that the client lacks."""
+        lacking = self._carry + text[self._skip :]
+        self._carry, self._skip = "", max(self._skip - len(text), 0)
+        return lacking
+
+    def _settle(self) -> None:
+        held = self._stops is not None and not self._stops.idle
+        self.fast = None if held or self._carry or self._skip or self._ended else self._status.plain

@@ -1,0 +1,147 @@
+"""One choice's ids becoming text: every character once, as soon as it is whole, and none before."""
+
+import codecs
+from typing import Protocol
+
+from tercet.detokenizer.vocabulary import PieceTable, Vocabulary
+
+
+class TextStream(Protocol):
+    """Takes one id at a time and gives the text that is certain by then."""
+
+    def push(self, token_id: int) -> str:
+        """The text this id adds, with whatever it completes."""
+        ...
+
+    def flush(self) -> str:
+        """The rest of the text. An unfinished character becomes U+FFFD."""
+        ...
+
+    @property
+    def plain(self) -> PieceTable | None:
+        """A table whose text pieces may stand for `push` from here until the next push; None when nothing may."""
+        ...
+
+
+class DecodeStatus:
+    """The stream of a tokenizer that has a table of pieces: what `tokenizer.decode` gives, in steps.
+
+    It holds back at most the bytes of one unfinished character. Byte fallback departs from `tokenizer.decode` in one
+    case, as SentencePiece does: in a run of byte tokens that has both whole characters and broken bytes, the characters
+    survive. (The tokenizers library gives up the whole run, which would mean to hold back all of it.)
+    """
+
+    __slots__ = ("_begun", "_errors", "_owed", "_pending", "_table", "_vocabulary")
+
+    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
+        assert vocabulary.joining is not None
+        self._vocabulary = vocabulary
+        self._table = vocabulary.table(skip_special_tokens)
+        self._errors = vocabulary.joining.errors
+        self._begun = not vocabulary.joining.first_differs
+        self._pending = b""
+        """Bytes of a character that is not whole yet."""
+        self._owed = 0
+        """How many U+FFFD the prompt already shows for pending bytes of its own."""
+
+    def prime(self, prompt_tail: list[int]) -> None:
+        """Let the text begin in the middle: after a prompt that ends with these ids."""
+        for token_id in prompt_tail:
+            self.push(token_id)
+        self._owed = len(self._join(b"", final=True)) if self._pending else 0
+
+    @property
+    def plain(self) -> PieceTable | None:
+        """The table of pieces, unless a character is pending or the text has not begun."""
+        return None if self._pending or not self._begun else self._table
+
+    def push(self, token_id: int) -> str:
+        """The text this id adds."""
+        piece = self._table[token_id]
+        if piece is None:
+            return ""
+        if not self._begun:
+            piece = self._first(token_id, piece)
+        if isinstance(piece, str) and not self._pending:
+            return piece
+        text = self._settle(piece if isinstance(piece, bytes) else piece.encode(), final=False)
+        if text and self._owed:
+            shown = min(self._owed, len(text) - len(text.lstrip("\ufffd")))
+            self._owed, text = 0, text[shown:]
+        return text
+
+    def flush(self) -> str:
+        """U+FFFD for the bytes of a character that will never be whole; those of the prompt's own are the prompt's."""
+        text = self._settle(b"", final=True)
+        text, self._owed = text[self._owed :], 0
+        return text
+
+    def _first(self, token_id: int, piece: str | bytes) -> str | bytes:
+        """The piece of the first token: decoders may take a leading space from it."""
+        first = piece if isinstance(piece, bytes) else self._vocabulary.decode([token_id])
+        self._begun = bool(first or piece)
+        return first
+
+    def _settle(self, data: bytes, final: bool) -> str:
+        data = self._pending + data
+        text, used = codecs.utf_8_decode(data, self._errors, final)
+        self._pending = data[used:]
+        return text
+
+    def _join(self, data: bytes, final: bool) -> str:
+        return codecs.utf_8_decode(self._pending + data, self._errors, final)[0]
+
+
+class WindowStatus:
+    """The stream of any other tokenizer: decodes a short window of ids again for every id and gives what that added.
+
+    Right for decoders whose text only ever grows with more ids. The window moves on when it ends in a whole character.
+    """
+
+    __slots__ = ("_ids", "_read", "_shown", "_skip", "_vocabulary")
+
+    plain: None = None
+
+    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
+        self._vocabulary = vocabulary
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._read = 0
+        """How many of the window's ids have been given as text."""
+        self._shown = ""
+        """The text of those."""
+
+    def prime(self, prompt_tail: list[int]) -> None:
+        """Let the text begin in the middle: after a prompt that ends with these ids."""
+        for token_id in prompt_tail:
+            self.push(token_id)
+
+    def push(self, token_id: int) -> str:
+        """The text this id adds."""
+        if self._vocabulary.token(token_id, self._skip) is None:
+            return ""
+        self._ids.append(token_id)
+        text = self._vocabulary.decode(self._ids)
+        young = len(self._ids) - self._read < 4  # no character has more than four bytes
+        if (young and text.endswith("\ufffd")) or len(text) <= len(self._shown):
+            return ""
+        added = text[len(self._shown) :]
+        fresh = self._ids[self._read :]
+        if shown := self._vocabulary.decode(fresh):
+            self._ids, self._shown = fresh, shown
+        else:
+            self._shown = text
+        self._read = len(self._ids)
+        return added
+
+    def flush(self) -> str:
+        """The text of the ids still held back."""
+        return self._vocabulary.decode(self._ids)[len(self._shown) :] if self._ids else ""
+
+
+def text_stream(vocabulary: Vocabulary, skip_special_tokens: bool, prompt_tail: list[int]) -> TextStream:
+    """The stream that is right for a tokenizer, begun after `prompt_tail`."""
+    kind = WindowStatus if vocabulary.joining is None else DecodeStatus
+    status = kind(vocabulary, skip_special_tokens)
+    status.prime(prompt_tail)
+    return status

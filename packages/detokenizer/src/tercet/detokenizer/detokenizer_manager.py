@@ -1,0 +1,180 @@
+"""Token ids in, text out, for every choice of every request that is routed here. Knows no sockets and no clock."""
+
+import logging
+from collections import Counter
+
+from tercet.detokenizer.choice import Choice, Plan, Route
+from tercet.detokenizer.errors import MalformedBatchError, SpecError
+from tercet.detokenizer.rows import Columns, TextRows
+from tercet.detokenizer.vocabulary import Vocabulary
+from tercet.protocol.messages import BatchStrOutput, BatchTokenIDOutput, Opening
+from tercet.protocol.values import FinishReason, FinishType, Held, pack_ints
+
+logger = logging.getLogger(__name__)
+
+Key = str | tuple[str, int]
+"""A choice: the rid alone for index 0, which most are, and (rid, index) for the others."""
+
+
+def _key(rid: str, index: int) -> Key:
+    return (rid, index) if index else rid
+
+
+class DetokenizerManager:
+    """The choices that are open here, and what each message does to them.
+
+    It never asks anybody anything: a row that does not fit what is held is dropped and counted, since recovery is the
+    frontend's business, which sees that a position never came.
+    """
+
+    def __init__(self, max_choices: int = 65536) -> None:
+        self._max_choices = max_choices
+        self._choices: dict[Key, Choice] = {}
+        self._vocabularies: dict[str, Vocabulary] = {}
+        self.counters: Counter[str] = Counter()
+        """How often: batches, tokens, dropped_{malformed,unknown,stale,seen,gap}, refused_specs, evicted."""
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    @property
+    def tokenizers(self) -> list[str]:
+        """SHA-256 of every tokenizer held, the default one first."""
+        return list(self._vocabularies)
+
+    def add_tokenizer(self, sha256: str, vocabulary: Vocabulary) -> None:
+        """Make a tokenizer selectable by `DecodeSpec.tokenizer`; the first one is also the default."""
+        self._vocabularies.setdefault(sha256, vocabulary)
+
+    def handle(self, output: BatchTokenIDOutput, scheduler: str = "") -> list[tuple[str, BatchStrOutput]]:
+        """What a step's tokens become: (frontend's peer id, its rows) for each frontend with rows in it."""
+        self.counters["batches"] += 1
+        try:
+            columns = Columns(output)
+        except MalformedBatchError as error:
+            self.counters["dropped_malformed"] += 1
+            logger.warning("dropped a batch of %s: %s", scheduler or "a scheduler", error)
+            return []
+        self.counters["tokens"] += len(columns.token_ids)
+        rows = TextRows(columns)
+        if output.openings:
+            self._open(output.openings, rows, scheduler)
+        self._take_all(rows)
+        return rows.messages()
+
+    def drop_peer(self, peer: str) -> int:
+        """Forget the choices of a frontend or scheduler that is gone; how many there were."""
+        gone = [key for key, it in self._choices.items() if peer in (it.route.frontend, it.route.scheduler)]
+        for key in gone:
+            del self._choices[key]
+        return len(gone)
+
+    def held(self, frontend: str) -> Held:
+        """The choices open for one frontend. Safe to call from another thread."""
+        mine = [choice for choice in list(self._choices.values()) if choice.route.frontend == frontend]
+        return Held(
+            rids=[choice.route.rid for choice in mine],
+            indices=pack_ints(choice.route.index for choice in mine),
+            attempts=pack_ints(choice.attempt for choice in mine),
+            positions=pack_ints(choice.next for choice in mine),
+        )
+
+    def _take_all(self, rows: TextRows) -> None:
+        """Give every row its text. This is the hot path: a row that is one ordinary token costs a few lookups."""
+        columns, output, of_frontend, texts = rows.columns, rows.columns.output, rows.of_frontend, rows.texts
+        get, finishes, offsets, ids = self._choices.get, output.finishes, columns.offsets, columns.token_ids
+        batch, row = self.counters["batches"], -1
+        one_each = columns.one_token_each
+        for rid, index, attempt, position in zip(
+            output.rids, columns.indices, columns.attempts, columns.positions, strict=True
+        ):
+            row += 1
+            choice = get((rid, index) if index else rid)
+            if choice is None:
+                if row not in rows.finishes:  # those are the rows of refused specs
+                    self.counters["dropped_unknown"] += 1
+                continue
+            if choice.next == position and choice.attempt == attempt:
+                if one_each and row not in finishes and (table := choice.fast) is not None:
+                    text = table[ids[row]]
+                    if text.__class__ is str and (not choice.begins or choice.begins.isdisjoint(text)):
+                        texts[row] = text
+                        choice.next = position + 1
+                        choice.seen = batch
+                        of_frontend[choice.route.frontend].append(row)
+                        continue
+            elif not self._fits(choice, attempt, position, offsets[row + 1] - offsets[row], row in finishes):
+                continue
+            choice.seen = batch
+            self._take(rows, row, choice)
+
+    def _fits(self, choice: Choice, attempt: int, position: int, count: int, finishes: bool) -> bool:
+        """Whether a row that does not simply continue its choice still has something new; counts it if not."""
+        if attempt != choice.attempt:
+            self.counters["dropped_stale" if attempt < choice.attempt else "dropped_unknown"] += 1
+        elif position > choice.next:
+            self.counters["dropped_gap"] += 1
+        elif position + count > choice.next or (finishes and position + count == choice.next):
+            return True
+        else:
+            self.counters["dropped_seen"] += 1
+        return False
+
+    def _take(self, rows: TextRows, row: int, choice: Choice) -> None:
+        """A row that needs its choice's whole state: held text, several ids, a finish."""
+        columns = rows.columns
+        seen = choice.next - columns.positions[row]
+        ids = columns.token_ids[columns.offsets[row] + seen : columns.offsets[row + 1]]
+        taken = choice.take(ids, columns.output.finishes.get(row))
+        rows.texts[row] = taken.text
+        rows.cut(row, seen, taken.count)
+        rows.of_frontend[choice.route.frontend].append(row)
+        if taken.finish is not None:
+            rows.finishes[row] = taken.finish
+            del self._choices[_key(choice.route.rid, choice.route.index)]
+
+    def _open(self, openings: list[Opening], rows: TextRows, scheduler: str) -> None:
+        """Begin the choices whose first rows these are. A spec that cannot be followed ends its choice."""
+        columns, plans = rows.columns, dict[bytes, Plan]()
+        for opening in openings:
+            row = opening.row
+            rid, index, attempt = columns.output.rids[row], columns.indices[row], columns.attempts[row]
+            held = self._choices.get(_key(rid, index))
+            if held is not None and held.attempt >= attempt:
+                continue
+            try:
+                if (plan := plans.get(opening.decode_spec)) is None:
+                    plan = plans[opening.decode_spec] = Plan(opening.decode_spec)
+                choice = Choice(
+                    Route(rid, index, attempt, opening.frontend, scheduler), plan, self._vocabulary(plan.spec.tokenizer)
+                )
+            except SpecError as error:
+                self.counters["refused_specs"] += 1
+                self._refuse(rows, row, opening.frontend, str(error))
+                self._choices.pop(_key(rid, index), None)
+                continue
+            self._choices[_key(rid, index)] = choice
+            choice.seen = self.counters["batches"]
+            if len(self._choices) > self._max_choices:
+                self._evict()
+
+    def _refuse(self, rows: TextRows, row: int, frontend: str, message: str) -> None:
+        if row not in rows.finishes:
+            rows.of_frontend[frontend].append(row)
+        rows.finishes[row] = FinishReason(FinishType.ERROR, message=message)
+        rows.cut(row, 0, 0)
+
+    def _vocabulary(self, sha256: str) -> Vocabulary:
+        """Raises SpecError for a tokenizer that is not here."""
+        found = self._vocabularies.get(sha256) if sha256 else next(iter(self._vocabularies.values()), None)
+        if found is None:
+            raise SpecError(f"the detokenizer does not have tokenizer {sha256 or '(any)'}")
+        return found
+
+    def _evict(self) -> None:
+        """Forget the sixteenth of the choices that have waited longest: most likely nobody sends them any more."""
+        oldest = sorted(self._choices, key=lambda key: self._choices[key].seen)[: max(len(self._choices) // 16, 1)]
+        for key in oldest:
+            del self._choices[key]
+        self.counters["evicted"] += len(oldest)
+        logger.warning("forgot %d choices: more than %d are open", len(oldest), self._max_choices)

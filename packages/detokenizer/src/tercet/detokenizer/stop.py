@@ -1,0 +1,102 @@
+"""Stop strings in a growing text: an Aho-Corasick automaton, so every character is looked at once.
+
+The node reached after a character is the longest suffix of the text that begins some stop string, and its depth is
+exactly how many characters must be held back. (Aho, Corasick: "Efficient string matching", 1975.)
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class _Node:
+    depth: int
+    next: dict[str, "_Node"] = field(default_factory=dict)
+    fail: "_Node | None" = None
+    match: str | None = None
+    """The longest stop string that ends here."""
+
+
+class StopStrings:
+    """The automaton of one set of stop strings, shared by the choices of a request. Empty strings are ignored."""
+
+    def __init__(self, stops: list[str]) -> None:
+        self.root = _Node(0)
+        self.begins = frozenset(stop[0] for stop in stops if stop)
+        """What a text must contain before anything can match."""
+        for stop in stops:
+            node = self.root
+            for char in stop:
+                node = node.next.setdefault(char, _Node(node.depth + 1))
+            node.match = stop or None
+        self._link()
+
+    def _link(self) -> None:
+        """Give every node its longest proper suffix, breadth first, so shorter ones are linked already."""
+        level = [self.root]
+        while level:
+            deeper = []
+            for parent in level:
+                for char, node in parent.next.items():
+                    node.fail = _step(parent.fail, char, self.root) if parent.fail else self.root
+                    node.match = node.match or node.fail.match
+                    deeper.append(node)
+            level = deeper
+
+
+def _step(node: _Node, char: str, root: _Node) -> _Node:
+    """The node after one more character."""
+    while (following := node.next.get(char)) is None:
+        if node.fail is None:
+            return root
+        node = node.fail
+    return following
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What may be shown now, and the stop string that ended the text, if one did."""
+
+    text: str
+    matched: str | None = None
+
+
+class StopMatcher:
+    """One choice's place in the automaton, with the text that could still become a stop string.
+
+    The first stop string to end wins; of several that end at the same character, the longest.
+    """
+
+    __slots__ = ("_held", "_include", "_node", "_stops")
+
+    def __init__(self, stops: StopStrings, include_stop: bool = False) -> None:
+        self._stops = stops
+        self._include = include_stop
+        self._node = stops.root
+        self._held = ""
+
+    def feed(self, text: str) -> Fed:
+        """More text. After a match, nothing more may be fed."""
+        node, root = self._node, self._stops.root
+        if node is root and self._stops.begins.isdisjoint(text):
+            return Fed(text)
+        for count, char in enumerate(text, 1):
+            node = _step(node, char, root)
+            if node.match is not None:
+                whole = self._held + text[:count]
+                self._held, self._node = "", root
+                return Fed(whole if self._include else whole[: -len(node.match)], node.match)
+        self._node = node
+        whole = self._held + text
+        cut = len(whole) - node.depth
+        self._held = whole[cut:]
+        return Fed(whole[:cut])
+
+    def flush(self) -> str:
+        """The text held back for a stop string that did not come."""
+        text, self._held, self._node = self._held, "", self._stops.root
+        return text
+
+    @property
+    def idle(self) -> bool:
+        """True while nothing is held back: a text without any of `StopStrings.begins` may then pass by."""
+        return not self._held

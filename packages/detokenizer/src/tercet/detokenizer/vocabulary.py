@@ -1,0 +1,157 @@
+"""What every token id adds to a text, as a table that is filled from the tokenizer itself as ids are first seen.
+
+Nearly every id adds the same text wherever it stands, so a stream needs one dict lookup a token. Three things break
+that rule: a token may hold a piece of a UTF-8 character, the first token of a text may lose its leading space, and a
+few decoders look at neighbours. The first two are handled exactly here and in `decode_status`; a tokenizer of the third
+sort gets no table.
+"""
+
+import codecs
+import re
+from dataclasses import dataclass
+
+import msgspec
+from tokenizers import Tokenizer
+
+from tercet.detokenizer.errors import TokenizerError
+
+Piece = str | bytes | None
+"""Text that stands alone, bytes that need neighbours to become text, or None: the id adds nothing."""
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LOSSY = "replace"
+_EACH_BYTE = "tercet.each-byte"
+codecs.register_error(_EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.start), error.end))  # type: ignore[attr-defined]
+
+
+class _Decoder(msgspec.Struct):
+    """The part of a tokenizer.json's decoder that tells which rules join its pieces."""
+
+    type: str
+    decoders: list["_Decoder"] = []
+    content: str = ""
+    start: int = 0
+    stop: int = 0
+
+
+class _TokenizerFile(msgspec.Struct):
+    decoder: _Decoder | None = None
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How a decoder joins pieces. `errors` is the codecs error handler for bytes that are not UTF-8."""
+
+    byte_level: bool = False
+    byte_fallback: bool = False
+    first_differs: bool = False
+
+    @property
+    def errors(self) -> str:
+        """Byte-level decoders give one U+FFFD for a broken character, byte fallback one for each of its bytes."""
+        return _EACH_BYTE if self.byte_fallback else _LOSSY
+
+
+def joining_of(decoder: _Decoder | None) -> Joining | None:
+    """The rules of the decoders whose pieces do not look at their neighbours; None for any other decoder."""
+    if decoder is None:
+        return None
+    chain = decoder.decoders if decoder.type == "Sequence" else [decoder]
+    match [step.type for step in chain]:
+        case ["ByteLevel"] | ["ByteLevel", "Fuse"]:
+            return Joining(byte_level=True)
+        case ["WordPiece"] | ["Metaspace"]:
+            return Joining(first_differs=True)
+        case ["ByteFallback", "Metaspace"]:
+            return Joining(first_differs=True, byte_fallback=True)
+        case [*replaces, "ByteFallback", "Fuse"] if set(replaces) <= {"Replace"}:
+            return Joining(byte_fallback=True)
+        case [*replaces, "ByteFallback", "Fuse", "Strip"] if set(replaces) <= {"Replace"}:
+            strip = chain[-1]
+            one_space = strip.start <= 1 and strip.stop == 0
+            return Joining(byte_fallback=True, first_differs=strip.start > 0) if one_space else None
+        case _:
+            return None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable characters that byte-level BPE writes for the 256 bytes (GPT-2's `bytes_to_unicode`, inverted)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+class PieceTable(dict[int, Piece]):
+    """Token id to piece, filled on first use. An id outside the vocabulary adds nothing and is not remembered."""
+
+    def __init__(self, vocabulary: "Vocabulary", skip_special_tokens: bool) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+        self._skip = skip_special_tokens
+
+    def __missing__(self, token_id: int) -> Piece:
+        token = self._vocabulary.token(token_id, self._skip)
+        if token is None:
+            return None
+        piece = self[token_id] = self._vocabulary.piece(token_id, token)
+        return piece
+
+
+class Vocabulary:
+    """A tokenizer, read from the text of its tokenizer.json, and the tables made from it."""
+
+    def __init__(self, tokenizer_json: str) -> None:
+        """Raises TokenizerError for a text that is not a tokenizer."""
+        try:
+            self.tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json)
+            joining = joining_of(msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder)
+        except Exception as error:  # tokenizers raises plain Exception for anything it cannot read
+            raise TokenizerError(f"not a tokenizer.json: {error}") from error
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        self._special = {token.content for token in added if token.special}
+        self._anchor = 0
+        self._anchor_chars = 0
+        if joining is not None and not joining.byte_level and not self._find_anchor():
+            joining = None
+        self.joining = joining
+        """None when the decoder looks at neighbours: then only `decode` is right."""
+        self._tables = {skip: PieceTable(self, skip) for skip in (False, True)}
+
+    def table(self, skip_special_tokens: bool) -> PieceTable:
+        """The pieces with or without special tokens; shared, and safe to read while another thread fills it."""
+        return self._tables[skip_special_tokens]
+
+    def token(self, token_id: int, skip_special_tokens: bool) -> str | None:
+        """The token of an id; None for one that adds nothing to a text, which decoders never see."""
+        token = self.tokenizer.id_to_token(token_id) if token_id >= 0 else None
+        return None if skip_special_tokens and token in self._special else token
+
+    def piece(self, token_id: int, token: str) -> str | bytes:
+        """What a token adds to a text that has begun."""
+        assert self.joining is not None
+        if self.joining.byte_level:
+            raw = bytes(_ALPHABET[c] for c in token) if all(c in _ALPHABET for c in token) else token.encode()
+        elif self.joining.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            raw = bytes.fromhex(match[1])
+        else:
+            return self.decode([self._anchor, token_id])[self._anchor_chars :]
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return raw
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of all the ids, special ones too."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _find_anchor(self) -> bool:
+        """Pick the token that stands before another while that one's piece is measured: any with text of its own."""
+        for token_id in range(self.tokenizer.get_vocab_size()):
+            token = self.token(token_id, skip_special_tokens=True)
+            if token and not _BYTE_TOKEN.fullmatch(token) and (text := self.decode([token_id])):
+                self._anchor, self._anchor_chars = token_id, len(text)
+                return True
+        return False
