@@ -1,4 +1,4 @@
-"""Random arrivals, lengths, aborts, choices, tiny memories; every invariant checked after each of thousands of steps."""
+"""Random arrivals, lengths, aborts, choices, tiny memories; all invariants checked after each of thousands of steps."""
 
 import random
 

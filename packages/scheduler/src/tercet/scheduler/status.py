@@ -1,4 +1,4 @@
-"""What a heartbeat says: written by the loop between steps, read without waiting by the thread that sends heartbeats."""
+"""What a heartbeat says: written by the loop between steps, read without waiting by the thread that sends it."""
 
 from collections.abc import Callable
 

@@ -1,0 +1,175 @@
+"""Builds a scheduler process from its options: the one place where adapters are chosen."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tercet.protocol.messages import Message, Progress, Ready, SchedulerInbox, TokenizerFiles, TokenizerFilesReq
+from tercet.protocol.node import NodeConfig, ThreadNode
+from tercet.protocol.values import ModelLimits, Role
+from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.plan import CacheGroup, Capacity
+from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.event_log import RecordingScheduler
+from tercet.scheduler.loop import Core, SchedulerLoop
+from tercet.scheduler.model_files import model_identity, read_json, resolve_model, tokenizer_files
+from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.ports import Executor
+from tercet.scheduler.status import StatusBoard
+
+logger = logging.getLogger(__name__)
+
+SUPERVISOR = "supervisor"
+PROGRESS_INTERVAL = 0.1
+
+ReportBytes = Callable[[int, int], None]
+"""Told (bytes done, bytes in all) while weights load."""
+
+
+def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, report: ReportBytes) -> Executor:
+    """The real thing."""
+    from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+
+    worker = WorkerOptions(
+        model=path,
+        dtype=options.dtype,
+        device=options.device,
+        load_format="dummy" if options.load_format == "dummy" else "safetensors",
+        slots=options.max_running_requests,
+        context_length=options.context_length,
+        page_size=options.page_size,
+        kv_cache_bytes=options.kv_cache_bytes,
+        attention_backend=options.attention_backend,
+        overlap=schedule.overlap > 0,
+    )
+    return TpModelWorker(worker, report)
+
+
+def build_fake(options: ModelOptions, schedule: ScheduleOptions, path: Path, report: ReportBytes) -> Executor:  # noqa: ARG001
+    """A model that costs nothing, with the vocabulary of a real one; needs no torch."""
+    from tercet.scheduler.testing.fake_executor import FakeExecutor
+
+    config = read_json(path / "config.json")
+    length = options.context_length or int(config["max_position_embeddings"])
+    pages = options.max_running_requests * -(-length // options.page_size)
+    capacity = Capacity(
+        page_size=options.page_size,
+        groups=[CacheGroup("full", pages)],
+        slots=options.max_running_requests,
+        context_length=length,
+        vocab_size=int(config["vocab_size"]),
+        eos_token_ids=[],
+    )
+    return FakeExecutor(capacity, verify=False)
+
+
+EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Path, ReportBytes], Executor]] = {
+    "torch": build_torch,
+    "fake": build_fake,
+}
+
+
+class SchedulerProcess:
+    """Everything of one scheduler: its node first, so that it is heard while the model loads."""
+
+    def __init__(self, process: ProcessOptions, model: ModelOptions, schedule: ScheduleOptions) -> None:
+        self._process = process
+        self._model = model
+        self._schedule = schedule
+        self._path = resolve_model(model.model)
+        self._identity = model_identity(self._path, model.dtype)
+        self._board = StatusBoard(time.monotonic)
+        config = NodeConfig(
+            role=Role.SCHEDULER,
+            peer=process.peer,
+            listen=process.listen,
+            advertise=process.advertise,
+            supervisor=process.supervisor,
+        )
+        self._node = ThreadNode(
+            config, SchedulerInbox, self._board.heartbeat, answers={TokenizerFilesReq: self._answer_files}
+        )
+        self._stop = threading.Event()
+        self._loop: SchedulerLoop | None = None
+
+    def run(self) -> None:
+        """Load, say Ready, serve until `stop`."""
+        self._node.start()
+        executor = EXECUTORS[self._model.executor](self._model, self._schedule, self._path, self._reporter())
+        capacity = executor.capacity
+        core = Scheduler(
+            CoreConfig(
+                policy=self._schedule.schedule_policy,
+                token_budget=self._schedule.chunked_prefill_size,
+                max_queued=self._schedule.max_queued_requests,
+                radix_cache=not self._schedule.disable_radix_cache,
+            ),
+            capacity,
+        )
+        tokens = core.memory.tokens
+        self._tell(Progress(text=f"KV cache: {tokens} tokens in pages of {capacity.page_size}"))
+        self._loop = SchedulerLoop(
+            self._recorded(core),
+            executor,
+            self._node.drain,
+            Outbox(self._node.send),
+            self._board,
+            time.monotonic,
+            overlap=self._schedule.overlap,
+        )
+        self._node.set_ready(Ready(limits=self._limits(capacity, tokens), identity=self._identity))
+        try:
+            if not self._stop.is_set():
+                self._loop.run()
+        finally:
+            executor.close()
+            self._node.close("stopped" if self._stop.is_set() else "failed")
+
+    def stop(self) -> None:
+        """End the loop after the step it is in. Safe in a signal handler and from any thread."""
+        self._stop.set()
+        if self._loop is not None:
+            self._loop.stopping = True
+        self._node.wake()
+
+    def _limits(self, capacity: Capacity, tokens: int) -> ModelLimits:
+        return ModelLimits(
+            model=self._model.model,
+            context_length=capacity.context_length,
+            vocab_size=capacity.vocab_size,
+            max_total_tokens=tokens,
+            eos_token_ids=capacity.eos_token_ids,
+        )
+
+    def _recorded(self, core: Scheduler) -> Core:
+        if not self._process.event_log:
+            return core
+        return RecordingScheduler(core, Path(self._process.event_log).open("wb"))  # noqa: SIM115  # open as long as we live
+
+    def _reporter(self) -> ReportBytes:
+        """Passes the bytes loaded on to the supervisor, not too often."""
+        last = 0.0
+
+        def report(done: int, total: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= PROGRESS_INTERVAL or done == total:
+                last = now
+                self._tell(Progress(text="weights", done=done, total=total))
+
+        return report
+
+    def _tell(self, progress: Progress) -> None:
+        if self._process.supervisor:
+            self._node.send(SUPERVISOR, progress)
+
+    def _answer_files(self, source: str, message: Message) -> tuple[Message, *tuple[bytes, ...]] | None:  # noqa: ARG002
+        """Runs in the node's thread, so that tokenizers load while weights do."""
+        if not isinstance(message, TokenizerFilesReq):
+            return None
+        files = tokenizer_files(self._path)
+        sha256 = [self._identity.files[name] for name in files]
+        return TokenizerFiles(id=message.id, model=self._model.model, names=list(files), sha256=sha256), *files.values()
