@@ -1,12 +1,15 @@
 """Tiny random checkpoints of every architecture, made by transformers, each with a tokenizer of its own."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts: on tiny matrices threads only wait for one another
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and the dog sleeps on.",
@@ -114,6 +117,30 @@ def old_form(directory: Path, target: Path) -> Path:
     config["torch_dtype"] = config.pop("dtype")
     path.write_text(json.dumps(config))
     return target
+
+
+@pytest.fixture(params=[*FAMILIES, "llama/sharded", "llama_tied/sharded", *(f"{family}/old" for family in FAMILIES)])
+def checkpoint(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
+    """Each checkpoint there is, in each form of config.json."""
+    return checkpoints(request.param)
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
+    """One checkpoint of each family."""
+    return checkpoints(request.param)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[..., Any]:
+    """Loads transformers' own model of a directory: `reference(path, dtype=torch.float32)`."""
+    import torch
+    import transformers
+
+    def load(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+
+    return load
 
 
 @pytest.fixture(scope="session")

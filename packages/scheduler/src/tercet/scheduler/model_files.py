@@ -56,7 +56,7 @@ def resolve_model(name: str) -> Path:
             raise ModelError("this installation carries no embedded model: name a model directory")
         return path
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path.resolve()
     if not _HUB_ID.fullmatch(name):
         raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id")

@@ -30,7 +30,7 @@ class RopeConfig:
     """Rotary position embedding: its base, and how it is stretched beyond the length the model was trained for."""
 
     theta: float
-    scaling: RopeScaling
+    scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +118,10 @@ class _Fields:
         self.values = values
         self.where = where
 
-    def count(self, name: str, default: int = _MISSING) -> int:
-        """A positive integer."""
+    def count(self, name: str, default: int = _MISSING, least: int = 1) -> int:
+        """An integer of at least `least`."""
         value = self._get(name, default)
-        if type(value) is not int or not 0 < value <= _LARGEST:
+        if type(value) is not int or not least <= value <= _LARGEST:
             raise self._wrong(name, f"{value!r} is not a positive integer")
         return value
 
@@ -160,7 +160,7 @@ def _wrong(name: str, why: str) -> ModelError:
 
 def _rope(config: Mapping[str, Any]) -> RopeConfig:
     """The rotary embedding of every layer, from whichever form the config has."""
-    name = next((name for name in ("rope_parameters", "rope_scaling") if config.get(name)), "")
+    name = next((name for name in ("rope_scaling", "rope_parameters") if config.get(name)), "")
     values = config.get(name, {})
     if not isinstance(values, dict):
         raise _wrong(name, "is not an object")
@@ -179,7 +179,7 @@ def _rope(config: Mapping[str, Any]) -> RopeConfig:
     return RopeConfig(theta=theta, scaling=_scaling(kind, fields, config))
 
 
-def _scaling(kind: str, fields: _Fields, config: Mapping[str, Any]) -> RopeScaling:
+def _scaling(kind: str, fields: _Fields, config: Mapping[str, Any]) -> RopeScaling | None:
     match kind:
         case "linear":
             return RopeScaling(type=kind, factor=fields.number("factor"))
@@ -208,13 +208,15 @@ def _scaling(kind: str, fields: _Fields, config: Mapping[str, Any]) -> RopeScali
                 truncate=fields.flag("truncate", True),
             )
         case _:  # "dynamic" begins to scale where the context length ends
-            return RopeScaling()
+            return None
 
 
-def _context_length(fields: _Fields, scaling: RopeScaling) -> int:
+def _context_length(fields: _Fields, scaling: RopeScaling | None) -> int:
     """max_position_embeddings; a yarn config may name the length before stretching there."""
-    stretched = int(scaling.original_max_position_embeddings * scaling.factor) if scaling.type == "yarn" else 0
-    return max(fields.count("max_position_embeddings"), stretched)
+    length = fields.count("max_position_embeddings")
+    if scaling is None or scaling.type != "yarn":
+        return length
+    return max(length, int(scaling.original_max_position_embeddings * scaling.factor))
 
 
 def _original_context(fields: _Fields, config: Mapping[str, Any]) -> int:
@@ -234,12 +236,12 @@ def _windows(fields: _Fields, architecture: str, layers: int) -> tuple[int, ...]
     window = fields.count("sliding_window", 4096)
     kinds = fields.values.get("layer_types")
     if kinds is None:
-        first = fields.values.get("max_window_layers", 28)
-        kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
-    names = {"full_attention": 0, "sliding_attention": window}
+        first = fields.count("max_window_layers", 28, least=0)
+        return tuple(0 if layer < first else window for layer in range(layers))
+    names = ["full_attention", "sliding_attention"]
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in names for kind in kinds):
         raise _wrong("layer_types", f"must say {' or '.join(names)} for each of the {layers} layers")
-    return tuple(names[kind] for kind in kinds)
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

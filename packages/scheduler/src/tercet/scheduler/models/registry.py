@@ -28,9 +28,10 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
         raise ModelError("config.json: architectures: must name the model's architecture")
-    if names[0] not in _ARCHITECTURES:
-        raise ModelError(f"config.json: architectures: {names[0]!r} is not one of {', '.join(_ARCHITECTURES)}")
-    return str(names[0])
+    name = str(names[0])
+    if name not in _ARCHITECTURES:
+        raise ModelError(f"config.json: architectures: {name!r} is not one of {', '.join(_ARCHITECTURES)}")
+    return name
 
 
 def build_model(config: "ModelConfig", device: torch.device | str = "cpu", shard: Shard = WHOLE) -> "CausalLM":

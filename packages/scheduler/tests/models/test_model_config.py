@@ -1,0 +1,179 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tercet.kernels.ops.rope import RopeScaling
+from tercet.scheduler.executor.model_config import ModelConfig, RopeConfig, parse_config
+from tercet.scheduler.model_files import ModelError
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"]}
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+SLIDING = {"use_sliding_window": True, "sliding_window": 9}
+
+
+def parse(config: dict[str, Any], **changes: Any) -> ModelConfig:
+    return parse_config({**config, **changes}, {})
+
+
+def test_fields_left_out_mean_what_they_mean_to_transformers() -> None:
+    config = parse(LLAMA)
+    assert (config.kv_heads, config.head_dim) == (4, 16)
+    assert config.rope == RopeConfig(theta=10000.0, scaling=None)
+    assert (config.rms_norm_eps, config.dtype, config.eos_token_ids) == (1e-6, torch.float32, ())
+    assert (config.tie_word_embeddings, config.attention_bias, config.mlp_bias) == (False, False, False)
+    assert parse(QWEN3).head_dim == 128
+    assert parse(MISTRAL).windows == (4096,) * 3
+
+
+def test_both_forms_of_a_checkpoint_say_the_same(family: Path, checkpoints: Callable[[str], Path]) -> None:
+    old = checkpoints(f"{family.name}/old")
+    before, after = (json.loads((path / "config.json").read_text()) for path in (old, family))
+    assert "rope_theta" in before
+    assert "rope_parameters" in after
+    assert ModelConfig.load(old) == ModelConfig.load(family)
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (LLAMA | SLIDING, (0, 0, 0)),
+        (MISTRAL | {"sliding_window": 5}, (5, 5, 5)),
+        (MISTRAL | {"sliding_window": None}, (0, 0, 0)),
+        (QWEN2 | SLIDING | {"use_sliding_window": False}, (0, 0, 0)),
+        (QWEN2 | {"sliding_window": 9}, (0, 0, 0)),
+        (QWEN2 | SLIDING, (0, 0, 0)),  # max_window_layers is 28 when left out
+        (QWEN2 | SLIDING | {"max_window_layers": 2}, (0, 0, 9)),
+        (QWEN3 | SLIDING | {"max_window_layers": 0}, (9, 9, 9)),
+        (QWEN3 | SLIDING | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, (9, 0, 9)),
+    ],
+)
+def test_windows(config: dict[str, Any], windows: tuple[int, ...]) -> None:
+    parsed = parse(config)
+    assert tuple(parsed.window_of(layer) for layer in range(3)) == windows
+
+
+def test_llama3_scaling_in_every_form() -> None:
+    values = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    expected = RopeConfig(theta=5e5, scaling=RopeScaling(type="llama3", **values))  # type: ignore[arg-type]
+    new = {"rope_type": "llama3", "rope_theta": 5e5, **values}
+    assert parse(LLAMA, rope_theta=5e5, rope_scaling={"rope_type": "llama3", **values}).rope == expected
+    assert parse(LLAMA, rope_theta=5e5, rope_scaling={"type": "llama3", **values}).rope == expected
+    assert parse(LLAMA, rope_parameters=new).rope == expected
+    assert parse(QWEN3, rope_parameters={"full_attention": new, "sliding_attention": new}).rope == expected
+
+
+def test_yarn_stretches_the_context() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    assert parse(QWEN2, rope_scaling=yarn).context_length == 512
+    assert parse(QWEN2, rope_scaling={**yarn, "original_max_position_embeddings": 32}).context_length == 128
+
+
+def test_dynamic_scaling_ends_where_it_would_begin() -> None:
+    config = parse(LLAMA, rope_scaling={"type": "dynamic", "factor": 4.0})
+    assert (config.context_length, config.rope.scaling) == (128, None)
+
+
+@pytest.mark.parametrize(
+    ("generation", "own", "ids"),
+    [({}, 7, (7,)), ({}, [7, 8, 7], (7, 8)), ({"eos_token_id": [1, 2]}, 7, (1, 2)), ({"eos_token_id": None}, 0, (0,))],
+)
+def test_end_tokens(generation: dict[str, Any], own: Any, ids: tuple[int, ...]) -> None:
+    assert parse_config({**LLAMA, "eos_token_id": own}, generation).eos_token_ids == ids
+
+
+def test_generation_config_is_read_from_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "eos_token_id": 1}))
+    assert ModelConfig.load(tmp_path).eos_token_ids == (1,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    assert ModelConfig.load(tmp_path).eos_token_ids == (3, 4)
+
+
+def test_dtypes() -> None:
+    assert parse(LLAMA, torch_dtype="bfloat16").dtype == torch.bfloat16
+    assert parse(LLAMA, dtype="float16", torch_dtype="bfloat16").dtype == torch.float16
+    assert parse_config({**LLAMA, "dtype": "float16"}, {}, "float32").dtype == torch.float32
+    with pytest.raises(ModelError, match="dtype 'int8'"):
+        parse_config(LLAMA, {}, "int8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": None}, "architectures: must name"),
+        ({"architectures": [[]]}, "architectures: "),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "'GPT2LMHeadModel' is not one of LlamaForCausalLM, .*Qwen3ForCausalLM",
+        ),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map: .* never runs a model's code"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: "),
+        ({"hidden_size": None}, "hidden_size: is missing"),
+        ({"hidden_size": "64"}, "hidden_size: '64' is not a positive integer"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: 0 is not"),
+        ({"num_hidden_layers": True}, "num_hidden_layers: True is not"),
+        ({"vocab_size": 2**40}, "vocab_size: "),
+        ({"num_attention_heads": -4}, "num_attention_heads: -4"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide the 4"),
+        ({"head_dim": 15}, "head_dim: 15 is odd"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: 0 is not a positive number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: 'yes'"),
+        ({"eos_token_id": "</s>"}, "eos_token_id: '</s>'"),
+        ({"eos_token_id": [1, -1]}, "eos_token_id: "),
+        ({"torch_dtype": "float8"}, "dtype 'float8'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: "),
+        ({"rope_theta": -1}, "rope_theta: -1"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_scaling: type 'longrope'"),
+        ({"rope_scaling": {"type": "default", "mrope_section": [1, 1]}}, "rope_scaling: "),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: is missing"),
+        ({"rope_scaling": [1]}, "rope_scaling: is not an object"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1}},
+            "rope_parameters.high_freq_factor: 1.0 is not above low_freq_factor 4.0",
+        ),
+        ({"rope_parameters": {"a": {"rope_theta": 1.0}, "b": {"rope_theta": 2.0}}}, "rotate differently"),
+    ],
+)
+def test_nonsense_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        parse(LLAMA, **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": ["full_attention"]},
+        {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+        {"layer_types": [[], [], []]},
+        {"sliding_window": 0},
+        {"max_window_layers": "2"},
+    ],
+)
+def test_nonsense_windows_are_refused_by_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=next(iter(changes))):
+        parse(QWEN2 | SLIDING, **changes)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\xff"])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        ModelConfig.load(tmp_path)
+    with pytest.raises(ModelError, match="does not exist"):
+        ModelConfig.load(tmp_path / "nowhere")
