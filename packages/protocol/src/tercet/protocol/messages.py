@@ -32,7 +32,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 # Membership: every link, both ways.
 
 
-class Hello(Message):
+class Hello(Message, frozen=True, kw_only=True):
     """Opens a link: who speaks, from where it can be reached, and what it understands."""
 
     peer: str
@@ -47,7 +47,7 @@ class Hello(Message):
     """True when this answers the receiver's own Hello."""
 
 
-class Introduce(Message):
+class Introduce(Message, frozen=True, kw_only=True):
     """A frontend tells a scheduler or detokenizer where another peer is; the receiver says Hello to it."""
 
     peer: str
@@ -55,7 +55,7 @@ class Introduce(Message):
     address: str
 
 
-class Ready(Message):
+class Ready(Message, frozen=True, kw_only=True):
     """The sender can take work. Schedulers describe their model."""
 
     limits: ModelLimits | None = None
@@ -64,7 +64,7 @@ class Ready(Message):
     """A frontend's HTTP address, for the supervisor."""
 
 
-class Progress(Message):
+class Progress(Message, frozen=True, kw_only=True):
     """How far a part is with starting up, for the supervisor to show; `total` 0 means unknown."""
 
     text: str
@@ -72,7 +72,7 @@ class Progress(Message):
     total: int = 0
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """Sent every interval by a thread that a busy step cannot starve. Hung is not slow: see `step_age`."""
 
     phase: Phase
@@ -84,7 +84,7 @@ class Heartbeat(Message):
     held: Held = Held()
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True, kw_only=True):
     """The sender leaves on purpose; close its socket."""
 
     reason: str = ""
@@ -93,7 +93,7 @@ class Goodbye(Message):
 # Frontend to scheduler.
 
 
-class TokenizedGenerateReqInput(Message):
+class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """A request to generate, tokenized and validated. `attempt` counts dispatches of the same `rid` from 0.
 
     An empty `resume` means n fresh choices; otherwise exactly the listed choices are still open.
@@ -113,7 +113,7 @@ class TokenizedGenerateReqInput(Message):
     cache_salt: str = ""
 
 
-class AbortReq(Message):
+class AbortReq(Message, frozen=True, kw_only=True):
     """Stop choices of a request (all of them when `indices` is empty). Unknown rids are ignored."""
 
     rid: str
@@ -121,26 +121,26 @@ class AbortReq(Message):
     reason: str = ""
 
 
-class FlushCacheReq(Message):
+class FlushCacheReq(Message, frozen=True, kw_only=True):
     """Forget every cached prefix that no running request uses."""
 
     id: str
 
 
-class PauseGenerationReq(Message):
+class PauseGenerationReq(Message, frozen=True, kw_only=True):
     """Plan nothing until ContinueGenerationReq; requests are kept."""
 
     id: str
 
 
-class ContinueGenerationReq(Message):
+class ContinueGenerationReq(Message, frozen=True, kw_only=True):
     """End a pause."""
 
     id: str
 
 
-class TokenizerFilesReq(Message):
-    """Asks a scheduler for the files that turn its model's text into ids and back. Answered while weights still load."""
+class TokenizerFilesReq(Message, frozen=True, kw_only=True):
+    """Asks a scheduler for the files that turn its model's text into ids and back. Answered also while weights load."""
 
     id: str
 
@@ -148,7 +148,7 @@ class TokenizerFilesReq(Message):
 # Scheduler to frontend.
 
 
-class Rejected(Message):
+class Rejected(Message, frozen=True, kw_only=True):
     """The one final answer to a request the scheduler never ran. `code` is an OpenAI error code."""
 
     rid: str
@@ -159,7 +159,7 @@ class Rejected(Message):
     """Another scheduler, or this one later, might accept."""
 
 
-class ControlReply(Message):
+class ControlReply(Message, frozen=True, kw_only=True):
     """The answer to the control request with the same id."""
 
     id: str
@@ -167,7 +167,7 @@ class ControlReply(Message):
     message: str = ""
 
 
-class TokenizerFiles(Message):
+class TokenizerFiles(Message, frozen=True, kw_only=True):
     """The answer to TokenizerFilesReq: one raw frame for each name, in order (tokenizer, chat template, configs)."""
 
     id: str
@@ -191,7 +191,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: Logprobs | None = None
 
 
-class BatchTokenIDOutput(Message):
+class BatchTokenIDOutput(Message, frozen=True, kw_only=True):
     """New tokens of many choices after one step: one row per choice, rows as parallel lists and buffers."""
 
     rids: list[str]
@@ -220,8 +220,8 @@ class TextOpening(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: Logprobs | None = None
 
 
-class BatchStrOutput(Message):
-    """New text of many choices: the rows of BatchTokenIDOutput with what each added to its text, which may be nothing."""
+class BatchStrOutput(Message, frozen=True, kw_only=True):
+    """New text of many choices: the rows of BatchTokenIDOutput with what each added to its text, perhaps nothing."""
 
     rids: list[str]
     indices: bytes
@@ -232,7 +232,7 @@ class BatchStrOutput(Message):
     texts: list[str]
     openings: list[TextOpening] = []
     finishes: dict[int, FinishReason] = {}
-    """A stop string found by the detokenizer overrides the scheduler's finish, and its row's ids end at the token that completed it."""
+    """A stop string found by the detokenizer overrides the scheduler's finish; its row ends at the completing token."""
     logprobs: dict[int, Logprobs] = {}
 
 

@@ -22,7 +22,7 @@ def pack_ints(values: Iterable[int]) -> bytes:
 
 
 def unpack_ints(data: bytes | memoryview) -> Sequence[int]:
-    """A read-only view of an int32 buffer, without a copy on little-endian machines. Raises ValueError for a torn buffer."""
+    """A read-only view of an int32 buffer; a copy only on big-endian machines. Raises ValueError for a torn buffer."""
     if len(data) % 4:
         raise ValueError(f"an int32 buffer cannot hold {len(data)} bytes")
     if _SWAP:  # pragma: no cover
@@ -136,7 +136,9 @@ class Logprobs(msgspec.Struct, frozen=True):
     def first(self, tokens: int) -> "Logprobs":
         """The entries of the first `tokens` tokens."""
         cut = 4 * tokens
-        return Logprobs(self.chosen[:cut], self.top, self.top_ids[: cut * self.top], self.top_logprobs[: cut * self.top])
+        return Logprobs(
+            self.chosen[:cut], self.top, self.top_ids[: cut * self.top], self.top_logprobs[: cut * self.top]
+        )
 
 
 class Resume(msgspec.Struct, frozen=True):

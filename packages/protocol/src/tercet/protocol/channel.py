@@ -1,0 +1,211 @@
+"""The sockets: one inbox to a process, one outbox to a peer. Nothing else touches a ZeroMQ socket.
+
+ZeroMQ's defaults wait for ever at close, queue to absent peers, and block when full. Here an outbox takes only what a
+live connection has room for and says so, and closing discards what is left.
+"""
+
+import contextlib
+import glob
+import os
+import socket as posix
+import stat
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from tercet.protocol.codec import Frame
+from tercet.protocol.endpoints import Ipc, Tcp, check_dialable, check_spec
+from tercet.protocol.errors import ChannelError
+
+COPIED = 65536
+"""Frames up to this many bytes are cheaper to copy than to share with ZeroMQ's thread."""
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much one socket may hold."""
+
+    queue: int = 1000
+    """Messages waiting, on either side of a connection."""
+    frame_bytes: int = 256 * 1024 * 1024
+    """A larger frame is never sent; a peer that sends one is disconnected."""
+    frames: int = 1024
+    """Frames in one message; the rest are thrown away and the message counts as malformed."""
+
+
+def _open(context: Context, kind: int, address: str, bounds: Bounds) -> Socket:
+    """A socket with every option that matters set. The one place where they are made."""
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.maxmsgsize = bounds.frame_bytes
+    socket.set_hwm(bounds.queue)
+    target = check_spec(address)
+    if isinstance(target, Tcp) and ":" in target.host:
+        socket.setsockopt(zmq.IPV6, 1)
+    return socket
+
+
+class Inbox:
+    """A bound PULL socket. Belongs to one thread; senders wait in their own queues while nobody reads."""
+
+    def __init__(self, context: Context, address: str, bounds: Bounds = Bounds()) -> None:
+        self._path: Path | None = None
+        target = check_spec(address)
+        if isinstance(target, Ipc):
+            self._path = Path(target.path)
+            make_private(self._path.parent)
+            remove_stale(self._path)
+        self._bounds = bounds
+        self._socket = _open(context, zmq.PULL, address, bounds)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise ChannelError(f"cannot listen on {address}: {error}") from error
+        self.address = address if self._path else self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def fileno(self) -> int:
+        """ZeroMQ's own descriptor, edge-triggered: after it wakes you, receive until there is nothing left."""
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def wait(self, seconds: float) -> bool:
+        """Whether something is there to receive, at most `seconds` from now."""
+        return bool(self._socket.poll(max(0, round(seconds * 1000 + 0.5))))
+
+    def receive(self) -> list[Frame] | None:
+        """The frames of the next message, None when there is none, an empty list for one of too many frames.
+
+        Frames 0 and 1 are bytes; later ones are views of ZeroMQ's own memory, not copied.
+        """
+        socket = self._socket
+        try:
+            frames: list[Frame] = [socket.recv(zmq.NOBLOCK)]
+        except zmq.Again:
+            return None
+        while socket.getsockopt(zmq.RCVMORE):
+            if len(frames) == 1:
+                frames.append(socket.recv())
+            elif len(frames) < self._bounds.frames:
+                frames.append(socket.recv(copy=False).buffer)
+            else:
+                return self._discard()
+        return frames
+
+    def _discard(self) -> list[Frame]:
+        while self._socket.getsockopt(zmq.RCVMORE):
+            self._socket.recv(copy=False)
+        return []
+
+    def close(self) -> None:
+        """Stop listening and remove the socket's path."""
+        self._socket.close()
+        if self._path:
+            self._path.unlink(missing_ok=True)
+
+
+class Outbox:
+    """A PUSH socket connected to one address. Any thread may send; the others belong to the thread that made it.
+
+    When its queue is full, or no connection is up, `send` returns False at once and the message is not sent: nothing
+    ever waits for an absent peer. What is queued when a connection breaks is lost.
+    """
+
+    def __init__(self, context: Context, address: str, bounds: Bounds = Bounds()) -> None:
+        self.address = check_dialable(address)
+        self.sent = 0
+        self.refused = 0
+        self.oversized = 0
+        self._limit = bounds.frame_bytes
+        self._lock = threading.Lock()
+        self._socket = _open(context, zmq.PUSH, address, bounds)
+        self._socket.immediate = 1
+        self._socket.reconnect_ivl = 20
+        self._socket.reconnect_ivl_max = 500
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue one message. False, and nothing sent, when the queue is full, the peer absent or a frame too large."""
+        if any(_size(frame) > self._limit for frame in frames):
+            self.oversized += 1
+            return False
+        with self._lock:
+            accepted = not self._socket.closed and self._send_all(frames)
+            if accepted:
+                self.sent += 1
+            else:
+                self.refused += 1
+        return accepted
+
+    def _send_all(self, frames: Sequence[Frame]) -> bool:
+        """ZeroMQ wants every part of a message it began, also when the connection broke between two of them."""
+        accepted, last = True, len(frames) - 1
+        for index, frame in enumerate(frames):
+            more = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
+            try:
+                self._socket.send(frame, more, copy=_size(frame) < COPIED)
+            except zmq.Again:
+                accepted = False
+                if index == 0:
+                    break
+        return accepted
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Messages sent, and refused for want of room or because of their size."""
+        return {"sent": self.sent, "refused_full": self.refused, "refused_oversized": self.oversized}
+
+    def connection_change(self) -> bool | None:
+        """True if the connection came up since last asked, False if it was lost, None if nothing happened."""
+        change = None
+        while self._monitor.poll(0):
+            change = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_CONNECTED
+        return change
+
+    def close(self, linger: float = 0) -> None:
+        """Close; what is queued gets `linger` seconds in the background to leave, and is then discarded."""
+        with self._lock:
+            if self._socket.closed:
+                return
+            self._socket.disable_monitor()
+            self._socket.close(linger=round(linger * 1000))
+        self._monitor.close(linger=0)
+
+
+def _size(frame: Frame) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+
+
+def make_private(directory: Path) -> None:
+    """Make the directory (0700) if it is missing. Raises ChannelError unless it is ours and only we can write to it."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        raise ChannelError(f"{directory} cannot hold sockets: {error}") from error
+    if status.st_uid != os.geteuid():
+        raise ChannelError(f"{directory} belongs to user {status.st_uid}: sockets need a directory of our own")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ChannelError(f"{directory} is writable by others (mode {stat.S_IMODE(status.st_mode):04o}): use 0700")
+
+
+def remove_stale(path: Path) -> None:
+    """Remove sockets that killed incarnations of the same peer left behind: those at which nobody listens."""
+    peer = path.name.rsplit(".", 2)[0]
+    for old in path.parent.glob(f"{glob.escape(peer)}.????????????????.ipc"):
+        probe = posix.socket(posix.AF_UNIX, posix.SOCK_STREAM)
+        with contextlib.closing(probe):
+            probe.settimeout(0.2)
+            try:
+                probe.connect(str(old))
+            except ConnectionRefusedError:
+                old.unlink(missing_ok=True)
+            except OSError:
+                continue

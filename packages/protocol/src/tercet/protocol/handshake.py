@@ -1,0 +1,23 @@
+"""The rules by which two processes agree to talk: who may, in which version, and who says the first word."""
+
+from tercet.protocol.endpoints import check_dialable, check_peer_id
+from tercet.protocol.errors import IncompatiblePeer
+from tercet.protocol.messages import Hello
+from tercet.protocol.values import WIRE_VERSION, Role
+
+_INTRODUCED = {Role.SCHEDULER: Role.DETOKENIZER, Role.DETOKENIZER: Role.SCHEDULER}
+"""Whom a frontend introduces to whom."""
+
+
+def check_hello(hello: Hello) -> None:
+    """Raises AddressError for an impossible id or address and IncompatiblePeer for another major version."""
+    check_peer_id(hello.peer)
+    check_dialable(hello.address)
+    if hello.version[0] != WIRE_VERSION[0]:
+        ours, theirs = (".".join(map(str, version)) for version in (WIRE_VERSION, hello.version))
+        raise IncompatiblePeer(f"{hello.peer} speaks wire version {theirs}, this part speaks {ours}")
+
+
+def should_meet(one: Role, other: Role) -> bool:
+    """Whether a frontend that knows both introduces them to each other."""
+    return _INTRODUCED.get(one) == other

@@ -1,0 +1,376 @@
+"""The table of peers: a state machine that decides who is up, who is dialled, and what to say to whom.
+
+It has no socket and no clock. Each call takes `now` and returns effects in the order in which they must happen; the
+node carries them out and reports with `said` whether each `Say` got away. The life of a link to one address:
+
+    DIALLING    we say Hello, every interval, until it is answered
+    ANSWERING   its Hello came; ours, a reply, has yet to get away
+    UP          either way round: the peer can be sent to
+    REFUSING    its Hello came and cannot be accepted; ours and a Goodbye have yet to get away
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from tercet.protocol.endpoints import check_dialable, check_peer_id
+from tercet.protocol.errors import AddressError, IncompatiblePeer
+from tercet.protocol.events import PeerDown, PeerEvent, PeerReady, PeerUp
+from tercet.protocol.handshake import check_hello, should_meet
+from tercet.protocol.messages import Goodbye, Hello, Introduce, Message, Ready
+from tercet.protocol.values import WIRE_VERSION, Role
+
+FIRST_PAUSE = 0.005
+"""Seconds until a Hello that found no connection is tried again; doubles up to the interval."""
+REFUSED_PAUSE = 10.0
+"""Seconds until an address whose peer cannot be accepted is dialled again: another process may live there by then."""
+INTRODUCED_TIME = 10.0
+"""Seconds an introduced address is dialled without an answer. Frontends repeat introductions, so this ends the dead."""
+
+
+class Say(NamedTuple):
+    """Send a message to an address, under an envelope for that incarnation. Report back with `PeerTable.said`."""
+
+    address: str
+    target: str
+    message: Message
+
+
+class Close(NamedTuple):
+    """Close the socket to an address; what it queued is discarded."""
+
+    address: str
+
+
+class Refused(NamedTuple):
+    """Tell the operator that a peer was turned away."""
+
+    peer: str
+    reason: str
+
+
+Effect = Say | Close | Refused | PeerEvent
+
+
+class LinkState(Enum):
+    """See the head of this file."""
+
+    DIALLING = auto()
+    ANSWERING = auto()
+    UP = auto()
+    REFUSING = auto()
+
+
+@dataclass(slots=True)
+class Link:
+    """What we are about at one address."""
+
+    address: str
+    state: LinkState
+    next_try: float
+    pause: float = FIRST_PAUSE
+    expires: float | None = None
+    greeted: bool = False
+    """A Hello of ours got away."""
+    hello: Hello | None = None
+    """The peer's own, from ANSWERING on."""
+    reason: str = ""
+    """Why it is refused."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """A peer that is up."""
+
+    hello: Hello
+    heard: float
+    features: frozenset[str]
+    ready: Ready | None = None
+    told_at: float | None = None
+    """When our Ready last got away to it."""
+    lost: float | None = None
+    """When the connection to it broke."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds."""
+
+    interval: float = 0.25
+    silence: float = 2.0
+    lost: float = 0.125
+    """A broken connection that is not back by then means that the process is gone."""
+
+
+@dataclass
+class PeerTable:
+    """Everything one process knows of its peers. `me` is the Hello it says, `reply` aside."""
+
+    me: Hello
+    timing: Timing = Timing()
+    max_peers: int = 1024
+    ready: Ready | None = None
+    peers: dict[str, Peer] = field(default_factory=dict)
+    links: dict[str, Link] = field(default_factory=dict)
+    wanted: set[str] = field(default_factory=set)
+    _refused: dict[str, str] = field(default_factory=dict)
+    _last_tick: float | None = None
+    _introduced_at: float = 0.0
+
+    # What the node tells the table.
+
+    def want(self, addresses: set[str], now: float) -> list[Effect]:
+        """Dial these addresses for as long as they are wanted, and no longer those that were wanted before."""
+        effects: list[Effect] = []
+        for address in self.wanted - addresses:
+            link = self.links.get(address)
+            if link and link.state is LinkState.DIALLING and link.expires is None:
+                effects += self._forget(link)
+        self.wanted = addresses - {self.me.address}
+        for address in self.wanted:
+            link = self.links.setdefault(address, Link(address, LinkState.DIALLING, now))
+            if link.state is LinkState.DIALLING:
+                link.expires = None
+        return effects + self._speak(now)
+
+    def introduce(self, source: str, message: Introduce, now: float) -> list[Effect]:
+        """A frontend told us of a peer. Ignored from any other role, or if it is not a peer we could meet."""
+        teller = self.peers.get(source)
+        if teller is None or teller.hello.role is not Role.FRONTEND or not should_meet(self.me.role, message.role):
+            return []
+        try:
+            address = check_dialable(message.address)
+            check_peer_id(message.peer)
+        except AddressError as error:
+            return [Refused(message.peer, f"introduced by {source}: {error}")]
+        link = self.links.get(address)
+        if link is None:
+            if len(self.links) >= 2 * self.max_peers:
+                return []
+            link = self.links[address] = Link(address, LinkState.DIALLING, now)
+        if link.state is LinkState.DIALLING and address not in self.wanted:
+            link.expires = now + INTRODUCED_TIME
+        return self._speak(now)
+
+    def hello(self, hello: Hello, now: float) -> list[Effect]:
+        """A Hello came, in an envelope that names the same peer and incarnation."""
+        if hello.peer == self.me.peer and hello.incarnation == self.me.incarnation:
+            return []
+        try:
+            check_hello(hello)
+        except AddressError as error:
+            return self._note_refusal(hello, str(error))
+        except IncompatiblePeer as error:
+            return self._refuse(hello, str(error), now)
+        known = self.peers.get(hello.peer)
+        if known and known.hello.incarnation == hello.incarnation:
+            known.heard = now
+            if hello.reply:
+                return []
+            known.told_at = None
+            return [self._reply(known.hello), *self._tell_ready(known)]
+        if known is None and len(self.peers) >= self.max_peers:
+            return self._refuse(hello, f"{self.me.peer} has {self.max_peers} peers already", now)
+        effects = self._vacate(hello.address, now)
+        link = self.links.get(hello.address)
+        if link is None:
+            if len(self.links) >= 2 * self.max_peers:
+                return effects
+            link = self.links[hello.address] = Link(hello.address, LinkState.DIALLING, now)
+        if hello.reply and link.greeted:
+            return effects + self._up(link, hello, now)
+        link.state, link.hello, link.next_try, link.pause = LinkState.ANSWERING, hello, now, FIRST_PAUSE
+        link.expires = now + self.timing.silence
+        return effects + self._speak(now)
+
+    def said(self, say: Say, ok: bool, now: float) -> list[Effect]:
+        """Whether what the table wanted said got away. Only what it must repeat or build upon matters."""
+        if isinstance(say.message, Ready):
+            for peer in self.peers.values():
+                if peer.hello.address == say.address:
+                    peer.told_at = now if ok else None
+            return []
+        link = self.links.get(say.address)
+        if link is None or not isinstance(say.message, Hello):
+            return []
+        if not ok:
+            link.next_try = now + link.pause
+            link.pause = min(2 * link.pause, self.timing.interval)
+            return []
+        link.greeted = True
+        link.next_try, link.pause = now + self.timing.interval, FIRST_PAUSE
+        if link.state is LinkState.ANSWERING and link.hello and say.message.reply:
+            return self._up(link, link.hello, now)
+        if link.state is LinkState.REFUSING and link.hello:
+            goodbye = Say(link.address, link.hello.incarnation, Goodbye(reason=link.reason))
+            return [goodbye, *self._rest(link, now)]
+        return []
+
+    def heard(self, source: str, now: float) -> None:
+        """Anything came from a peer that is up."""
+        self.peers[source].heard = now
+
+    def peer_ready(self, source: str, ready: Ready) -> list[Effect]:
+        """A peer can take work. Repetitions are silent."""
+        peer = self.peers[source]
+        if peer.ready == ready:
+            return []
+        peer.ready = ready
+        return [PeerReady(source, peer.hello.role, ready)]
+
+    def goodbye(self, source: str, message: Goodbye, now: float) -> list[Effect]:
+        """A peer leaves on purpose."""
+        return self._down(self.peers[source], f"goodbye: {message.reason}", now)
+
+    def connection(self, address: str, up: bool, now: float) -> list[Effect]:
+        """The connection to an address came up or broke."""
+        link = self.links.get(address)
+        if link and up and link.state is not LinkState.UP:
+            link.next_try = min(link.next_try, now)
+        for peer in self.peers.values():
+            if peer.hello.address == address:
+                peer.lost = None if up else peer.lost or now
+        return self._speak(now)
+
+    def set_ready(self, ready: Ready) -> list[Effect]:
+        """We can take work: tell everybody, and everybody who comes later."""
+        self.ready = ready
+        return [effect for peer in self.peers.values() for effect in self._tell_ready(peer)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time went by. After a gap in which we heard nobody because we did not listen, nobody is called silent."""
+        timing = self.timing
+        if self._last_tick is not None and now - self._last_tick > timing.silence / 2:
+            for peer in self.peers.values():
+                peer.heard = now
+        self._last_tick = now
+        effects: list[Effect] = []
+        for peer in list(self.peers.values()):
+            if peer.lost is not None and now - peer.lost > timing.lost:
+                effects += self._down(peer, "its connection broke", now)
+            elif now - peer.heard > timing.silence:
+                effects += self._down(peer, f"silent for {now - peer.heard:.1f} s", now)
+            elif self.ready and (peer.told_at is None or now - peer.told_at > timing.silence):
+                effects += self._tell_ready(peer)
+        if now - self._introduced_at > timing.silence:
+            self._introduced_at = now
+            for peer in self.peers.values():
+                effects += self._introduce_all(peer, both_ways=False)
+        for link in list(self.links.values()):
+            if link.expires is not None and now > link.expires and link.state is not LinkState.UP:
+                effects += self._rest(link, now)
+        return effects + self._speak(now)
+
+    def deadline(self) -> float:
+        """When the next Hello is due; infinity when none is."""
+        return min(
+            (link.next_try for link in self.links.values() if link.state is not LinkState.UP), default=float("inf")
+        )
+
+    def leave(self, reason: str) -> list[Effect]:
+        """Say Goodbye to everybody."""
+        goodbye = Goodbye(reason=reason)
+        return [Say(peer.hello.address, peer.hello.incarnation, goodbye) for peer in self.peers.values()]
+
+    # What follows from it.
+
+    def _speak(self, now: float) -> list[Effect]:
+        """The Hellos that are due."""
+        effects: list[Effect] = []
+        for link in self.links.values():
+            if link.state is LinkState.UP or link.next_try > now:
+                continue
+            link.next_try = now + self.timing.interval
+            effects.append(self._reply(link.hello) if link.hello else Say(link.address, "", self.me))
+        return effects
+
+    def _reply(self, hello: Hello) -> Say:
+        me = self.me
+        reply = Hello(
+            peer=me.peer,
+            incarnation=me.incarnation,
+            role=me.role,
+            address=me.address,
+            version=WIRE_VERSION,
+            features=me.features,
+            software=me.software,
+            reply=True,
+        )
+        return Say(hello.address, hello.incarnation, reply)
+
+    def _up(self, link: Link, hello: Hello, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if old := self.peers.get(hello.peer):
+            effects += self._down(old, "replaced by a new incarnation", now)
+        link.state, link.hello, link.expires = LinkState.UP, hello, None
+        peer = self.peers[hello.peer] = Peer(hello, now, frozenset(hello.features))
+        effects.append(PeerUp(hello.peer, hello.role, hello.incarnation, hello.features))
+        return effects + self._tell_ready(peer) + self._introduce_all(peer, both_ways=True)
+
+    def _down(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+        """Close and report; the address is dialled again while it is wanted."""
+        hello = peer.hello
+        del self.peers[hello.peer]
+        return [*self._rest(self.links[hello.address], now), PeerDown(hello.peer, hello.role, reason)]
+
+    def _vacate(self, address: str, now: float) -> list[Effect]:
+        """Two processes cannot listen at one address: whoever was there before is gone."""
+        effects: list[Effect] = []
+        for peer in list(self.peers.values()):
+            if peer.hello.address == address:
+                effects += self._down(peer, "another process took its address", now)
+        return effects
+
+    def _rest(self, link: Link, now: float) -> list[Effect]:
+        """Close a link's socket, and start anew if its address is wanted: at leisure after a refusal."""
+        effects = self._forget(link)
+        if link.address in self.wanted:
+            pause = REFUSED_PAUSE if link.state is LinkState.REFUSING else self.timing.interval
+            self.links[link.address] = Link(link.address, LinkState.DIALLING, now + pause)
+        return effects
+
+    def _forget(self, link: Link) -> list[Effect]:
+        del self.links[link.address]
+        return [Close(link.address)]
+
+    def _refuse(self, hello: Hello, reason: str, now: float) -> list[Effect]:
+        """Answer, so that the other side can see for itself, then say why and close. An answer gets no answer."""
+        effects = self._vacate(hello.address, now) + self._note_refusal(hello, reason)
+        link = self.links.get(hello.address) or Link(hello.address, LinkState.DIALLING, now)
+        link.state, link.hello, link.reason, link.next_try = LinkState.REFUSING, hello, reason, now
+        link.expires = now + self.timing.silence
+        if hello.reply:
+            return effects + (self._rest(link, now) if hello.address in self.links else [])
+        if len(self.links) < 2 * self.max_peers:
+            self.links[hello.address] = link
+        return effects + self._speak(now)
+
+    def _note_refusal(self, hello: Hello, reason: str) -> list[Effect]:
+        """Once for each incarnation."""
+        if self._refused.get(hello.peer) == hello.incarnation:
+            return []
+        if len(self._refused) >= self.max_peers:
+            self._refused.clear()
+        self._refused[hello.peer] = hello.incarnation
+        return [Refused(hello.peer, reason)]
+
+    def _tell_ready(self, peer: Peer) -> list[Effect]:
+        return [Say(peer.hello.address, peer.hello.incarnation, self.ready)] if self.ready else []
+
+    def _introduce_all(self, peer: Peer, *, both_ways: bool) -> list[Effect]:
+        """A frontend tells a peer of those it should meet, and them of it."""
+        if self.me.role is not Role.FRONTEND:
+            return []
+        effects: list[Effect] = []
+        for other in self.peers.values():
+            if should_meet(peer.hello.role, other.hello.role):
+                effects.append(_introduction(peer, other))
+                if both_ways:
+                    effects.append(_introduction(other, peer))
+        return effects
+
+
+def _introduction(listener: Peer, subject: Peer) -> Say:
+    hello = subject.hello
+    message = Introduce(peer=hello.peer, role=hello.role, address=hello.address)
+    return Say(listener.hello.address, listener.hello.incarnation, message)

@@ -1,0 +1,316 @@
+"""Joins the table of peers to the sockets: what a node does, without saying in which thread or loop it does it."""
+
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from types import UnionType
+from typing import NamedTuple, assert_never
+
+import zmq
+
+from tercet.protocol.__about__ import __version__
+from tercet.protocol.channel import Bounds, Context, Inbox, Outbox
+from tercet.protocol.codec import Codec, Envelope, Frame, decode_envelope, encode, encode_envelope, tag_of
+from tercet.protocol.config import NodeConfig
+from tercet.protocol.endpoints import bind_address
+from tercet.protocol.errors import AddressError, DecodeError, ProtocolError
+from tercet.protocol.events import Delivery, PeerDown, PeerInfo, PeerReady, PeerUp
+from tercet.protocol.messages import Goodbye, Heartbeat, Hello, Introduce, Message, Ready
+from tercet.protocol.peers import Close, Effect, PeerTable, Refused, Say, Timing
+from tercet.protocol.resolver import Resolver
+from tercet.protocol.values import WIRE_VERSION
+
+logger = logging.getLogger(__name__)
+
+Answer = Callable[[str, Message], tuple[Message, *tuple[Frame, ...]] | None]
+"""Replies to a message from a peer: the reply and its raw frames, or None for silence."""
+
+GOODBYE_TIME = 0.2
+"""Seconds that a Goodbye gets to leave before the sockets close."""
+MONITOR_INTERVAL = 0.05
+"""Seconds between looks at whether connections broke."""
+COMPLAINT_INTERVAL = 1.0
+"""Seconds between log lines about bad frames."""
+
+
+class Route(NamedTuple):
+    """How to reach a peer that is up."""
+
+    outbox: Outbox
+    envelope: bytes
+    features: frozenset[str]
+
+
+class Switchboard:
+    """A node's links. One thread (or loop) opens it, receives, ticks and closes; any thread may send.
+
+    `status(peer)` is the heartbeat for that peer; `answers` are given at once, before the part sees the message.
+    Nothing a peer sends raises: what cannot be used is counted, dropped, and logged at most once a second.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        inbox_union: UnionType | type[Message],
+        status: Callable[[str], Heartbeat],
+        answers: Mapping[type[Message], Answer] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.incarnation = os.urandom(8).hex()
+        self._codec = Codec(inbox_union)
+        self._status = status
+        self._answers = dict(answers or {})
+        self._clock = clock
+        self._bounds = Bounds(queue=config.queue)
+        self._context: Context | None = None
+        self._resolver = Resolver(config.specs)
+        self._outboxes: dict[str, Outbox] = {}
+        self._routes: dict[str, Route] = {}
+        self._sources: dict[bytes, str] = {}
+        self._counters: Counter[str] = Counter()
+        self._counting = threading.Lock()
+        self._next_beat = self._next_look = self._next_complaint = float("-inf")
+        self._to_tell: Ready | None = None
+
+    # Any thread.
+
+    def send(self, peer: str, message: Message, *frames: Frame) -> bool:
+        """Queue a message for a peer; never waits.
+
+        False if it was not sent: the peer is not up, its queue is full, or it did not announce this type of message.
+        """
+        route = self._routes.get(peer)
+        if route is None:
+            self._count("refused_unknown")
+            return False
+        if tag_of(type(message)) not in route.features:
+            self._count("refused_unannounced")
+            return False
+        return route.outbox.send([route.envelope, encode(message), *frames])
+
+    def set_ready(self, ready: Ready) -> None:
+        """Tell every peer, from the next tick on, that we can take work."""
+        self._to_tell = ready
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was sent, received, refused (`refused_full`, `_unknown`, `_unannounced`, `_oversized`) and dropped.
+
+        `dropped_undecodable`: garbage, unknown tags, missing frames; `dropped_stale`: meant for an earlier start of
+        this process; `dropped_unknown`: from a process that is no peer.
+        """
+        with self._counting:
+            total = self._counters.copy()
+        for outbox in list(self._outboxes.values()):
+            total.update(outbox.counters)
+        return dict(total)
+
+    def peers(self) -> list[PeerInfo]:
+        """The peers that are up."""
+        table = list(self.table.peers.values())
+        return [PeerInfo(peer.hello.peer, peer.hello.role, peer.hello.incarnation, peer.ready) for peer in table]
+
+    # The thread that owns the node.
+
+    def open(self) -> None:
+        """Bind the inbox. Raises ChannelError or AddressError."""
+        config = self.config
+        self._context = zmq.Context()
+        try:
+            self.inbox = Inbox(self._context, bind_address(config.listen, config.peer, self.incarnation), self._bounds)
+        except ProtocolError:
+            self._context.term()
+            raise
+        me = Hello(
+            peer=config.peer,
+            incarnation=self.incarnation,
+            role=config.role,
+            address=config.advertise or self.inbox.address,
+            version=WIRE_VERSION,
+            features=list(self._codec.tags),
+            software=f"tercet-protocol {__version__}",
+        )
+        self.table = PeerTable(me, Timing(config.heartbeat_interval, config.silence), config.max_peers)
+
+    def receive(self, limit: int) -> tuple[list[Delivery], bool]:
+        """Take in at most `limit` messages. Says also whether there may be more."""
+        deliveries: list[Delivery] = []
+        now = self._clock()
+        for _ in range(limit):
+            frames = self.inbox.receive()
+            if frames is None:
+                return deliveries, False
+            self._take(frames, now, deliveries)
+        return deliveries, True
+
+    def tick(self) -> list[Delivery]:
+        """Do what is due: look for peers, say Hello, notice who is gone, send heartbeats."""
+        deliveries: list[Delivery] = []
+        now = self._clock()
+        effects: list[Effect] = []
+        if self._to_tell is not None:
+            effects += self.table.set_ready(self._to_tell)
+            self._to_tell = None
+        if (addresses := self._resolver.poll(now)) is not None:
+            effects += self.table.want(addresses, now)
+        if now >= self._next_look:
+            self._next_look = now + MONITOR_INTERVAL
+            for address, outbox in list(self._outboxes.items()):
+                if (change := outbox.connection_change()) is not None:
+                    effects += self.table.connection(address, change, now)
+        effects += self.table.tick(now)
+        self._apply(effects, now, deliveries)
+        self.beat()
+        return deliveries
+
+    def beat(self) -> None:
+        """Send heartbeats if they are due."""
+        now = self._clock()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + self.config.heartbeat_interval
+        for peer in list(self._routes):
+            self.send(peer, self._status(peer))
+
+    def idle_time(self) -> float:
+        """Seconds until the next tick has something to do."""
+        due = min(self._next_beat, self._next_look, self.table.deadline())
+        return max(0.0, due - self._clock())
+
+    def close(self, reason: str) -> None:
+        """Say Goodbye and close every socket. Waits a moment for what is queued to leave."""
+        if self._context is None:
+            return
+        self._apply(self.table.leave(reason), self._clock(), [])
+        self._routes.clear()
+        for address in list(self._outboxes):
+            self._close(address, GOODBYE_TIME)
+        self.inbox.close()
+        self._context.term()
+        self._context = None
+
+    # Receiving.
+
+    def _take(self, frames: list[Frame], now: float, deliveries: list[Delivery]) -> None:
+        try:
+            if len(frames) < 2:
+                raise DecodeError(f"{len(frames)} frames instead of an envelope and a message")
+            source = self._sources.get(bytes(frames[0]))
+            if source is None:
+                self._greet(decode_envelope(frames[0]), frames, now, deliveries)
+                return
+            message = self._codec.decode(frames[1])
+        except DecodeError as error:
+            self._drop("dropped_undecodable", str(error), now)
+            return
+        self._count("received")
+        self.table.heard(source, now)
+        self._handle(source, message, frames, now, deliveries)
+
+    def _greet(self, envelope: Envelope, frames: list[Frame], now: float, deliveries: list[Delivery]) -> None:
+        """An envelope not seen before: the first message of a peer, or of a process that is none."""
+        if envelope.target and envelope.target != self.incarnation:
+            self._drop("dropped_stale", f"a message from {envelope.source} for an earlier start of this part", now)
+            return
+        message = self._codec.decode(frames[1])
+        known = self.table.peers.get(envelope.source)
+        if known and envelope.target and known.hello.incarnation == envelope.incarnation:
+            self._sources[bytes(frames[0])] = envelope.source
+            self._take(frames, now, deliveries)
+        elif isinstance(message, Hello):
+            if (message.peer, message.incarnation) != (envelope.source, envelope.incarnation):
+                raise DecodeError(f"a Hello of {message.peer} in an envelope of {envelope.source}")
+            self._apply(self.table.hello(message, now), now, deliveries)
+        elif isinstance(message, Goodbye) and envelope.target:
+            logger.warning("%s turns us away: %s", envelope.source, message.reason)
+        else:
+            self._drop("dropped_unknown", f"a message from {envelope.source}, which is no peer", now)
+
+    def _handle(
+        self, source: str, message: Message, frames: list[Frame], now: float, deliveries: list[Delivery]
+    ) -> None:
+        match message:
+            case Hello():
+                effects = self.table.hello(message, now)
+            case Introduce():
+                effects = self.table.introduce(source, message, now)
+            case Ready():
+                effects = self.table.peer_ready(source, message)
+            case Goodbye():
+                effects = self.table.goodbye(source, message, now)
+            case _:
+                if answer := self._answers.get(type(message)):
+                    if reply := answer(source, message):
+                        self.send(source, *reply)
+                else:
+                    deliveries.append(Delivery(source, message, tuple(map(memoryview, frames[2:]))))
+                return
+        self._apply(effects, now, deliveries)
+
+    # Carrying out what the table decides.
+
+    def _apply(self, effects: Iterable[Effect], now: float, deliveries: list[Delivery]) -> None:
+        todo = deque(effects)
+        while todo:
+            match todo.popleft():
+                case Say() as say:
+                    todo.extendleft(reversed(self.table.said(say, self._say(say), now)))
+                case Close(address):
+                    self._close(address)
+                case Refused(peer, reason):
+                    logger.error("%s is refused: %s", peer, reason)
+                case PeerUp(peer=peer, features=features) as event:
+                    hello = self.table.peers[peer].hello
+                    envelope = self._envelope(hello.incarnation)
+                    self._routes[peer] = Route(self._outbox(hello.address), envelope, frozenset(features))
+                    deliveries.append(Delivery(peer, event))
+                case PeerReady(peer=peer) as event:
+                    deliveries.append(Delivery(peer, event))
+                case PeerDown(peer=peer) as event:
+                    self._routes.pop(peer, None)
+                    self._sources = {frame: source for frame, source in self._sources.items() if source != peer}
+                    deliveries.append(Delivery(peer, event))
+                case other:
+                    assert_never(other)
+
+    def _say(self, say: Say) -> bool:
+        try:
+            outbox = self._outbox(say.address)
+        except (AddressError, zmq.ZMQError) as error:
+            self._complain(f"cannot dial {say.address}: {error}", self._clock())
+            return False
+        return outbox.send([self._envelope(say.target), encode(say.message)])
+
+    def _envelope(self, target: str) -> bytes:
+        return encode_envelope(Envelope(source=self.config.peer, incarnation=self.incarnation, target=target))
+
+    def _outbox(self, address: str) -> Outbox:
+        if address not in self._outboxes:
+            assert self._context is not None
+            self._outboxes[address] = Outbox(self._context, address, self._bounds)
+        return self._outboxes[address]
+
+    def _close(self, address: str, linger: float = 0) -> None:
+        if outbox := self._outboxes.pop(address, None):
+            outbox.close(linger)
+            with self._counting:
+                self._counters.update(outbox.counters)
+
+    # Counting and complaining.
+
+    def _count(self, name: str) -> None:
+        with self._counting:
+            self._counters[name] += 1
+
+    def _drop(self, name: str, why: str, now: float) -> None:
+        self._count(name)
+        self._complain(f"dropped {why}", now)
+
+    def _complain(self, what: str, now: float) -> None:
+        if now >= self._next_complaint:
+            self._next_complaint = now + COMPLAINT_INTERVAL
+            logger.warning("%s", what)
