@@ -79,7 +79,8 @@ class SchedulerLoop:
     def turn(self) -> None:
         """Take what arrived, start the next step, finish the oldest."""
         core, outbox, in_flight = self._core, self._outbox, self._in_flight
-        arrivals = [*outbox.flush(), *self._arrivals(self._wait())]
+        news = outbox.flush()
+        arrivals = [*news, *self._arrivals(0 if news else self._wait())]
         if arrivals:
             outbox.send(core.handle(*arrivals))
         if plan := core.schedule():

@@ -147,7 +147,7 @@ class SchedulerProcess:
     def _recorded(self, core: Scheduler) -> Core:
         if not self._process.event_log:
             return core
-        return RecordingScheduler(core, Path(self._process.event_log).open("wb"))  # noqa: SIM115  # open as long as we live
+        return RecordingScheduler(core, Path(self._process.event_log).open("wb"))
 
     def _reporter(self) -> ReportBytes:
         """Passes the bytes loaded on to the supervisor, not too often."""

@@ -1,0 +1,103 @@
+"""The loop over fakes: what arrives becomes plans, what comes out is sent, full peers are waited for."""
+
+import itertools
+from collections import deque
+
+import pytest
+
+from tercet.protocol.messages import BatchTokenIDOutput, Message
+from tercet.protocol.node import Delivery, PeerDown
+from tercet.protocol.values import Phase, Role
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.invariants import violations
+from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.loop import SchedulerLoop
+from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.status import StatusBoard
+from tercet.scheduler.testing import FakeExecutor, request, small_capacity
+
+
+class World:
+    """Everything around a loop. Time passes by 50 ms at each look at the clock."""
+
+    def __init__(self, overlap: int = 0) -> None:
+        capacity = small_capacity()
+        ticks = itertools.count()
+        self.core = Scheduler(CoreConfig(), capacity)
+        self.board = StatusBoard(lambda: next(ticks) * 0.05)
+        self.mail: deque[Delivery] = deque()
+        self.waits: list[float | None] = []
+        self.full = False
+        self.sent: list[tuple[str, Message]] = []
+        self.loop = SchedulerLoop(
+            self.core,
+            FakeExecutor(capacity),
+            self.drain,
+            Outbox(self.send),
+            self.board,
+            lambda: next(ticks) * 0.05,
+            overlap=overlap,
+        )
+
+    def drain(self, wait: float | None) -> list[Delivery]:
+        self.waits.append(wait)
+        if wait is None and not self.mail:
+            self.loop.stopping = True
+        taken, self.mail = list(self.mail), deque()
+        return taken
+
+    def send(self, peer: str, message: Message) -> bool:
+        if self.full:
+            return False
+        self.sent.append((peer, message))
+        return True
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_request_is_served_and_then_the_loop_sleeps(overlap: int) -> None:
+    world = World(overlap)
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=5, ignore_eos=True)))
+    world.loop.run()
+    batches = [message for _, message in world.sent if isinstance(message, BatchTokenIDOutput)]
+    assert sum(len(batch.token_ids) for batch in batches) == 5 * 4
+    assert world.waits[0] is None
+    assert world.waits[-1] is None
+    assert set(world.waits[1:-1]) == {0}
+    assert world.board.heartbeat("frontend-0").phase == Phase.IDLE
+    assert world.board.heartbeat("frontend-0").steps == 5
+    assert violations(world.core) == []
+
+
+def test_heartbeats_say_what_is_held_for_whom() -> None:
+    world = World()
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=60, ignore_eos=True)))
+    for _ in range(10):
+        world.loop.turn()
+    assert world.board.heartbeat("frontend-0").held.rids == ["a"]
+    assert world.board.heartbeat("frontend-1").held.rids == []
+    assert world.board.heartbeat("frontend-1").load.running == 1
+
+
+def test_a_full_detokenizer_stops_its_requests_until_it_drains() -> None:
+    world = World()
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=6, ignore_eos=True)))
+    world.full = True
+    for _ in range(5):
+        world.loop.turn()
+    assert world.core.counters.steps == 1
+    assert world.waits[-1] == pytest.approx(0.005)
+    world.full = False
+    world.loop.run()
+    batches = [message for _, message in world.sent if isinstance(message, BatchTokenIDOutput)]
+    assert b"".join(batch.positions for batch in batches) == b"".join(n.to_bytes(4, "little") for n in range(6))
+
+
+def test_a_dead_frontend_frees_its_requests() -> None:
+    world = World()
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=60, ignore_eos=True)))
+    for _ in range(3):
+        world.loop.turn()
+    world.mail.append(Delivery("frontend-0", PeerDown("frontend-0", Role.FRONTEND, "silence")))
+    world.loop.run()
+    assert list(world.core.roster) == []
+    assert world.core.load().running == 0
