@@ -1,7 +1,8 @@
 """How fast the detokenizer is, from the bytes of one step's tokens to the bytes of their text.
 
 The figures of a step hold the decoding of the message that comes in and the encoding of those that leave, with the
-table of pieces filled; not the sockets. Filling an entry is paid once for each id a process meets, and has its own line.
+table of pieces filled; not the sockets. Filling an entry is paid once for each id a process meets, and has its own
+line.
 """
 
 import json
@@ -35,7 +36,7 @@ my made over did down only way café naïve Grüße 你好 世界 こんにち�
 
 def tokenizer_json() -> str:
     """A byte-level BPE of 131,072 entries: a small one trained on random sentences, filled up with made-up words."""
-    chance = random.Random(0)  # noqa: S311
+    chance = random.Random(0)
     words = WORDS.split()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -56,7 +57,7 @@ class Bench:
     """A manager with REQUESTS open choices, and the bytes of STEPS steps that continue them."""
 
     def __init__(self, vocabulary: Vocabulary, frontends: int = 1, stop: list[str] | None = None) -> None:
-        chance = random.Random(1)  # noqa: S311
+        chance = random.Random(1)
         self._manager = DetokenizerManager()
         self._manager.add_tokenizer("", vocabulary)
         self._encoder = msgspec.msgpack.Encoder()
@@ -129,4 +130,4 @@ def rows() -> list[Row]:
 
 if __name__ == "__main__":
     for name, measured, unit, target in rows():
-        print(f"{name:<60} {measured:>12,.1f} {unit:<9} target {target:,.0f}")  # noqa: T201
+        print(f"{name:<60} {measured:>12,.1f} {unit:<9} target {target:,.0f}")
