@@ -55,7 +55,12 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
 def uniform(key: NoiseKey, tokens: torch.Tensor) -> torch.Tensor:
     """float32 in (0, 1) for each entry of `key` and `tokens`, which broadcast."""
     words = philox4x32((key.choice, key.position, tokens, torch.zeros_like(tokens)), (key.seed_low, key.seed_high))
-    return ((words[0].double() + 0.5) * 2.0**-32).float().clamp_(max=1 - 2.0**-24)
+    return unit_interval(words[0])
+
+
+def unit_interval(words: torch.Tensor) -> torch.Tensor:
+    """The uniform that an output word (int64, 32 bits) stands for: float32 in (0, 1)."""
+    return ((words.double() + 0.5) * 2.0**-32).float().clamp_(max=1 - 2.0**-24)
 
 
 def gumbel(key: NoiseKey, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,23 @@
+import math
+
+import torch
+
+from tercet.kernels.ops.logprobs import token_logprobs
+
+
+def test_logprobs_are_those_of_the_softmax() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(2)) * 4
+    chosen, ids, values = token_logprobs(logits, torch.tensor([7, 0, 49]), 5)
+    for row, token in enumerate([7, 0, 49]):
+        weights = [math.exp(value) for value in logits[row].tolist()]
+        logprobs = [math.log(weight / sum(weights)) for weight in weights]
+        best = sorted(range(50), key=lambda i: (-logprobs[i], i))[:5]
+        assert ids[row].tolist() == best
+        torch.testing.assert_close(values[row], torch.tensor([logprobs[i] for i in best]), rtol=1e-5, atol=1e-5)
+        assert math.isclose(float(chosen[row]), logprobs[token], rel_tol=1e-5)
+
+
+def test_without_alternatives_only_the_chosen_is_reported() -> None:
+    chosen, ids, values = token_logprobs(torch.zeros(2, 8), torch.tensor([1, 2]), 0)
+    torch.testing.assert_close(chosen, torch.full((2,), -math.log(8)))
+    assert ids.shape == values.shape == (2, 0)
