@@ -106,8 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = app(arguments, exit_on_error=False, print_error=False)
         if isinstance(result, ServeConfig):
+            from tercet.frontend.server import require_parts
             from tercet.frontend.server import serve as run
 
+            require_parts()
             result = run(result)
     except (CycloptsError, ConfigError) as error:
         line = " ".join(str(error).split())

@@ -1,0 +1,99 @@
+"""`tercet serve` from its options to its exit code: a port, a directory, the parts, and a supervisor over them."""
+
+import contextlib
+import errno
+import importlib.util
+import json
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tercet.frontend.display import choose_display
+from tercet.frontend.launch import Part, Patience, local_parts
+from tercet.frontend.serve_config import ConfigError, ServeConfig
+from tercet.frontend.supervisor import Supervisor
+from tercet.protocol.messages import Ready
+
+
+@contextlib.contextmanager
+def run_directory() -> Iterator[Path]:
+    """A private directory for inboxes, with a path short enough for them; removed at the end."""
+    place = tempfile.gettempdir()
+    path = Path(tempfile.mkdtemp(prefix="tercet-", dir=place if len(place) <= 40 else "/tmp"))  # noqa: S108
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The server's one listening socket. Raises ConfigError where it cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        # create_server words its errors at length; a resolver's numbers are not the system's.
+        taken = error.errno == errno.EADDRINUSE
+        reason = "Address already in use" if taken else error.strerror or str(error)
+        raise ConfigError(f"--host {host} --port {port}: {reason}") from None
+
+
+def require_parts() -> None:
+    """Raise ConfigError unless the packages of every part are installed here."""
+    parts = ("scheduler", "detokenizer")
+    missing = [f"tercet-{part}" for part in parts if importlib.util.find_spec(f"tercet.{part}") is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} not installed: pip install 'tercet-frontend[local]'")
+
+
+def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[Part]] = local_parts) -> int:
+    """Serve until Ctrl-C or SIGTERM. Returns the exit code."""
+    began = time.monotonic()
+    display = choose_display(config.serve.log_level)
+    with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
+        parts = make_parts(config, directory)
+        url = _url(listener)
+
+        def announce(readies: dict[str, Ready]) -> None:
+            models = [ready.limits.model for ready in readies.values() if ready.limits]
+            model = config.frontend.served_model_name or next(iter(models), config.model)
+            display.close()
+            sys.stdout.write(welcome(url, model, bool(config.frontend.api_key), time.monotonic() - began))
+            sys.stdout.flush()
+
+        supervisor = Supervisor(
+            parts,
+            directory,
+            display,
+            listener=listener,
+            log_level=config.serve.log_level,
+            patience=Patience(startup=config.serve.startup_timeout),
+            on_ready=announce,
+        )
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: supervisor.stop())
+        display.line(f"tercet: starting {len(parts)} parts for {config.model} at {url}")
+        return supervisor.run()
+
+
+def welcome(url: str, model: str, locked: bool, seconds: float) -> str:
+    """What is printed when the server can be used: where it is, and a line to try it with."""
+    key = ' -H "Authorization: Bearer $TERCET_API_KEY"' if locked else ""
+    body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]}))
+    return (
+        f"ready at {url} in {seconds:.1f} s\n"
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}\n"
+    )
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

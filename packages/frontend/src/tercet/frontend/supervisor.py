@@ -1,0 +1,192 @@
+"""Starts every part, watches over them, and stops them. It serves no HTTP and imports no other part."""
+
+import contextlib
+import queue
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import assert_never
+
+from tercet.frontend.display import Display
+from tercet.frontend.launch import Action, GiveUp, Kill, Later, Part, Patience, Roster, Start
+from tercet.frontend.part_process import PartProcess
+from tercet.protocol.messages import Heartbeat, Progress, Ready, SupervisorInbox
+from tercet.protocol.node import Delivery, NodeConfig, PeerReady, PeerUp, ThreadNode
+from tercet.protocol.values import Phase, Role
+
+TICK = 0.25
+"""Seconds between looks at the clock."""
+DRAIN = 10.0
+"""Seconds that frontends get, at a stop, to finish what they serve."""
+GRACE = 5.0
+"""Seconds that the other parts get."""
+INTERRUPTED = 130
+"""Exit code after a second Ctrl-C."""
+
+
+class Supervisor:
+    """Keeps `parts` alive until it is told to stop. `run` belongs to one thread; `stop` may be called from any.
+
+    `on_ready` is called once, when all parts are ready for the first time, with what each said.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        directory: Path,
+        display: Display,
+        *,
+        listener: socket.socket | None = None,
+        log_level: str = "info",
+        patience: Patience | None = None,
+        on_ready: Callable[[dict[str, Ready]], None] = lambda _: None,
+    ) -> None:
+        self._parts = {part.name: part for part in parts}
+        self._directory = directory
+        self._display = display
+        self._listener = listener
+        self._on_ready = on_ready
+        self._announced = False
+        patience = patience or Patience()
+        self._arguments = (
+            *("--listen", f"ipc://{directory}", "--supervisor", f"ipc://{directory}/supervisor.*"),
+            *("--log-level", log_level),
+        )
+        self._roster = Roster(self._parts, patience, time.monotonic())
+        self._readies: dict[str, Ready] = {}
+        self._processes: dict[str, PartProcess] = {}
+        self._lines: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._exits: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
+        self._stops = 0
+        config = NodeConfig(Role.SUPERVISOR, "supervisor", f"ipc://{directory}", silence=2 * patience.silence)
+        self._node = ThreadNode(config, SupervisorInbox, lambda _: Heartbeat(phase=Phase.IDLE))
+
+    def stop(self) -> None:
+        """Stop every part and let `run` return; called again, do not wait for them. Safe in a signal handler."""
+        self._stops += 1
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the parts that run."""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def run(self) -> int:
+        """Start everything and stay until `stop`, or until a part cannot be started. Returns the exit code."""
+        self._node.start()
+        end = None
+        try:
+            end = self._watch()
+        finally:
+            self._end()
+            self._node.close("the server stops")
+            self._display.close()
+        if end is not None:
+            self._display.line(f"tercet: error: {end.reason}")
+            return end.code
+        return 0 if self._stops == 1 else INTERRUPTED
+
+    def _watch(self) -> GiveUp | None:
+        while not self._stops:
+            actions = self._roster.tick(time.monotonic())
+            actions += self._take_deliveries(TICK)
+            actions += self._take_exits()
+            for action in actions:
+                if isinstance(action, GiveUp):
+                    return action
+                self._act(action)
+            if not self._announced and self._roster.all_ready:
+                self._announced = True
+                self._on_ready(dict(self._readies))
+        return None
+
+    def _act(self, action: Start | Kill | Later) -> None:
+        match action:
+            case Start(name):
+                self._start(self._parts[name])
+            case Kill(name, reason):
+                self._display.line(f"tercet: {name} hangs and is killed: {reason}")
+                if process := self._processes.get(name):
+                    process.kill()
+            case Later(name, reason, wait):
+                self._display.line(f"tercet: {name} died: {reason}; it starts again in {wait:.0f} s")
+            case _:
+                assert_never(action)
+
+    def _start(self, part: Part) -> None:
+        listener = self._listener if part.gets_socket else None
+        self._processes[part.name] = PartProcess(
+            part,
+            ("--peer", part.name, *self._arguments),
+            socket_fd=None if listener is None else listener.fileno(),
+            on_line=lambda line: self._lines.put((part.name, line)),
+            on_exit=lambda code, last_words: self._from_exit(part.name, code, last_words),
+        )
+
+    def _from_exit(self, name: str, code: int, last_words: str) -> None:
+        """From the thread that saw a process exit to ours."""
+        self._exits.put((name, code, last_words))
+        self._node.wake()
+
+    def _take_deliveries(self, wait: float) -> list[Action]:
+        """Wait for messages at most so long, then learn from all there are."""
+        deliveries: Iterable[Delivery] = self._node.drain(wait)
+        now = time.monotonic()
+        actions: list[Action] = []
+        for delivery in deliveries:
+            name, message = delivery.source, delivery.message
+            if isinstance(message, Heartbeat):
+                actions += self._roster.heard(name, now, message)
+            elif isinstance(message, PeerUp):
+                actions += self._roster.heard(name, now)
+            elif isinstance(message, PeerReady):
+                self._note_ready(name, message.ready, now)
+            elif isinstance(message, Progress) and name in self._processes:
+                self._display.progress(name, message.text, message.done, message.total)
+        return actions
+
+    def _note_ready(self, name: str, ready: Ready, now: float) -> None:
+        if name not in self._processes:
+            return
+        self._roster.ready(name, now)
+        self._readies[name] = ready
+        self._display.done(name)
+        limits = ready.limits
+        what = f": {limits.model}, context {limits.context_length:,} tokens" if limits else ""
+        cache = f", KV cache {limits.max_total_tokens:,} tokens" if limits else ""
+        self._display.line(f"tercet: {name} is ready{what}{cache}")
+
+    def _take_exits(self) -> list[Action]:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._display.line("{}: {}".format(*self._lines.get_nowait()))
+        actions: list[Action] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                actions += self._note_exit(*self._exits.get_nowait())
+        return actions
+
+    def _note_exit(self, name: str, code: int, last_words: str) -> list[Action]:
+        """A process is gone: what it left behind goes too, before another takes its place."""
+        del self._processes[name]
+        self._display.done(name)
+        for path in self._directory.glob(f"{name}.*.ipc"):
+            path.unlink(missing_ok=True)
+        return self._roster.exited(name, code, last_words, time.monotonic())
+
+    def _end(self) -> None:
+        """Frontends first, while the others can still finish their requests; then the others."""
+        if self._listener is not None:
+            self._listener.close()
+        for roles, grace in (({Role.FRONTEND}, DRAIN if self._announced else GRACE), (set(Role), GRACE)):
+            group = [process for process in self._processes.values() if process.part.role in roles]
+            for process in group:
+                process.terminate()
+            deadline = time.monotonic() + grace
+            while any(p.alive for p in group) and time.monotonic() < deadline and self._stops < 2:
+                self._node.drain(TICK)
+                self._take_exits()
+            for process in group:
+                process.kill()
+        while self._processes:
+            self._node.drain(TICK)
+            self._take_exits()

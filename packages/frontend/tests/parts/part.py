@@ -1,0 +1,113 @@
+"""A tiny part: a real process that speaks the protocol to the supervisor and behaves as its first argument says.
+
+serve       says Ready, and exits 0 on SIGTERM
+answer      serves, and answers each HTTP connection on --fd with its process id
+refuse      exits 2 with a message, as a part does that was told nonsense
+crash       dies of an exception before it is ready
+hang        says Ready, then stops as a whole, heartbeats too; the second time it serves
+stuck       says Ready, then heartbeats of one step that never ends; the second time it serves
+die         says Ready, then dies of SIGKILL; the second time it serves
+loading     reports progress and never gets ready
+stubborn    says Ready, and ignores SIGTERM
+parent      serves, with a child process of its own whose id it writes to --once
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from tercet.protocol.messages import Heartbeat, Progress, Ready, SupervisorInbox
+from tercet.protocol.node import NodeConfig, PeerUp, ThreadNode
+from tercet.protocol.values import ModelLimits, Phase, Role
+
+
+def exit_with_parent(fd: int) -> None:
+    """End this process when the pipe's other end is closed."""
+
+    def wait() -> None:
+        os.read(fd, 1)
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def answer(fd: int) -> None:
+    """Accept connections on an inherited socket, one at a time."""
+    listener = socket.socket(fileno=fd)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            body = f"{os.getpid()} {os.environ.get('TERCET_API_KEYS', 'no keys')}"
+            connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+
+
+def is_first_start(marker: Path) -> bool:
+    first = not marker.exists()
+    marker.touch()
+    return first
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode")
+    parser.add_argument("--once", type=Path, default=Path("/nonexistent"))
+    for flag in ("--peer", "--listen", "--supervisor", "--log-level"):
+        parser.add_argument(flag, required=True)
+    parser.add_argument("--parent-fd", type=int, required=True)
+    parser.add_argument("--fd", type=int)
+    options = parser.parse_args()
+    exit_with_parent(options.parent_fd)
+    if options.mode == "refuse":
+        sys.stderr.write("╭─ Error ──────────╮\n│ --dtype: no such dtype: float7 │\n╰──────────────────╯\n")
+        raise SystemExit(2)
+    if options.mode == "crash":
+        raise RuntimeError("the weights are torn")
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.mode == "stubborn" else lambda *_: stopped.set())
+    misbehaves = options.mode in {"hang", "stuck", "die"} and is_first_start(options.once)
+    phase, began = Phase.IDLE, time.monotonic()
+
+    def status(_: str) -> Heartbeat:
+        return Heartbeat(phase=phase, step_age=100 * (time.monotonic() - began))
+
+    role = Role(options.peer.partition("-")[0])
+    node = ThreadNode(
+        NodeConfig(role, options.peer, options.listen, supervisor=options.supervisor), SupervisorInbox, status
+    )
+    node.start()
+    while not any(isinstance(delivery.message, PeerUp) for delivery in node.drain(0.1)):
+        pass
+    if options.mode == "loading":
+        for done in range(11):
+            node.send("supervisor", Progress(text="weights", done=done, total=10))
+    else:
+        limits = ModelLimits(model="tiny", context_length=2048, vocab_size=9, max_total_tokens=65536)
+        node.set_ready(Ready(limits=limits if role is Role.SCHEDULER else None))
+    sys.stdout.write(f"{options.peer} says hello\n")
+    sys.stdout.flush()
+    if options.fd is not None:
+        threading.Thread(target=answer, args=(options.fd,), daemon=True).start()
+    if options.mode == "parent":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        options.once.write_text(str(child.pid))
+    if misbehaves:
+        time.sleep(0.3)
+        if options.mode == "stuck":
+            phase = Phase.STEP
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP if options.mode == "hang" else signal.SIGKILL)
+    with contextlib.suppress(KeyboardInterrupt):
+        stopped.wait()
+    node.close("told to")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""`tercet serve` with tiny parts: the modes of scheduler, detokenizer and frontend are the arguments."""
+
+import sys
+from pathlib import Path
+
+from tercet.frontend.launch import Part
+from tercet.frontend.serve_config import ConfigError, FrontendOptions, ServeConfig, ServeOptions
+from tercet.frontend.server import serve
+from tercet.protocol.values import Role
+
+PART = Path(__file__).with_name("part.py")
+
+
+def tiny_parts(config: ServeConfig, directory: Path) -> list[Part]:
+    """One part of each role, behaving as the command line says; restarts are marked in the run directory."""
+    env = {"TERCET_API_KEYS": "\n".join(config.frontend.api_key)}
+    return [
+        Part(
+            f"{role}-0",
+            role,
+            (sys.executable, str(PART), mode, f"--once={directory / mode}.once"),
+            env if role is Role.FRONTEND else {},
+            gets_socket=role is Role.FRONTEND,
+        )
+        for role, mode in zip((Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND), sys.argv[1:4], strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    port = int(sys.argv[4]) if len(sys.argv) > 4 else 0
+    config = ServeConfig(serve=ServeOptions(port=port), frontend=FrontendOptions(api_key=("s3cret",)))
+    try:
+        raise SystemExit(serve(config, tiny_parts))
+    except ConfigError as error:
+        sys.exit(f"tercet: error: {error}")

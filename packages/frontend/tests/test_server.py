@@ -1,0 +1,197 @@
+import http.client
+import json
+import os
+import shlex
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tercet.frontend.serve_config import ConfigError
+from tercet.frontend.server import listen, run_directory, welcome
+
+SERVE = Path(__file__).with_name("parts") / "serve.py"
+
+
+class Server:
+    """`tercet serve` with tiny parts, as a process."""
+
+    def __init__(self, tmp: Path, *arguments: str) -> None:
+        self.tmp = tmp
+        with (tmp / "stderr").open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SERVE), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "TMPDIR": str(tmp)},
+                text=True,
+            )
+        assert self.process.stdout
+        self.out = self.process.stdout
+
+    def address(self) -> tuple[str, int]:
+        """Wait until it says where it is."""
+        line = self.out.readline()
+        assert line.startswith("ready at http://"), self.err
+        host, port = line.split()[2].removeprefix("http://").split(":")
+        assert self.out.readline().startswith("curl ")
+        return host, int(port)
+
+    @property
+    def err(self) -> str:
+        return (self.tmp / "stderr").read_text()
+
+    def children(self) -> list[int]:
+        return [
+            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
+
+    def stop(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start_server(*arguments: str) -> Server:
+        with run_directory() as directory:
+            pass
+        directory.mkdir(mode=0o700)
+        servers.append(Server(directory, *arguments))
+        return servers[-1]
+
+    yield start_server
+    for server in servers:
+        children = server.children() if server.process.poll() is None else []
+        server.process.kill()
+        server.process.wait()
+        server.out.close()
+        wait_gone(*children)
+
+
+Start = Callable[..., Server]
+
+
+def wait_gone(*pids: int) -> None:
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def ask(address: tuple[str, int]) -> str:
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_everything_and_leaves_nothing(start: Start, number: signal.Signals) -> None:
+    server = start("serve", "serve", "answer")
+    server.address()
+    children = server.children()
+    assert len(children) == 3
+    assert [path.name for path in server.tmp.iterdir() if path.is_dir()]
+    assert server.stop(number) == 0
+    wait_gone(*children)
+    assert [path for path in server.tmp.iterdir() if path.is_dir()] == []
+    assert "Traceback" not in server.err
+
+
+def test_nothing_is_orphaned_when_the_supervisor_is_killed(start: Start) -> None:
+    server = start("serve", "stubborn", "answer")
+    server.address()
+    children = server.children()
+    assert len(children) == 3
+    assert server.stop(signal.SIGKILL) == -9
+    wait_gone(*children)
+
+
+def test_the_port_stays_open_while_a_frontend_is_dead(start: Start) -> None:
+    server = start("serve", "serve", "answer")
+    address = server.address()
+    first, keys = ask(address).split()
+    assert keys == "s3cret"
+    os.kill(int(first), signal.SIGKILL)
+    second, _ = ask(address).split()
+    assert second != first
+    assert "frontend-0 died: frontend-0 says hello (killed by SIGKILL" in server.err
+
+
+def test_keys_are_in_no_command_line_and_no_other_part(start: Start) -> None:
+    server = start("serve", "serve", "answer")
+    server.address()
+    with_keys = 0
+    for pid in server.children():
+        assert b"s3cret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        with_keys += b"s3cret" in Path(f"/proc/{pid}/environ").read_bytes()
+    assert with_keys == 1
+
+
+def test_a_second_ctrl_c_ends_it_at_once(start: Start) -> None:
+    server = start("serve", "serve", "stubborn")
+    server.address()
+    children = server.children()
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert server.process.poll() is None
+    assert server.stop(signal.SIGINT) == 130
+    assert time.monotonic() - began < 5.0
+    wait_gone(*children)
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing(start: Start) -> None:
+    server = start("refuse", "serve", "answer")
+    assert server.process.wait(30) == 2
+    assert server.out.read() == ""
+    assert server.err.splitlines()[-1] == "tercet: error: scheduler-0: --dtype: no such dtype: float7"
+    assert [path for path in server.tmp.iterdir() if path.is_dir()] == []
+
+
+def test_a_taken_port_is_refused_in_one_line(start: Start) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        server = start("serve", "serve", "answer", str(port))
+        assert server.process.wait(30) == 1
+        assert server.err == f"tercet: error: --host 127.0.0.1 --port {port}: Address already in use\n"
+
+
+def test_an_unknown_host_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid"):
+        listen("no.such.host.invalid", 0)
+
+
+def test_ipv6_can_be_listened_on() -> None:
+    with listen("::1", 0) as listener:
+        assert listener.family is socket.AF_INET6
+
+
+def test_the_run_directory_is_private_short_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "deep" * 20)
+    with run_directory() as directory:
+        (directory / "left.ipc").touch()
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert len(str(directory)) < 60
+    assert not directory.exists()
+
+
+def test_the_line_to_copy_is_a_valid_command() -> None:
+    ready, line = welcome("http://127.0.0.1:1", 'it\'s a "model"', True, 3.21).splitlines()
+    assert ready == "ready at http://127.0.0.1:1 in 3.2 s"
+    words = shlex.split(line)
+    assert words[:2] == ["curl", "http://127.0.0.1:1/v1/chat/completions"]
+    assert "Authorization: Bearer $TERCET_API_KEY" in words
+    assert json.loads(words[-1])["model"] == 'it\'s a "model"'
+    assert "Authorization" not in welcome("u", "m", False, 1.0)
