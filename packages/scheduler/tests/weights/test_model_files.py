@@ -108,6 +108,7 @@ def test_identity(copy: Path, checkpoints: Checkpoints) -> None:
     assert original.path == str(checkpoints("llama"))
     assert original.files == file_hashes(tokenizer_files(copy))
     assert model_identity(copy, "float32").weights == original.weights
+    assert model_identity(copy, "auto").weights == original.weights
     assert model_identity(copy, "bfloat16").weights != original.weights
     assert model_identity(checkpoints("llama/sharded"), "float32").weights != original.weights
 
@@ -132,6 +133,14 @@ def test_identity_covers_the_hubs_revision(copy: Path, tmp_path: Path) -> None:
     one = shutil.copytree(copy, snapshots / "aaaa")
     other = shutil.copytree(copy, snapshots / "bbbb")
     assert model_identity(one, "float32").weights != model_identity(other, "float32").weights
+
+
+def test_a_directory_for_dummy_weights_has_an_identity(copy: Path) -> None:
+    with_weights = model_identity(copy, "auto")
+    (copy / "model.safetensors").unlink()
+    without = model_identity(copy, "auto")
+    assert without.files == with_weights.files
+    assert without.weights != with_weights.weights
 
 
 def test_only_safetensors(tmp_path: Path) -> None:

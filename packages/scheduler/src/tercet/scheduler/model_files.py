@@ -76,6 +76,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def saved_dtype(config: Mapping[str, Any]) -> str:
+    """The dtype that config.json says the weights were saved in, in the older form or the new: "bfloat16" and so on."""
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+
+
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files that make up a checkpoint, sorted: those its index names, or model.safetensors."""
     index = directory / "model.safetensors.index.json"
@@ -136,9 +141,11 @@ def model_identity(directory: Path, dtype: str) -> ModelIdentity:
     """What must be equal for a request to go on elsewhere, and the hashes that frontends cache files by.
 
     The fingerprint covers config.json, the hub's revision where there is one, the header and size of every
-    safetensors file, the first bytes of each tensor, and the dtype they are served in. It reads a few hundred KiB
-    of a checkpoint of any size.
+    safetensors file, the first bytes of each tensor, and the dtype they are served in ("auto": as saved). It reads a
+    few hundred KiB of a checkpoint of any size. A directory without weights, good for dummy ones, has an identity too.
     """
+    if dtype == "auto":
+        dtype = saved_dtype(read_json(directory / "config.json"))
     digest = hashlib.sha256()
 
     def add(part: bytes) -> None:
@@ -147,7 +154,7 @@ def model_identity(directory: Path, dtype: str) -> ModelIdentity:
     add((directory / "config.json").read_bytes())
     add(_revision(directory).encode())
     add(dtype.encode())
-    for path in weight_files(directory):
+    for path in weight_files(directory) if any(directory.glob("*.safetensors")) else []:
         add(f"{path.name} {path.stat().st_size}".encode())
         tensors = read_header(path)
         with path.open("rb") as file:

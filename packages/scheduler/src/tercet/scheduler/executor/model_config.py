@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
-from tercet.scheduler.model_files import ModelError, read_json
+from tercet.scheduler.model_files import ModelError, read_json, saved_dtype
 from tercet.scheduler.models.registry import architecture_of
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -255,8 +255,7 @@ def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
 
 
 def _dtype(config: Mapping[str, Any], wanted: str) -> torch.dtype:
-    saved = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    name = saved.removeprefix("torch.") if wanted == "auto" else wanted
+    name = saved_dtype(config) if wanted == "auto" else wanted
     if name not in _DTYPES:
         raise ModelError(f"dtype {name!r} is not supported, only {', '.join(_DTYPES)}")
     return _DTYPES[name]

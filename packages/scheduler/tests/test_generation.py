@@ -1,0 +1,182 @@
+"""Greedy tokens of core, executor and models together equal those of transformers' `generate`, however batched.
+
+Each test asserts by the core's counters that what it is about really happened.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tercet.protocol.values import FinishReason, FinishType, Resume, pack_ints
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.testing import Driver, request
+
+Reference = Callable[..., Any]
+Expected = Callable[[str, str], list[int]]
+Serve = Callable[..., "Server"]
+
+TOKENS = 200
+PAGE_SIZE = 8
+VOCAB_SIZE = 389
+
+
+def some_ids(count: int, seed: int) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(1, VOCAB_SIZE) for _ in range(count)]
+
+
+LONG = some_ids(150, 1)
+PROMPTS = {"short": some_ids(5, 2), "long": LONG, "branch": LONG[:90] + some_ids(21, 3)}
+"""`branch` shares its first 90 tokens with `long`: 11 whole pages."""
+
+families = pytest.mark.parametrize(
+    "family", ["llama", "llama3_rope", "llama_tied", "mistral", "qwen2", "qwen2_sliding", "qwen3", "qwen3_sliding"]
+)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoints: Callable[[str], Path], reference: Reference) -> Expected:
+    """What transformers generates: `expected(family, prompt's name)`."""
+    known: dict[tuple[str, str], list[int]] = {}
+
+    def generate(family: str, prompt: str) -> list[int]:
+        if (family, prompt) not in known:
+            model = reference(checkpoints(family))
+            model.generation_config.eos_token_id = None
+            ids = torch.tensor([PROMPTS[prompt]])
+            mask = torch.ones_like(ids)
+            made = model.generate(ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
+            known[family, prompt] = made[0, ids.shape[1] :].tolist()
+        return known[family, prompt]
+
+    return generate
+
+
+class Server(Driver):
+    """The core over the real executor, its invariants checked at every step."""
+
+    def __init__(self, directory: Path, *, pages: int = 200, overlap: int = 0, **config: Any) -> None:
+        shape = ModelConfig.load(directory)
+        page = 2 * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * shape.layers  # float32 keys and values
+        options = WorkerOptions(
+            model=directory,
+            device="cpu",
+            page_size=PAGE_SIZE,
+            slots=4,
+            kv_cache_bytes=pages * page,
+            overlap=overlap > 0,
+        )
+        worker = TpModelWorker(options)
+        super().__init__(worker.capacity, CoreConfig(**config), overlap=overlap)
+        self.executor = worker  # type: ignore[assignment]
+
+    def ask(self, rid: str, prompt: str | list[int], **more: Any) -> None:
+        ids = PROMPTS[prompt] if isinstance(prompt, str) else prompt
+        options = {"max_new_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, **more}
+        self.send(request(rid, ids, **options))
+
+
+@pytest.fixture
+def serve(checkpoints: Callable[[str], Path]) -> Iterator[Callable[..., Server]]:
+    """Starts a server: `serve(family, ...)`. In the end every one must be empty again."""
+    servers: list[Server] = []
+
+    def start(family: str, **options: Any) -> Server:
+        servers.append(Server(checkpoints(family), **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.executor.close()
+        server.assert_empty()
+
+
+@families
+def test_alone(family: str, serve: Serve, expected: Expected) -> None:
+    server = serve(family)
+    server.ask("a", "long")
+    server.run()
+    assert server.output["a", 0] == expected(family, "long")
+    assert server.finishes["a", 0] == FinishReason(FinishType.LENGTH)
+    assert server.core.counters.steps == TOKENS
+    assert len(set(server.output["a", 0])) > 20  # a model that repeats itself would hide mistakes
+
+
+@families
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_in_mixed_batches_with_chunked_prefill(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
+    server = serve(family, overlap=overlap, token_budget=23, radix_cache=False)
+    for turns, name in ((3, "short"), (9, "long"), (0, "branch")):
+        server.ask(name, name)
+        for _ in range(turns):
+            server.step()
+    server.run()
+    assert {name: server.output[name, 0] for name in PROMPTS} == {name: expected(family, name) for name in PROMPTS}
+    counters = server.core.counters
+    assert counters.mixed_steps >= 10
+    assert counters.chunks >= 10
+    assert counters.cached_tokens == 0
+
+
+@families
+def test_with_radix_hits(family: str, serve: Serve, expected: Expected) -> None:
+    server = serve(family)
+    server.ask("first", "long")
+    server.run()
+    assert server.core.counters.cached_tokens == 0
+    server.ask("again", "long")
+    server.ask("branch", "branch")
+    server.ask("further", LONG + expected(family, "long")[:61], max_new_tokens=TOKENS - 61)
+    server.run()
+    assert server.output["first", 0] == server.output["again", 0] == expected(family, "long")
+    assert server.output["branch", 0] == expected(family, "branch")
+    assert server.output["further", 0] == expected(family, "long")[61:]
+    assert server.core.counters.cached_tokens == 144 + 88 + 208  # whole pages of all but the last token in common
+
+
+@families
+def test_after_retraction(family: str, serve: Serve, expected: Expected) -> None:
+    server = serve(family, pages=60, radix_cache=False, reserve=0.0, reserve_floor=0.0)
+    for name in PROMPTS:
+        server.ask(name, name)
+    server.run()
+    assert server.core.counters.retractions > 0
+    assert {name: server.output[name, 0] for name in PROMPTS} == {name: expected(family, name) for name in PROMPTS}
+
+
+@families
+def test_forks(family: str, serve: Serve, expected: Expected) -> None:
+    """Choices of one request share its prompt's pages, the last one as copies: each is what it would be alone."""
+    sampled: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "seed": 7, "max_new_tokens": 40}
+    together = serve(family)
+    together.ask("greedy", "short", n=2)
+    together.ask("sampled", "short", n=2, **sampled)
+    together.run()
+    assert together.core.counters.forks >= 2
+    assert together.core.counters.copies >= 2
+    assert together.output["greedy", 0] == together.output["greedy", 1] == expected(family, "short")
+    alone = serve(family)
+    for choice in (0, 1):
+        alone.ask(f"choice {choice}", "short", n=2, resume=[Resume(choice)], **sampled)
+        alone.run()
+    assert alone.core.counters.forks == 0
+    outputs = [together.output["sampled", choice] for choice in (0, 1)]
+    assert outputs == [alone.output[f"choice {choice}", choice] for choice in (0, 1)]
+    assert outputs[0] != outputs[1]
+
+
+@families
+def test_resumed_elsewhere(family: str, serve: Serve, expected: Expected) -> None:
+    server = serve(family)
+    whole = expected(family, "branch")
+    server.output["a", 0] = whole[:77]
+    server.ask("a", "branch", attempt=1, resume=[Resume(0, pack_ints(whole[:77]))])
+    server.run()
+    assert server.output["a", 0] == whole
+    assert server.core.counters.steps == TOKENS - 77
