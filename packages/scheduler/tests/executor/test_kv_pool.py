@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from tercet.scheduler.core.plan import PageCopy
+from tercet.scheduler.executor.forward_batch import ForwardMode
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+
+SHAPE = KVShape(page_size=4, kv_heads=2, head_dim=3, dtype=torch.float16)
+
+
+def numbered_pool() -> KVPool:
+    """Every page of every layer holds a number of its own; values are the keys' negatives."""
+    groups = [KVGroup(name="full", layers=(0, 2), pages=6), KVGroup(name="window", layers=(1,), pages=5, window=8)]
+    pool = KVPool(groups, SHAPE, torch.device("cpu"))
+    for layer in range(3):
+        keys, values = pool.layer(layer)
+        for page in range(len(keys)):
+            keys[page], values[page] = 10 * layer + page + 1, -(10 * layer + page + 1)
+    return pool
+
+
+def numbers(pool: KVPool, layer: int) -> list[int]:
+    keys, values = pool.layer(layer)
+    assert torch.equal(keys, -values)
+    assert torch.equal(keys, keys[:, :1, :1, :1].expand_as(keys))
+    return keys[:, 0, 0, 0].int().tolist()
+
+
+def test_a_page_is_copied_in_every_layer_of_its_group_only() -> None:
+    pool = numbered_pool()
+    pool.copy_pages([PageCopy(0, 1, 4), PageCopy(1, 0, 2)])
+    assert numbers(pool, 0) == [1, 2, 3, 4, 2, 6]
+    assert numbers(pool, 2) == [21, 22, 23, 24, 22, 26]
+    assert numbers(pool, 1) == [11, 12, 11, 14, 15]
+
+
+@pytest.mark.parametrize(
+    ("copies", "expected"),
+    [
+        ([], [1, 2, 3, 4, 5, 6]),
+        ([(0, 1), (0, 2), (0, 3)], [1, 1, 1, 1, 5, 6]),
+        ([(0, 1), (1, 2), (2, 3)], [1, 1, 1, 1, 5, 6]),
+        ([(0, 3), (1, 3), (3, 4)], [1, 2, 3, 2, 2, 6]),
+        ([(5, 0), (1, 5)], [6, 2, 3, 4, 5, 2]),
+    ],
+)
+def test_copies_apply_in_order(copies: list[tuple[int, int]], expected: list[int]) -> None:
+    pool = numbered_pool()
+    pool.copy_pages([PageCopy(0, source, target) for source, target in copies])
+    assert numbers(pool, 0) == expected
+
+
+def test_bytes_are_those_of_the_tensors() -> None:
+    pool = numbered_pool()
+    tensors = [tensor for layer in range(3) for tensor in pool.layer(layer)]
+    assert pool.bytes == sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+    assert pool.group_of == {0: 0, 2: 0, 1: 1}
+
+
+def test_modes() -> None:
+    assert ForwardMode.of([1, 1]) is ForwardMode.DECODE
+    assert ForwardMode.of([3, 2]) is ForwardMode.EXTEND
+    assert ForwardMode.of([1, 2]) is ForwardMode.MIXED

@@ -1,0 +1,115 @@
+"""The worker over a model of random weights: sizes, order and errors. Text is compared in test_generation."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.executor.device_memory import available_bytes
+from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": [2, 7],
+    "torch_dtype": "float32",
+}
+PAGE_BYTES = 2 * 3 * 8 * 2 * 8 * 4
+"""Keys and values, layers, tokens, heads, head_dim, bytes."""
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> WorkerOptions:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return WorkerOptions(model=tmp_path, load_format="dummy", device="cpu", slots=4, page_size=8)
+
+
+def prefill(slot: int = 0, tokens: int = 5) -> Plan:
+    init = SlotInit(
+        slot=slot,
+        tokens=pack_ints(range(1, tokens + 1)),
+        prompt_tokens=tokens,
+        choice=0,
+        sampling=SamplingParams(max_new_tokens=9, temperature=1.0, seed=5),
+    )
+    return Plan(
+        step=0, introduce=[init], pages=[PageUpdate(slot, 0, [[1, 3]])], rows=[Row(slot, 0, tokens, sample=True)]
+    )
+
+
+def decodes(count: int) -> list[Plan]:
+    return [Plan(step=1 + step, rows=[Row(0, 5 + step, 1, sample=True)]) for step in range(count)]
+
+
+def test_capacity_tells_what_the_config_and_the_options_say(options: WorkerOptions) -> None:
+    worker = TpModelWorker(replace(options, kv_cache_bytes=5 * PAGE_BYTES + 17, context_length=100))
+    capacity = worker.capacity
+    assert [(group.name, group.pages) for group in capacity.groups] == [("full", 5)]
+    assert (capacity.page_size, capacity.slots, capacity.context_length) == (8, 4, 100)
+    assert (capacity.vocab_size, capacity.eos_token_ids) == (96, [2, 7])
+    worker.close()
+
+
+def test_the_cache_is_never_larger_than_all_slots_can_fill(
+    options: WorkerOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        worker = TpModelWorker(options)
+    assert worker.capacity.groups[0].pages == 4 * 128 // 8
+    assert "KV cache: 512 tokens, 0.00 GiB" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_cache_bytes": PAGE_BYTES - 1}, "do not hold one page"),
+        ({"context_length": 129}, "beyond the model's 128"),
+        ({"attention_backend": "none"}, "no attention backend 'none'"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(options: WorkerOptions, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        TpModelWorker(replace(options, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("changes", [{"slots": 0}, {"page_size": 0}, {"kv_cache_share": 0.0}, {"context_length": 0}])
+def test_options_refuse_nonsense(options: WorkerOptions, changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        replace(options, **changes)  # type: ignore[arg-type]
+
+
+def test_steps_submitted_ahead_of_their_results_run_in_order(options: WorkerOptions) -> None:
+    plain, ahead = TpModelWorker(options), TpModelWorker(replace(options, overlap=True))
+    expected = [plain.submit(plan).result().token_ids for plan in (prefill(), *decodes(6))]
+    pending = [ahead.submit(plan) for plan in (prefill(), *decodes(6))]
+    assert [step.result().token_ids for step in pending] == expected
+    assert [step.result().step for step in pending] == list(range(7))
+    ahead.close()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_a_step_raises_its_result_raises(options: WorkerOptions, overlap: bool) -> None:
+    worker = TpModelWorker(replace(options, overlap=overlap))
+    pending = worker.submit(Plan(step=0, rows=[Row(2, 0, 1, sample=True)]))
+    with pytest.raises(ValueError, match="slot 2 was never introduced"):
+        pending.result()
+    worker.close()
+
+
+def test_memory_is_what_the_machine_says() -> None:
+    total = int(Path("/proc/meminfo").read_text(encoding="ascii").split()[1]) * 1024
+    assert 0 < available_bytes(torch.device("cpu")) <= total
