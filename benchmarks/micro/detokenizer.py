@@ -16,6 +16,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
+from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
 from tercet.protocol.messages import BatchTokenIDOutput, DecodeSpec, DetokenizerInbox, Opening
 from tercet.protocol.values import pack_ints
@@ -58,8 +59,9 @@ class Bench:
 
     def __init__(self, vocabulary: Vocabulary, frontends: int = 1, stop: list[str] | None = None) -> None:
         chance = random.Random(1)
-        self._manager = DetokenizerManager()
-        self._manager.add_tokenizer("", vocabulary)
+        tokenizers = TokenizerStore()
+        tokenizers.add("scheduler-0", "", vocabulary)
+        self._manager = DetokenizerManager(tokenizers)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(DetokenizerInbox)
         spec = msgspec.msgpack.encode(DecodeSpec(stop=stop or []))

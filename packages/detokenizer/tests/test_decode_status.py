@@ -82,9 +82,8 @@ def test_any_text_survives_and_no_character_is_ever_broken(
     assume(not mixes_bytes(vocabulary, ids[:cut]))
     parts = stream(vocabulary, ids[cut:], ids[:cut])
     assert "".join(parts) == whole(vocabulary, ids[cut:], ids[:cut])
-    if "\ufffd" not in text and not cut:
+    if "\ufffd" not in vocabulary.tokenizer.decode(ids) and not cut:
         assert not any("\ufffd" in part for part in parts)
-        assert "".join(parts) == vocabulary.tokenizer.decode(ids)
 
 
 def test_a_character_comes_with_its_last_byte_and_not_before(llama: Vocabulary) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from tercet.detokenizer.choice import Choice, Plan, Route
 from tercet.detokenizer.errors import MalformedBatchError, SpecError
 from tercet.detokenizer.rows import Columns, TextRows
+from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
 from tercet.protocol.messages import BatchStrOutput, BatchTokenIDOutput, Opening
 from tercet.protocol.values import FinishReason, FinishType, Held, pack_ints
@@ -27,24 +28,15 @@ class DetokenizerManager:
     frontend's business, which sees that a position never came.
     """
 
-    def __init__(self, max_choices: int = 65536) -> None:
+    def __init__(self, tokenizers: TokenizerStore, max_choices: int = 65536) -> None:
+        self._tokenizers = tokenizers
         self._max_choices = max_choices
         self._choices: dict[Key, Choice] = {}
-        self._vocabularies: dict[str, Vocabulary] = {}
         self.counters: Counter[str] = Counter()
         """How often: batches, tokens, dropped_{malformed,unknown,stale,seen,gap}, refused_specs, evicted."""
 
     def __len__(self) -> int:
         return len(self._choices)
-
-    @property
-    def tokenizers(self) -> list[str]:
-        """SHA-256 of every tokenizer held, the default one first."""
-        return list(self._vocabularies)
-
-    def add_tokenizer(self, sha256: str, vocabulary: Vocabulary) -> None:
-        """Make a tokenizer selectable by `DecodeSpec.tokenizer`; the first one is also the default."""
-        self._vocabularies.setdefault(sha256, vocabulary)
 
     def handle(self, output: BatchTokenIDOutput, scheduler: str = "") -> list[tuple[str, BatchStrOutput]]:
         """What a step's tokens become: (frontend's peer id, its rows) for each frontend with rows in it."""
@@ -145,9 +137,8 @@ class DetokenizerManager:
             try:
                 if (plan := plans.get(opening.decode_spec)) is None:
                     plan = plans[opening.decode_spec] = Plan(opening.decode_spec)
-                choice = Choice(
-                    Route(rid, index, attempt, opening.frontend, scheduler), plan, self._vocabulary(plan.spec.tokenizer)
-                )
+                vocabulary = self._vocabulary(plan.spec.tokenizer, scheduler)
+                choice = Choice(Route(rid, index, attempt, opening.frontend, scheduler), plan, vocabulary)
             except SpecError as error:
                 self.counters["refused_specs"] += 1
                 self._refuse(rows, row, opening.frontend, str(error))
@@ -164,11 +155,11 @@ class DetokenizerManager:
         rows.finishes[row] = FinishReason(FinishType.ERROR, message=message)
         rows.cut(row, 0, 0)
 
-    def _vocabulary(self, sha256: str) -> Vocabulary:
+    def _vocabulary(self, sha256: str, scheduler: str) -> Vocabulary:
         """Raises SpecError for a tokenizer that is not here."""
-        found = self._vocabularies.get(sha256) if sha256 else next(iter(self._vocabularies.values()), None)
+        found = self._tokenizers.get(sha256, scheduler)
         if found is None:
-            raise SpecError(f"the detokenizer does not have tokenizer {sha256 or '(any)'}")
+            raise SpecError(f"the detokenizer does not have the tokenizer {sha256[:64] or f'of {scheduler}'}")
         return found
 
     def _evict(self) -> None:

@@ -1,6 +1,7 @@
 """What can go wrong in the detokenizer.
 
 DetokenizerError
+├── ConfigError         an option that cannot be meant
 ├── TokenizerError      the scheduler's tokenizer.json cannot be read
 ├── SpecError           a request's DecodeSpec is damaged, beyond the limits, or names a tokenizer that is not here
 └── MalformedBatchError the columns of a batch do not fit together
@@ -9,6 +10,10 @@ DetokenizerError
 
 class DetokenizerError(Exception):
     """The root of the tree."""
+
+
+class ConfigError(DetokenizerError, ValueError):
+    """An option that cannot be meant. Ends the process with one line."""
 
 
 class TokenizerError(DetokenizerError):

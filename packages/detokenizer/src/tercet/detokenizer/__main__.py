@@ -1,0 +1,75 @@
+"""`tercet-detokenizer`, also `python -m tercet.detokenizer`: one detokenizer process."""
+
+import logging
+import signal
+import sys
+import time
+
+from cyclopts import App
+
+from tercet.detokenizer.__about__ import __version__
+from tercet.detokenizer.config import DetokenizerConfig
+from tercet.detokenizer.detokenizer_manager import DetokenizerManager
+from tercet.detokenizer.errors import ConfigError
+from tercet.detokenizer.loop import DetokenizerLoop
+from tercet.detokenizer.outbox import Outbox
+from tercet.detokenizer.status import StatusBoard
+from tercet.detokenizer.tokenizer_store import TokenizerStore
+from tercet.protocol.errors import ChannelError
+from tercet.protocol.lifecycle import exit_with_parent
+from tercet.protocol.messages import DetokenizerInbox
+from tercet.protocol.node import NodeConfig, ThreadNode
+from tercet.protocol.values import Role
+
+EXIT_CONFIG = 2
+"""Exit status for options that cannot work: starting again would not help."""
+
+logger = logging.getLogger("tercet.detokenizer")
+app = App(name="tercet-detokenizer", version=__version__, help="Turn token ids into text.")
+
+
+@app.default
+def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
+    """Turn the tokens of schedulers into text for frontends until told to stop."""
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    links = _links(config)
+    tokenizers = TokenizerStore()
+    manager = DetokenizerManager(tokenizers, config.max_choices)
+    board = StatusBoard(manager, time.monotonic)
+    node = ThreadNode(links, DetokenizerInbox, board.heartbeat)
+    outbox = Outbox(node, config.max_backlog, manager.counters)
+    loop = DetokenizerLoop(node, manager, tokenizers, outbox, board, time.monotonic)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: loop.stop())
+    if config.parent_fd is not None:
+        exit_with_parent(config.parent_fd)
+    node.start()
+    loop.run(config.drain_seconds)
+    node.close("stopping")
+    logger.info("stopped; %d choices were under way; %s", len(manager), dict(manager.counters))
+
+
+def _links(config: DetokenizerConfig) -> NodeConfig:
+    try:
+        return NodeConfig(
+            role=Role.DETOKENIZER,
+            peer=config.peer,
+            listen=config.listen,
+            advertise=config.advertise,
+            supervisor=config.supervisor,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def main() -> None:
+    """Run with the process's own arguments."""
+    try:
+        app()
+    except (ChannelError, ConfigError) as error:
+        sys.stderr.write(f"tercet-detokenizer: {error}\n")
+        sys.exit(EXIT_CONFIG)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The detokenizer's loop: the one place where the manager meets the sockets and the clock."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from tercet.detokenizer.detokenizer_manager import DetokenizerManager
+from tercet.detokenizer.errors import TokenizerError
+from tercet.detokenizer.outbox import Outbox
+from tercet.detokenizer.status import StatusBoard
+from tercet.detokenizer.tokenizer_store import TokenizerStore
+from tercet.protocol.messages import BatchTokenIDOutput, Ready, TokenizerFiles, TokenizerFilesReq
+from tercet.protocol.node import Delivery, PeerDown, PeerUp, Sender
+from tercet.protocol.values import Phase, Role
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.005
+"""How long the loop waits for news before it offers a full frontend its backlog again."""
+ASK_AGAIN_SECONDS = 5.0
+"""How long a scheduler may take to send its tokenizer."""
+
+
+class Node(Sender, Protocol):
+    """What the loop needs of a ThreadNode that has been started."""
+
+    def drain(self, wait: float | None = 0) -> list[Delivery]: ...  # noqa: D102
+    def set_ready(self, ready: Ready) -> None: ...  # noqa: D102
+    def wake(self) -> None: ...  # noqa: D102
+
+
+class DetokenizerLoop:
+    """Takes what comes, hands it to the manager, sends what that gives."""
+
+    def __init__(
+        self,
+        node: Node,
+        manager: DetokenizerManager,
+        tokenizers: TokenizerStore,
+        outbox: Outbox,
+        board: StatusBoard,
+        clock: Callable[[], float],
+    ) -> None:
+        self._node = node
+        self._manager = manager
+        self._tokenizers = tokenizers
+        self._outbox = outbox
+        self._board = board
+        self._clock = clock
+        self._unanswered: dict[str, float] = {}
+        """Schedulers that have not sent their tokenizer, and when to ask them."""
+        self._stopping = False
+
+    def run(self, drain_seconds: float) -> None:
+        """Serve until `stop`; then what is queued may leave, for so many seconds."""
+        while not self._stopping:
+            self.turn(RETRY_SECONDS if self._outbox else None)
+        self._board.enter(Phase.DRAINING)
+        end = self._clock() + drain_seconds
+        while (self.turn(RETRY_SECONDS) or self._outbox) and self._clock() < end:
+            pass
+
+    def stop(self) -> None:
+        """End `run` soon. Safe from a signal handler and from any thread."""
+        self._stopping = True
+        self._node.wake()
+
+    def turn(self, wait: float | None) -> bool:
+        """One round, after waiting so long for news; whether there were any tokens in it."""
+        deliveries = self._node.drain(wait)
+        self._board.begin()
+        tokens = False
+        for delivery in deliveries:
+            tokens |= isinstance(delivery.message, BatchTokenIDOutput)
+            self._receive(delivery)
+        self._outbox.retry()
+        self._ask()
+        self._board.end()
+        return tokens
+
+    def _receive(self, delivery: Delivery) -> None:
+        match delivery.message:
+            case BatchTokenIDOutput() as output:
+                for frontend, text in self._manager.handle(output, delivery.source):
+                    self._outbox.send(frontend, text)
+            case TokenizerFiles() as files:
+                self._read(delivery.source, files, delivery.frames)
+            case PeerUp(peer, Role.SCHEDULER):
+                self._unanswered[peer] = self._clock()
+            case PeerDown(peer):
+                self._forget(peer)
+            case _:
+                pass  # heartbeats, and news of peers that nothing here depends on
+
+    def _ask(self) -> None:
+        """Ask for tokenizers: of schedulers that are new, and again of those that did not answer."""
+        now = self._clock()
+        for scheduler, due in self._unanswered.items():
+            if now >= due and self._node.send(scheduler, TokenizerFilesReq(id=f"tokenizer-{scheduler}")):
+                self._unanswered[scheduler] = now + ASK_AGAIN_SECONDS
+
+    def _read(self, scheduler: str, files: TokenizerFiles, frames: tuple[memoryview, ...]) -> None:
+        if self._unanswered.pop(scheduler, None) is None:
+            return  # not asked for, or asked for twice
+        try:
+            self._tokenizers.read(scheduler, files, frames)
+        except TokenizerError as error:
+            logger.error("no text for the tokens of %s: %s", scheduler, error)
+            return
+        self._board.enter(Phase.IDLE)
+        self._node.set_ready(Ready())
+
+    def _forget(self, peer: str) -> None:
+        self._unanswered.pop(peer, None)
+        self._tokenizers.forget(peer)
+        self._outbox.drop(peer)
+        if count := self._manager.drop_peer(peer):
+            logger.info("forgot %d choices of %s, which is gone", count, peer)

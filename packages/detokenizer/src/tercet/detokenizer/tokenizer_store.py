@@ -1,0 +1,65 @@
+"""The tokenizers that schedulers send: checked by SHA-256, read once, forgotten when no scheduler needs them."""
+
+import hashlib
+import logging
+
+from tercet.detokenizer.errors import TokenizerError
+from tercet.detokenizer.vocabulary import Vocabulary
+from tercet.protocol.messages import TokenizerFiles
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class TokenizerStore:
+    """Which scheduler's model uses which tokenizer, and every tokenizer in use, by SHA-256 of its tokenizer.json."""
+
+    def __init__(self) -> None:
+        self._vocabularies: dict[str, Vocabulary] = {}
+        self._of_scheduler: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._vocabularies)
+
+    def get(self, sha256: str, scheduler: str) -> Vocabulary | None:
+        """The tokenizer of that hash; for an empty one that of the scheduler's model, or the only one there is."""
+        if not sha256:
+            sha256 = self._of_scheduler.get(scheduler, "")
+            if not sha256 and len(self._vocabularies) == 1:
+                return next(iter(self._vocabularies.values()))
+        return self._vocabularies.get(sha256)
+
+    def add(self, scheduler: str, sha256: str, vocabulary: Vocabulary) -> None:
+        """A scheduler's tokenizer. Those that no scheduler uses any more give way to it."""
+        self._of_scheduler[scheduler] = sha256
+        self._vocabularies[sha256] = vocabulary
+        for unused in self._vocabularies.keys() - self._of_scheduler.values():
+            del self._vocabularies[unused]
+
+    def read(self, scheduler: str, message: TokenizerFiles, frames: tuple[memoryview, ...]) -> None:
+        """Take the tokenizer out of a scheduler's files. Raises TokenizerError, in words for the log."""
+        if not len(message.names) == len(message.sha256) == len(frames):
+            raise TokenizerError(f"{len(message.names)} names and {len(message.sha256)} hashes for {len(frames)} files")
+        if TOKENIZER_FILE not in message.names:
+            raise TokenizerError(f"{message.model} has no {TOKENIZER_FILE}, which text cannot be made without")
+        place = message.names.index(TOKENIZER_FILE)
+        sha256 = hashlib.sha256(frames[place]).hexdigest()
+        if sha256 != message.sha256[place]:
+            raise TokenizerError(f"{TOKENIZER_FILE} of {message.model} does not have the SHA-256 it came with")
+        vocabulary = self._vocabularies.get(sha256)
+        if vocabulary is None:
+            try:
+                vocabulary = Vocabulary(bytes(frames[place]).decode())
+            except UnicodeDecodeError as error:
+                raise TokenizerError(f"{TOKENIZER_FILE} of {message.model} is not UTF-8") from error
+            logger.info("read the tokenizer of %s, %s", message.model, sha256[:12])
+            if vocabulary.joining is None:
+                logger.warning(
+                    "the decoder of %s looks at neighbouring tokens: text will be made slowly", message.model
+                )
+        self.add(scheduler, sha256, vocabulary)
+
+    def forget(self, scheduler: str) -> None:
+        """A scheduler is gone. Its tokenizer stays until another one comes: the next incarnation will want it."""
+        self._of_scheduler.pop(scheduler, None)
