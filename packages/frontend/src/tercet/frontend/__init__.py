@@ -1,0 +1,1 @@
+"""The HTTP part of Tercet, and the supervisor of a one-machine server."""

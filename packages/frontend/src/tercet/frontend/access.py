@@ -1,0 +1,84 @@
+"""What surrounds every route: request ids, API keys, and errors in OpenAI's words. Closed unless named here as open."""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
+from tercet.frontend.event_stream import ClientGoneError
+
+logger = logging.getLogger(__name__)
+
+OPEN_ROUTES = frozenset({"/health", "/live"})
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class ApiKeys:
+    """Keys by their SHA-256, so that comparing takes the same time for every wrong one."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def allow(self, authorization: str) -> bool:
+        """Whether an Authorization header shows a key; without keys everyone may."""
+        if not self._digests:
+            return True
+        scheme, _, shown = authorization.partition(" ")
+        digest = hashlib.sha256(shown.strip().encode()).digest()
+        matches = [hmac.compare_digest(digest, each) for each in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+class Access:
+    """ASGI middleware around the whole app."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a websocket, which no route takes
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = Headers(scope=scope)
+        request_id = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = f"req_{secrets.token_hex(16)}"
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_ROUTES and not self._keys.allow(headers.get("authorization", "")):
+                raise UnauthorizedError("Incorrect API key provided.")
+            await self._app(scope, receive, send_with_id)
+        except ClientGoneError:
+            return
+        except ApiError as error:
+            await error_response(error)(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("request %s failed", request_id)
+            if started:
+                raise
+            await error_response(ServerError("The server failed this request."))(scope, receive, send_with_id)
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as its own response."""
+    return Response(error.body(), error.status, error.headers(), media_type="application/json")

@@ -1,0 +1,95 @@
+"""The way of every generating endpoint: submit, wait for the first token, then stream or collect."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.errors import ApiError
+from tercet.frontend.event_stream import EventStream, event, unless_gone
+from tercet.frontend.generate_request import GenerateRequest
+from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.req_state import ReqState
+from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.protocol.values import FinishReason, Logprobs
+
+
+class Whole(msgspec.Struct):
+    """One finished choice."""
+
+    state: ReqState
+    prompt: int
+    index: int
+    text: str
+    logprobs: list[Logprobs]
+    finish: FinishReason | None
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Every token emitted."""
+        return self.state.choices[self.index].token_ids
+
+
+class Form(Protocol):
+    """How one endpoint writes its answers. One is made for each HTTP request."""
+
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+        """Events for what is new."""
+        ...
+
+    def end(self, generation: Generation) -> bytes:
+        """Events after the last token."""
+        ...
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:
+        """The one JSON body; choices come in the order of prompts, then of indices."""
+        ...
+
+
+async def answer(
+    request: Request, manager: TokenizerManager, work: Sequence[GenerateRequest], form: Form, *, stream: bool
+) -> Response:
+    """Generate and answer. Errors before the first token raise ApiError; later ones are an event of the stream."""
+    generation = await unless_gone(request, manager.submit(work))
+    arrivals = generation.arrivals()
+    try:
+        if stream:
+            first = await unless_gone(request, anext(arrivals))
+            body = _events(generation, first, arrivals, form)
+            return EventStream(body, on_close=lambda: manager.release(generation))
+        choices = await unless_gone(request, _collect(generation, arrivals))
+    except BaseException:
+        manager.release(generation)
+        raise
+    manager.release(generation)
+    return Response(form.whole(generation, choices), media_type="application/json")
+
+
+async def _events(
+    generation: Generation, first: list[Arrival], arrivals: AsyncIterator[list[Arrival]], form: Form
+) -> AsyncIterator[bytes]:
+    try:
+        yield form.events(generation, first)
+        async for news in arrivals:
+            yield form.events(generation, news)
+        yield form.end(generation)
+    except ApiError as error:
+        yield event(error.body())
+
+
+async def _collect(generation: Generation, arrivals: AsyncIterator[list[Arrival]]) -> list[Whole]:
+    choices = {
+        (prompt, choice.index): Whole(state, prompt, choice.index, "", [], None)
+        for prompt, state in enumerate(generation.states)
+        for choice in state.choices
+    }
+    async for news in arrivals:
+        for arrival in news:
+            update = arrival.update
+            whole = choices[arrival.prompt, update.index]
+            whole.text += update.text
+            whole.logprobs += update.logprobs
+            whole.finish = update.finish
+    return list(choices.values())

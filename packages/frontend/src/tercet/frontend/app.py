@@ -1,0 +1,81 @@
+"""The HTTP application: every route, and what surrounds them."""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tercet.frontend.access import Access, ApiKeys, error_response
+from tercet.frontend.config import HttpConfig
+from tercet.frontend.errors import ApiError, BadRequestError, MethodNotAllowedError, NotFoundError, PayloadTooLargeError
+from tercet.frontend.event_stream import ClientGoneError
+from tercet.frontend.native import Native
+from tercet.frontend.openai.chat import OpenAIServingChat
+from tercet.frontend.openai.completions import OpenAIServingCompletion
+from tercet.frontend.openai.models import OpenAIServingModels
+from tercet.frontend.tokenizer_manager import TokenizerManager
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
+    """The application. Its routes read and write their own bytes; FastAPI routes and no more."""
+    app = FastAPI(
+        title="Tercet",
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+        },
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    models = OpenAIServingModels(manager.models)
+    native = Native(manager, config.max_body_bytes)
+    routes: list[tuple[str, str, Endpoint]] = [
+        ("POST", "/v1/chat/completions", OpenAIServingChat(manager, config.max_body_bytes).create),
+        ("POST", "/v1/completions", OpenAIServingCompletion(manager, config.max_body_bytes).create),
+        ("GET", "/v1/models", models.list),
+        ("GET", "/v1/models/{model:path}", models.retrieve),
+        ("POST", "/generate", native.generate),
+        ("POST", "/tokenize", native.tokenize),
+        ("POST", "/detokenize", native.detokenize),
+        ("GET", "/server_info", native.server_info),
+        ("GET", "/health", native.health),
+        ("GET", "/live", native.live),
+    ]
+    for method, path, endpoint in routes:
+        app.add_route(path, endpoint, methods=[method])
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientGoneError, _on_client_gone)
+    return Access(app, ApiKeys(config.api_keys()))
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return Response(status_code=499)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses."""
+    assert isinstance(error, HTTPException)
+    match error.status_code:
+        case 404:
+            return error_response(NotFoundError(f"Unknown request URL: {request.method} {request.url.path}."))
+        case 405:
+            response = error_response(MethodNotAllowedError(f"{request.method} is not allowed for {request.url.path}."))
+            response.headers.update(error.headers or {})
+            return response
+        case 413:
+            return error_response(PayloadTooLargeError("The body is too long."))
+    return error_response(BadRequestError("The request cannot be read."))

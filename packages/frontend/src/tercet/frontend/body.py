@@ -1,0 +1,80 @@
+"""Reading a request's JSON: bounded, standard, and refused in OpenAI's words when it is not what the endpoint takes.
+
+Duplicate keys: the last one counts, as in Python's, JavaScript's and OpenAI's own parsers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from tercet.frontend.errors import (
+    BadRequestError,
+    PayloadTooLargeError,
+    UnknownParameterError,
+    UnsupportedMediaTypeError,
+)
+from tercet.frontend.event_stream import ClientGoneError
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+async def read_model(request: Request, schema: type[_Model], limit: int) -> _Model:
+    """The body as `schema`. Raises ApiError naming the parameter at fault, and ClientGoneError."""
+    data = await read_json(request, limit)
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise _refusal(error, data) from None
+
+
+async def read_json(request: Request, limit: int) -> object:
+    """The body, of at most `limit` bytes, parsed. NaN and Infinity are no JSON."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise UnsupportedMediaTypeError("The body must be JSON: send 'Content-Type: application/json'.")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > limit:
+                raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError(f"The body is not standard JSON (line {error.lineno}, column {error.colno}).") from None
+
+
+def _refusal(error: ValidationError, data: object) -> BadRequestError:
+    """The first thing wrong, and the parameter it is about."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = _param(first["loc"], data)
+    message = first["msg"].removeprefix("Value error, ")
+    match first["type"]:
+        case "extra_forbidden":
+            return UnknownParameterError(f"Unknown parameter: '{param}'.", param=param)
+        case "missing":
+            return BadRequestError(
+                f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+            )
+    where = f" for '{param}'" if param else ""
+    return BadRequestError(f"Invalid value{where}: {message}.", param=param, code="invalid_value")
+
+
+def _param(loc: tuple[int | str, ...], data: Any) -> str | None:
+    """`messages[0].content` of a location; pydantic's names for branches of a union, not in the data, are left out."""
+    path = ""
+    for place, step in enumerate(loc):
+        missing = place == len(loc) - 1 and isinstance(step, str) and step.isidentifier()
+        if isinstance(step, int) and isinstance(data, Sequence) and step < len(data):
+            path, data = f"{path}[{step}]", data[step]
+        elif isinstance(data, Mapping) and (step in data or missing):
+            path, data = (f"{path}.{step}" if path else str(step)), data.get(step)
+    return path or None

@@ -1,0 +1,91 @@
+"""The options of a frontend process."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class LinkConfig:
+    """Where this frontend is among the other parts."""
+
+    peer: str = "frontend-0"
+    """This process's id."""
+    listen: str = "tcp://127.0.0.1:0"
+    """Inbox: ipc:///private/directory or tcp://host:port."""
+    scheduler: tuple[str, ...] = ()
+    """Inbox of a scheduler; repeatable, and an ipc path may be a glob."""
+    detokenizer: tuple[str, ...] = ()
+    """Inbox of a detokenizer; repeatable, and an ipc path may be a glob."""
+    supervisor: str = ""
+    """Inbox of the supervisor, if there is one."""
+    advertise: str = ""
+    """Address that peers reach this inbox at, where it is not the one it listens on."""
+    parent_fd: int | None = None
+    """Exit when this pipe reaches its end."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class HttpConfig:
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on, unless --fd is given."""
+    port: int = 8000
+    """Port to listen on; 0 takes any that is free."""
+    fd: int | None = None
+    """A listening socket inherited from the parent."""
+    api_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_API_KEYS")] = ()
+    """A key that clients must show as a bearer token; repeatable. Without any the server is open."""
+    api_key_file: Path | None = None
+    """A file of such keys, one a line, which keeps them out of the process list."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """Longest request body that is read."""
+    max_header_bytes: int = 64 * 1024
+    """Longest request head that is read."""
+    keep_alive: int = 75
+    """Seconds an idle connection stays open."""
+    shutdown_grace: int = 30
+    """Seconds that requests in flight have to finish after SIGTERM."""
+    access_log: bool = False
+    """Log a line for every request."""
+
+    def api_keys(self) -> tuple[str, ...]:
+        """Every key, also those of the file. Raises OSError, and ValueError for a file without keys."""
+        if self.api_key_file is None:
+            return self.api_key
+        keys = tuple(self.api_key_file.read_text().split())
+        if not keys:
+            raise ValueError(f"{self.api_key_file} holds no key, and an open server is not what it was meant for")
+        return self.api_key + keys
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ServingConfig:
+    """How requests are handled."""
+
+    served_model_name: tuple[str, ...] = ()
+    """Names that clients know the model by, instead of the scheduler's; repeatable."""
+    routing_policy: Literal["round_robin", "least_loaded"] = "round_robin"
+    """How requests are spread over schedulers."""
+    recovery_timeout: float = 60.0
+    """Seconds a request waits for another part when its own has died."""
+    tokenizer_threads: int = 2
+    """Threads that render templates and tokenize."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class FrontendConfig:
+    """Everything."""
+
+    link: LinkConfig = field(default_factory=LinkConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
+    serving: ServingConfig = field(default_factory=ServingConfig)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""

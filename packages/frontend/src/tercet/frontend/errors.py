@@ -1,0 +1,153 @@
+"""What can go wrong with a request, and how the OpenAI API says it.
+
+ApiError
+├── BadRequestError 400
+│   ├── UnknownParameterError
+│   ├── UnsupportedParameterError
+│   └── ContextLengthExceededError
+├── UnauthorizedError 401
+├── NotFoundError 404
+│   └── ModelNotFoundError
+├── MethodNotAllowedError 405
+├── PayloadTooLargeError 413
+├── UnsupportedMediaTypeError 415
+├── RateLimitedError 429
+├── ServerError 500
+└── UnavailableError 503
+
+Every one of them ends one request and nothing else.
+"""
+
+import orjson
+
+
+class ApiError(Exception):
+    """One OpenAI error body; `code` is a string or null, `retry_after` is in seconds."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or type(self).code
+        self.retry_after = retry_after
+
+    def body(self) -> bytes:
+        """The JSON that a client reads, also as the data of an event in the middle of a stream."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def headers(self) -> dict[str, str]:
+        """What a client needs to know to come back later."""
+        return {} if self.retry_after is None else {"retry-after": f"{self.retry_after:g}"}
+
+
+class BadRequestError(ApiError):
+    """The request is at fault, and `param` names the part of it."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnknownParameterError(BadRequestError):
+    """A field that no documentation names."""
+
+    code = "unknown_parameter"
+
+
+class UnsupportedParameterError(BadRequestError):
+    """A documented field or value that this server cannot honour, and so does not ignore."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceededError(BadRequestError):
+    """Prompt and requested output together are longer than the model can read."""
+
+    code = "context_length_exceeded"
+
+
+class UnauthorizedError(ApiError):
+    """No API key, or a wrong one."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+    def headers(self) -> dict[str, str]:
+        """Names the scheme, as RFC 9110 asks."""
+        return {"www-authenticate": "Bearer"}
+
+
+class NotFoundError(ApiError):
+    """No such route or object."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class ModelNotFoundError(NotFoundError):
+    """The model named is not served here."""
+
+    code = "model_not_found"
+
+
+class MethodNotAllowedError(ApiError):
+    """The route exists, for another method."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class PayloadTooLargeError(ApiError):
+    """The body is longer than the server reads."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class UnsupportedMediaTypeError(ApiError):
+    """The body is not JSON."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class RateLimitedError(ApiError):
+    """The queue is full; the client should come back."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class ServerError(ApiError):
+    """The server failed this request."""
+
+
+class UnavailableError(ApiError):
+    """Nothing is ready to serve the request yet, or any more."""
+
+    status = 503
+    code = "service_unavailable"
+
+
+def from_rejection(code: str, message: str, retry: bool) -> ApiError:
+    """The error for a scheduler's `Rejected`: its code decides the status, and `retry` invites the client back."""
+    if code == "context_length_exceeded":
+        return ContextLengthExceededError(message)
+    if code in {"rate_limit_exceeded", "queue_full"}:
+        return RateLimitedError(message, retry_after=1)
+    if retry or code in {"server_overloaded", "service_unavailable"}:
+        return UnavailableError(message, code=code, retry_after=1)
+    if code == "server_error":
+        return ServerError(message)
+    return BadRequestError(message, code=code)

@@ -1,0 +1,56 @@
+"""What every endpoint turns its JSON into: one prompt and how to go on from it."""
+
+from typing import Any
+
+import msgspec
+
+from tercet.protocol.values import LogprobParams, SamplingParams
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages for the model's chat template. Their text never becomes special tokens."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    kwargs: dict[str, Any] = {}
+    """Allow-listed variables of the template."""
+
+
+class TextPrompt(msgspec.Struct, frozen=True):
+    """Text in the model's own notation: special tokens written in it are special tokens."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+class TokenPrompt(msgspec.Struct, frozen=True):
+    """A prompt that the client tokenized."""
+
+    token_ids: list[int]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt, n continuations. Values are within the bounds of the API; only lengths and ids are still to check.
+
+    `sampling.max_new_tokens` and `.seed` are filled in from `max_tokens` and `seed` once the prompt's length is known.
+    """
+
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    """None goes on to the end of the context."""
+    max_tokens_param: str = "max_tokens"
+    """What the client called it, for error messages."""
+    seed: int | None = None
+    stop: list[str] = []
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logprobs: LogprobParams | None = None
+    priority: int = 0
+    cache_salt: str = ""

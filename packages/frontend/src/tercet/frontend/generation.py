@@ -1,0 +1,52 @@
+"""The requests one HTTP request became, and what arrives for them, as their consumer sees it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from tercet.frontend.req_state import ReqState, Update
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """News of one choice of the prompt numbered `prompt`."""
+
+    prompt: int
+    update: Update
+
+
+class Generation:
+    """States that share one wake-up: whoever consumes them takes everything new at once."""
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()
+        self.states: list[ReqState] = []
+
+    async def arrivals(self) -> AsyncIterator[list[Arrival]]:
+        """Non-empty lists until every request has its final answer. Raises the ApiError of one that failed."""
+        while True:
+            await self.wake.wait()
+            self.wake.clear()
+            news = [Arrival(prompt, update) for prompt, state in enumerate(self.states) for update in state.take()]
+            if news:
+                yield news
+            for state in self.states:
+                if state.error is not None:
+                    raise state.error
+            if all(state.done for state in self.states):
+                return
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Each prompt counted once, however many choices it has."""
+        return sum(state.prompt_tokens for state in self.states)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose keys and values were still there."""
+        return sum(state.cached_tokens for state in self.states)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens emitted over all prompts and choices."""
+        return sum(state.output_tokens for state in self.states)

@@ -1,0 +1,116 @@
+"""uvicorn as this part runs it: bounded request heads, our own signals, and word of when it listens."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tercet.frontend.config import HttpConfig
+
+_HEAD_SECONDS = 30.0
+
+
+def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
+    """An HTTP protocol that hangs up on heads of more than `limit` bytes, or that take too long to arrive."""
+
+    class BoundedProtocol(HttpToolsProtocol):
+        """httptools itself has no limit."""
+
+        _head_bytes = 0
+        _in_head = True
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._deadline = self.loop.call_later(_HEAD_SECONDS, self._too_slow)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._in_head and not self.transport.is_closing():
+                self._count(len(data))
+
+        def on_message_begin(self) -> None:
+            self._head_bytes, self._in_head = 0, True
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._in_head = False
+            if self._deadline is not None:
+                self._deadline.cancel()
+            if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > limit:
+                raise ValueError("the request head is too long")
+            super().on_headers_complete()
+
+        def _count(self, size: int) -> None:
+            self._head_bytes += size
+            if self._head_bytes > limit:
+                self.send_400_response("The request head is too long.")
+
+        def _too_slow(self) -> None:
+            if self._in_head:
+                self.transport.close()
+
+    return BoundedProtocol
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an app on one socket until `should_exit`; calls `on_started` once it accepts connections."""
+
+    def __init__(
+        self, app: ASGIApp, config: HttpConfig, listener: socket.socket, on_started: Callable[[], None]
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=bounded_protocol(config.max_header_bytes),
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=config.access_log,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=config.keep_alive,
+                timeout_graceful_shutdown=config.shutdown_grace,
+            )
+        )
+        self._listener = listener
+        self._on_started = on_started
+
+    async def run_until_told(self) -> None:
+        """Serve."""
+        await self.serve(sockets=[self._listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does, then tell."""
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled by whoever runs the loop."""
+        yield
+
+
+def listening_socket(config: HttpConfig) -> socket.socket:
+    """The inherited socket, or one of our own. Raises OSError."""
+    if config.fd is not None:
+        return socket.socket(fileno=config.fd)
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    return socket.create_server((config.host, config.port), family=family, backlog=2048)
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients on this machine reach it."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,203 @@
+"""The routes that are not OpenAI's: /generate, /tokenize, /detokenize, /server_info, /health and /live."""
+
+import asyncio
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.__about__ import __version__
+from tercet.frontend.answer import Whole, answer
+from tercet.frontend.body import read_model
+from tercet.frontend.errors import UnavailableError
+from tercet.frontend.event_stream import DONE, event
+from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
+from tercet.frontend.openai.chat import message_of
+from tercet.frontend.openai.logprobs import entries
+from tercet.frontend.req_state import ReqState
+from tercet.frontend.served_model import ServedModel
+from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.protocol.values import WIRE_VERSION, FinishReason, LogprobParams, Logprobs, SamplingParams
+
+_DEFAULT_MAX_NEW_TOKENS = 128
+
+
+class Native:
+    """Everything that is neither OpenAI's nor an error."""
+
+    def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
+        self._manager = manager
+        self._body_limit = body_limit
+
+    async def generate(self, request: Request) -> Response:
+        """SGLang's own generation route."""
+        body = await read_model(request, NativeGenerate, self._body_limit)
+        model = self._model(body.model)
+        form = NativeForm(bool(body.return_logprob))
+        return await answer(request, self._manager, [to_generate(body, model)], form, stream=bool(body.stream))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Ids of a prompt, or of a chat as its template renders it."""
+        body = await read_model(request, Tokenize, self._body_limit)
+        model = self._model(body.model)
+        prompt: Prompt
+        if body.messages is not None:
+            messages = [message_of(message) for message in body.messages]
+            prompt = ChatPrompt(messages=messages, add_generation_prompt=body.add_generation_prompt is not False)
+        else:
+            prompt = TextPrompt(body.prompt or "", body.add_special_tokens is not False)
+        ids = await asyncio.to_thread(model.prompt_ids, prompt)
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": model.context})
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of ids."""
+        body = await read_model(request, Detokenize, self._body_limit)
+        decode = self._model(body.model).tokenizer.decode
+        text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+        return _json({"prompt": text, "text": text})
+
+    async def server_info(self, request: Request) -> Response:  # noqa: ARG002
+        """Models with their limits, and every part with how busy it is."""
+        fleet = self._manager.fleet
+        return _json(
+            {
+                "version": __version__,
+                "wire_version": list(WIRE_VERSION),
+                "ready": self._manager.ready,
+                "requests_running": self._manager.running,
+                "models": [_describe(model) for model in self._manager.models],
+                "schedulers": [
+                    {
+                        "peer": each.peer,
+                        "incarnation": each.incarnation,
+                        "ready": each.ready,
+                        "phase": each.heartbeat.phase,
+                        "model": each.limits.model if each.limits else None,
+                        "load": {name: getattr(each.load, name) for name in each.load.__struct_fields__},
+                    }
+                    for each in fleet.schedulers.values()
+                ],
+                "detokenizers": [
+                    {"peer": each.peer, "incarnation": each.incarnation, "ready": each.ready}
+                    for each in fleet.detokenizers.values()
+                ],
+            }
+        )
+
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        """Whether requests can be served: 200, or 503 while no scheduler or no detokenizer is ready."""
+        if not self._manager.ready:
+            raise UnavailableError("No scheduler or no detokenizer is ready.", retry_after=1)
+        return _json({"status": "ok"})
+
+    async def live(self, request: Request) -> Response:  # noqa: ARG002
+        """Whether this process answers at all."""
+        return _json({"status": "ok"})
+
+    def _model(self, name: str | None) -> ServedModel:
+        """The model named, else the first."""
+        if name is not None:
+            return self._manager.models.get(name)
+        return next(iter(self._manager.models), None) or self._manager.models.get("")
+
+
+def to_generate(body: NativeGenerate, model: ServedModel) -> GenerateRequest:
+    """The request as the rest of the frontend knows it."""
+    asked = body.sampling_params
+    stop = asked.stop or []
+    prompt: Prompt = TokenPrompt(body.input_ids) if body.input_ids is not None else TextPrompt(body.text or "")
+    return GenerateRequest(
+        model=model.name,
+        prompt=prompt,
+        sampling=SamplingParams(
+            max_new_tokens=0,
+            min_new_tokens=asked.min_new_tokens or 0,
+            n=asked.n or 1,
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            top_k=max(asked.top_k or 0, 0),
+            min_p=asked.min_p or 0.0,
+            presence_penalty=asked.presence_penalty or 0.0,
+            frequency_penalty=asked.frequency_penalty or 0.0,
+            repetition_penalty=asked.repetition_penalty or 1.0,
+            stop_token_ids=asked.stop_token_ids or [],
+            ignore_eos=bool(asked.ignore_eos),
+        ),
+        max_tokens=_DEFAULT_MAX_NEW_TOKENS if asked.max_new_tokens is None else asked.max_new_tokens,
+        max_tokens_param="sampling_params.max_new_tokens",
+        seed=asked.sampling_seed,
+        stop=[stop] if isinstance(stop, str) else stop,
+        include_stop=bool(asked.no_stop_trim),
+        skip_special_tokens=asked.skip_special_tokens is not False,
+        spaces_between_special_tokens=asked.spaces_between_special_tokens is not False,
+        logprobs=LogprobParams(top=body.top_logprobs_num or 0) if body.return_logprob else None,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+    )
+
+
+class NativeForm:
+    """SGLang's answers: each event of a stream holds the whole text so far; n > 1 answers with a list."""
+
+    def __init__(self, logprobs: bool) -> None:
+        self._logprobs = logprobs
+        self._texts: dict[int, str] = {}
+        self._scores: dict[int, list[Logprobs]] = {}
+
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+        """One event for each choice with news."""
+        state = generation.states[0]
+        chunks = b""
+        for arrival in arrivals:
+            update = arrival.update
+            text = self._texts[update.index] = self._texts.get(update.index, "") + update.text
+            scores = self._scores.setdefault(update.index, [])
+            scores += update.logprobs
+            chunks += event(orjson.dumps(self._choice(state, update.index, text, scores, update.finish)))
+        return chunks
+
+    def end(self, generation: Generation) -> bytes:  # noqa: ARG002
+        """The end of the stream."""
+        return DONE
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:  # noqa: ARG002
+        """One object, or a list of them."""
+        rows = [self._choice(each.state, each.index, each.text, each.logprobs, each.finish) for each in choices]
+        return orjson.dumps(rows[0] if len(rows) == 1 else rows)
+
+    def _choice(
+        self, state: ReqState, index: int, text: str, logprobs: list[Logprobs], finish: FinishReason | None
+    ) -> dict[str, Any]:
+        ids = state.choices[index].token_ids.tolist()
+        meta: dict[str, Any] = {
+            "id": state.rid,
+            "finish_reason": finish and {"type": finish.type, "matched": finish.matched},
+            "prompt_tokens": state.prompt_tokens,
+            "completion_tokens": len(ids),
+            "cached_tokens": state.cached_tokens,
+        }
+        if self._logprobs:
+            scored = list(zip(ids, entries(logprobs), strict=True))
+            meta["output_token_logprobs"] = [[chosen, each, None] for each, (chosen, _) in scored]
+            meta["output_top_logprobs"] = [
+                [[value, other, None] for other, value in alternatives] for _, (_, alternatives) in scored
+            ]
+        return {"index": index, "text": text, "output_ids": ids, "meta_info": meta}
+
+
+def _describe(model: ServedModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "context_length": model.limits.context_length,
+        "max_total_tokens": model.limits.max_total_tokens,
+        "vocab_size": model.limits.vocab_size,
+        "weights": model.identity.weights,
+        "has_chat_template": model.files.template is not None,
+    }
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

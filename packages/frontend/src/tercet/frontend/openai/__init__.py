@@ -1,0 +1,1 @@
+"""The OpenAI HTTP API: one file for each family of endpoints."""

@@ -1,0 +1,150 @@
+"""/v1/completions."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.answer import Whole, answer
+from tercet.frontend.body import read_model
+from tercet.frontend.event_stream import DONE, event
+from tercet.frontend.generate_request import GenerateRequest, TextPrompt, TokenPrompt
+from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.openai.completion_schema import CompletionRequest
+from tercet.frontend.openai.logprobs import CompletionLogprobs
+from tercet.frontend.openai.usage import usage
+from tercet.frontend.req_state import ReqState
+from tercet.frontend.served_model import ServedModel
+from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.protocol.values import FinishReason, LogprobParams, Logprobs, unpack_ints
+
+_DEFAULT_MAX_TOKENS = 16
+
+
+class OpenAIServingCompletion:
+    """Completions of every served model."""
+
+    def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
+        self._manager = manager
+        self._body_limit = body_limit
+
+    async def create(self, request: Request) -> Response:
+        """The route."""
+        body = await read_model(request, CompletionRequest, self._body_limit)
+        model = self._manager.models.get(body.model)
+        work = [to_generate(body, prompt, model) for prompt in body.prompts()]
+        form = CompletionForm(body, model)
+        return await answer(request, self._manager, work, form, stream=bool(body.stream))
+
+
+def to_generate(body: CompletionRequest, prompt: TextPrompt | TokenPrompt, model: ServedModel) -> GenerateRequest:
+    """One prompt's request as the rest of the frontend knows it."""
+    logprobs = None
+    if body.logprobs is not None:
+        logprobs = LogprobParams(top=body.logprobs, prompt=bool(body.echo))
+    return GenerateRequest(
+        model=body.model,
+        prompt=prompt,
+        sampling=body.sampling(model.files.defaults),
+        max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        seed=body.seed,
+        stop=body.stops(),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+        logprobs=logprobs,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+    )
+
+
+class CompletionForm:
+    """Writes completions. The choice of prompt i with index j is number i * n + j."""
+
+    def __init__(self, body: CompletionRequest, model: ServedModel) -> None:
+        self._model = model
+        self._n = body.n or 1
+        self._echo = bool(body.echo)
+        self._scores_only = body.max_tokens == 0
+        self._logprobs = body.logprobs is not None
+        self._include_usage = body.include_usage
+        self._head = {
+            "id": f"cmpl-{secrets.token_urlsafe(18)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": model.fingerprint,
+        }
+        self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
+        self._suffix = b'],"usage":null}\n\n' if body.include_usage else b"]}\n\n"
+        self._begun: dict[int, CompletionLogprobs] = {}
+
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+        """One chunk for each choice with news."""
+        chunks = b""
+        for arrival in arrivals:
+            update = arrival.update
+            number = arrival.prompt * self._n + update.index
+            first = number not in self._begun
+            if not (first or update.text or update.finish or self._logprobs):
+                continue
+            state = generation.states[arrival.prompt]
+            choice = self._choice(number, state, update.text, update.token_ids, update.logprobs, update.finish)
+            chunks += self._prefix + orjson.dumps(choice) + self._suffix
+        return chunks
+
+    def end(self, generation: Generation) -> bytes:
+        """The chunk of token counts, when asked for, and the end of the stream."""
+        if not self._include_usage:
+            return DONE
+        return event(orjson.dumps({**self._head, "choices": [], "usage": self._usage(generation)})) + DONE
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:
+        """A text_completion."""
+        rows = [
+            self._choice(
+                each.prompt * self._n + each.index, each.state, each.text, each.token_ids, each.logprobs, each.finish
+            )
+            for each in choices
+        ]
+        return orjson.dumps({**self._head, "choices": rows, "usage": self._usage(generation)})
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        return usage(generation, 0 if self._scores_only else None)
+
+    def _choice(
+        self,
+        number: int,
+        state: ReqState,
+        text: str,
+        ids: Sequence[int],
+        logprobs: list[Logprobs],
+        finish: FinishReason | None,
+    ) -> dict[str, Any]:
+        """A choice of a chunk or of the whole; the first of each number begins with the prompt when that is echoed."""
+        first = number not in self._begun
+        writer = self._begun.setdefault(number, CompletionLogprobs(self._model.files.token_bytes))
+        if self._scores_only:
+            text, ids, logprobs = "", [], []
+        if first and self._echo:
+            prompt_ids = unpack_ints(state.prompt_ids)
+            text = self._prompt_text(state, prompt_ids) + text
+            if state.prompt_logprobs is not None:
+                ids, logprobs = [*prompt_ids, *ids], [state.prompt_logprobs, *logprobs]
+        reason = finish.type.value if finish else None
+        return {
+            "index": number,
+            "text": text,
+            "logprobs": writer.write(ids, logprobs) if self._logprobs else None,
+            "finish_reason": "length" if reason and self._scores_only else reason,
+        }
+
+    def _prompt_text(self, state: ReqState, prompt_ids: Sequence[int]) -> str:
+        prompt = state.request.prompt
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        return self._model.tokenizer.decode(list(prompt_ids), skip_special_tokens=False)

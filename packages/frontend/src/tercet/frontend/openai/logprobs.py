@@ -1,0 +1,74 @@
+"""Log-probabilities as the two OpenAI formats write them."""
+
+import codecs
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tercet.frontend.token_bytes import TokenBytes, spelling
+from tercet.protocol.values import Logprobs, unpack_floats, unpack_ints
+
+_LOWEST = -9999.0
+"""What OpenAI writes for a probability of zero: JSON has no infinity."""
+
+Entry = tuple[float | None, list[tuple[int, float]]]
+"""The chosen token's log-probability (None for a prompt's first token), and the alternatives, most likely first."""
+
+
+def entries(parts: Sequence[Logprobs]) -> Iterator[Entry]:
+    """One entry for each token of consecutive parts."""
+    for part in parts:
+        top_ids, top_values = unpack_ints(part.top_ids), unpack_floats(part.top_logprobs)
+        for place, chosen in enumerate(unpack_floats(part.chosen)):
+            span = slice(place * part.top, (place + 1) * part.top)
+            alternatives = [
+                (token_id, max(value, _LOWEST))
+                for token_id, value in zip(top_ids[span], top_values[span], strict=True)
+                if not math.isnan(value)
+            ]
+            yield None if math.isnan(chosen) else max(chosen, _LOWEST), alternatives
+
+
+def chat_logprobs(names: TokenBytes, token_ids: Sequence[int], parts: Sequence[Logprobs]) -> dict[str, Any]:
+    """`choices[].logprobs` of chat."""
+    content = []
+    for token_id, (chosen, alternatives) in zip(token_ids, entries(parts), strict=True):
+        top = [_chat_token(names[each], value) for each, value in alternatives]
+        content.append({**_chat_token(names[token_id], chosen), "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(data: bytes, value: float | None) -> dict[str, Any]:
+    return {"token": spelling(data), "bytes": list(data), "logprob": value}
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of completions, whose offsets run on from chunk to chunk of one choice."""
+
+    def __init__(self, names: TokenBytes) -> None:
+        self._names = names
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def write(self, token_ids: Sequence[int], parts: Sequence[Logprobs]) -> dict[str, list[Any]]:
+        """The next tokens. The chosen token is among its alternatives, which makes one more than asked for."""
+        tokens: list[str] = []
+        values: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for token_id, (chosen, alternatives) in zip(token_ids, entries(parts), strict=True):
+            name = self._name(token_id)
+            tokens.append(name)
+            values.append(chosen)
+            tops.append(None if chosen is None else {**self._named(alternatives), name: chosen})
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(self._names[token_id]))
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _named(self, alternatives: list[tuple[int, float]]) -> dict[str, float]:
+        """By name; where two tokens are spelt alike the likelier one counts."""
+        return {self._name(token_id): value for token_id, value in reversed(alternatives)}
+
+    def _name(self, token_id: int) -> str:
+        name = spelling(self._names[token_id])
+        return name if not name.startswith("\\x") else f"bytes:{name}"

@@ -1,0 +1,113 @@
+"""The fields that chat and completions share, with their bounds, and what they mean for sampling."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.served_model import SamplingDefaults
+from tercet.protocol.values import SamplingParams
+
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Name = Annotated[str, Field(max_length=512)]
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class Strict(BaseModel):
+    """Unknown fields, wrong types and numbers that are not finite are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(Strict):
+    """OpenAI's fields first, then the extensions that this field's servers share."""
+
+    model: Name
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    user: Name | None = None
+
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _bias_keys_are_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        for key in bias or {}:
+            if not key.isascii() or not key.isdecimal() or len(key) > 10:
+                raise ValueError("keys must be token ids")
+        return bias
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> "SamplingFields":
+        if self.stream_options is not None and not self.stream:
+            raise BadRequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def stops(self) -> list[str]:
+        """Stop strings as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def sampling(self, defaults: SamplingDefaults) -> SamplingParams:
+        """What the client asked for, else what the model's generation config does, else OpenAI's defaults."""
+        temperature = _first(self.temperature, defaults.temperature, 1.0)
+        top_p = _first(self.top_p, defaults.top_p, 1.0)
+        return SamplingParams(
+            max_new_tokens=0,
+            min_new_tokens=self.min_tokens or 0,
+            n=self.n or 1,
+            temperature=temperature if top_p > 0 else 0.0,
+            top_p=top_p if top_p > 0 else 1.0,
+            top_k=max(int(_first(self.top_k, defaults.top_k, 0)), 0),
+            min_p=_first(self.min_p, defaults.min_p, 0.0),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
+            stop_token_ids=self.stop_token_ids or [],
+            ignore_eos=bool(self.ignore_eos),
+            logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
+        )
+
+
+def _first(*values: float | None) -> float:
+    """The first that is set; the last one always is."""
+    return next(value for value in values if value is not None)
+
+
+def refuse(param: str, value: Any, *, harmless: bool) -> None:
+    """Raise UnsupportedParameterError for a documented parameter unless its value asks for nothing."""
+    if value is not None and not harmless:
+        raise UnsupportedParameterError(f"'{param}' is not supported by this server.", param=param)

@@ -1,0 +1,17 @@
+"""Token counts as OpenAI reports them."""
+
+from typing import Any
+
+from tercet.frontend.generation import Generation
+
+
+def usage(generation: Generation, output_tokens: int | None = None) -> dict[str, Any]:
+    """The `usage` object; a prompt counts once however many choices it has."""
+    output = generation.output_tokens if output_tokens is None else output_tokens
+    return {
+        "prompt_tokens": generation.prompt_tokens,
+        "completion_tokens": output,
+        "total_tokens": generation.prompt_tokens + output,
+        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }

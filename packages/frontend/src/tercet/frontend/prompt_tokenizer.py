@@ -1,0 +1,118 @@
+"""Text to token ids, such that a user's text never becomes a special token.
+
+A template's text and a user's text arrive as one rendered string, so a typed "<|im_end|>" would end the message it is
+typed in. `guard` therefore puts a *mark*, a string nobody can guess, into every place of a user's text where a control
+token begins, before the template sees it; ordinary text contains no such place and is not touched, so string
+operations of templates see what the user wrote. The mark is itself an added token of our copy of the tokenizer: it
+splits the text there, and `encode` leaves its id out. Everything is one pass over the text.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Tokenizer
+
+from tercet.frontend.errors import BadRequestError
+
+_ROLE_MARKER = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+"""Added tokens of this shape steer a chat even where their tokenizer does not call them special."""
+
+
+class PromptTokenizer:
+    """Encodes prompts with a model's tokenizer.json. Thread-safe; calls release the GIL."""
+
+    def __init__(self, tokenizer_json: str) -> None:
+        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._mark = f"\ufdd0{secrets.token_hex(8)}\ufdd1"
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.control = {
+            i: token.content for i, token in added.items() if token.special or _ROLE_MARKER.fullmatch(token.content)
+        }
+        self._normalized = {i for i in self.control if added[i].normalized}
+        self._single = [text for text in self.control.values() if len(text) == 1]
+        self._begins = _lookahead(text for text in self.control.values() if len(text) > 1)
+        self._tails = frozenset(text[:end] for text in self.control.values() for end in range(1, len(text)))
+        self._longest_tail = max(map(len, self._tails), default=0)
+        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._tokenizer.add_special_tokens([AddedToken(self._mark, normalized=False, special=True)])
+        self._mark_id = self._tokenizer.token_to_id(self._mark)
+        self.decoder_types = _decoder_types(json.loads(tokenizer_json).get("decoder"))
+
+    def guard(self, text: str, *, param: str | None = None) -> str:
+        """The text with a mark inside every control token, and after an end that a neighbour could complete to one."""
+        for single in self._single:
+            if single in text:
+                raise BadRequestError(f"The text contains {single!r}, which this model reserves.", param=param)
+        if self._begins is not None:
+            text = self._begins.sub(rf"\g<0>{self._mark}", text)
+        if self._could_be_completed(text):
+            text += self._mark
+        return text
+
+    def unguard(self, text: str) -> str:
+        """The text without marks."""
+        return text.replace(self._mark, "")
+
+    def _could_be_completed(self, text: str) -> bool:
+        return any(text[-size:] in self._tails for size in range(1, min(self._longest_tail, len(text)) + 1))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of rendered text. Raises BadRequestError where guarded text normalizes to a control token nonetheless."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        if self._normalized and not self._normalized.isdisjoint(ids):
+            for token_id, (start, end) in zip(ids, encoding.offsets, strict=True):
+                if token_id in self._normalized and start != end and self.control[token_id] not in text[start:end]:
+                    raise BadRequestError(f"The text spells the reserved {self.control[token_id]!r} in another way.")
+        if self._mark in text:
+            return [token_id for token_id in ids if token_id != self._mark_id]
+        return ids
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Text of ids. Raises BadRequestError for an id the tokenizer does not have."""
+        for token_id in ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise BadRequestError(f"{token_id} is not a token id of this model.")
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; empty for an id beyond the vocabulary (padded embedding rows)."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+
+def _lookahead(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Matches the first character of each text, wherever one begins, also where they overlap."""
+    by_first: dict[str, list[str]] = {}
+    for text in sorted(set(texts)):
+        by_first.setdefault(text[0], []).append(text[1:])
+    branches = [f"{re.escape(first)}(?={_trie(rest)})" for first, rest in by_first.items()]
+    return re.compile("|".join(branches)) if branches else None
+
+
+def _trie(texts: list[str]) -> str:
+    """A pattern that finds any of the texts while reading each character once, however many texts there are."""
+    if "" in texts:
+        return ""
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        by_first.setdefault(text[0], []).append(text[1:])
+    branches = [re.escape(first) + _trie(rest) for first, rest in by_first.items()]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+def _decoder_types(decoder: dict[str, object] | None) -> frozenset[str]:
+    """The types of a tokenizer's decoder and of the decoders it is a sequence of."""
+    if not decoder:
+        return frozenset()
+    nested = decoder.get("decoders")
+    types = {str(decoder.get("type"))}
+    for each in nested if isinstance(nested, list) else []:
+        types |= _decoder_types(each)
+    return frozenset(types)

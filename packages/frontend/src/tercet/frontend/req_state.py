@@ -1,0 +1,207 @@
+"""All that is known of a request in flight: enough to answer its client, and to go on with it elsewhere.
+
+Rows are accepted strictly in position order. A row seen before or of an older attempt is dropped; a row from beyond the
+next position is a gap, which means that a message was lost and the request has to be dispatched again.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+
+import msgspec
+
+from tercet.frontend.errors import ApiError, ServerError
+from tercet.frontend.generate_request import GenerateRequest
+from tercet.frontend.served_model import ServedModel
+from tercet.protocol.messages import BatchStrOutput, DecodeSpec, TextOpening, TokenizedGenerateReqInput
+from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, SamplingParams, pack_ints, unpack_ints
+
+_PROMPT_TAIL = 8
+_encode_spec = msgspec.msgpack.Encoder().encode
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row of a BatchStrOutput: `token_ids` from `position` on, and the text they added."""
+
+    index: int
+    attempt: int
+    position: int
+    token_ids: Sequence[int]
+    text: str = ""
+    opening: TextOpening | None = None
+    finish: FinishReason | None = None
+    logprobs: Logprobs | None = None
+
+
+def rows_of(batch: BatchStrOutput) -> Iterator[tuple[str, Row]]:
+    """The rows of a batch, each with its rid. Raises ValueError for a batch whose lists are not of one length."""
+    indices, attempts, positions = map(unpack_ints, (batch.indices, batch.attempts, batch.positions))
+    offsets, ids = unpack_ints(batch.offsets), unpack_ints(batch.token_ids)
+    openings = {opening.row: opening for opening in batch.openings}
+    if len(offsets) != len(batch.rids) + 1:
+        raise ValueError("a batch of text has offsets for another number of rows")
+    for row, (rid, index, attempt, position, text) in enumerate(
+        zip(batch.rids, indices, attempts, positions, batch.texts, strict=True)
+    ):
+        token_ids = ids[offsets[row] : offsets[row + 1]]
+        finish, logprobs = batch.finishes.get(row), batch.logprobs.get(row)
+        yield rid, Row(index, attempt, position, token_ids, text, openings.get(row), finish, logprobs)
+
+
+class Verdict(Enum):
+    """What became of a row."""
+
+    ACCEPTED = auto()
+    STALE = auto()
+    """Seen before, of an older attempt, or after the end."""
+    GAP = auto()
+
+
+class Update(msgspec.Struct, frozen=True):
+    """What is new of one choice since the consumer last looked."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: list[Logprobs]
+    finish: FinishReason | None
+
+
+class ChoiceState:
+    """One of a request's n continuations: everything emitted so far, and how much of it the consumer has taken."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.token_ids = array("i")
+        self.chars = 0
+        self.finish: FinishReason | None = None
+        self._texts: list[str] = []
+        self._logprobs: list[Logprobs] = []
+        self._ids_taken = 0
+
+    def accept(self, row: Row) -> Verdict:
+        """Take a row of the current attempt."""
+        if self.finish is not None or row.position < len(self.token_ids):
+            return Verdict.STALE
+        if row.position > len(self.token_ids):
+            return Verdict.GAP
+        self.token_ids.extend(row.token_ids)
+        if row.text:
+            self._texts.append(row.text)
+            self.chars += len(row.text)
+        if row.logprobs is not None:
+            self._logprobs.append(row.logprobs)
+        self.finish = row.finish
+        return Verdict.ACCEPTED
+
+    def take(self) -> Update:
+        """What came since the last call."""
+        ids = self.token_ids[self._ids_taken :]
+        update = Update(self.index, "".join(self._texts), ids, self._logprobs, self.finish)
+        self._ids_taken += len(ids)
+        self._texts = []
+        self._logprobs = []
+        return update
+
+
+class ReqState:
+    """A request from its first dispatch to its one final answer. `wake` may be shared with its siblings."""
+
+    def __init__(
+        self,
+        rid: str,
+        request: GenerateRequest,
+        model: ServedModel,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        wake: asyncio.Event,
+    ) -> None:
+        self.rid = rid
+        self.request = request
+        self.model = model
+        self.prompt_ids = pack_ints(prompt_ids)
+        self.prompt_tokens = len(prompt_ids)
+        self.sampling = sampling
+        self.choices = [ChoiceState(index) for index in range(sampling.n)]
+        self.attempt = -1
+        self.scheduler = ""
+        self.detokenizer = ""
+        self.refused_by: set[str] = set()
+        self.cached_tokens = 0
+        self.prompt_logprobs: Logprobs | None = None
+        self.error: ApiError | None = None
+        self._wake = wake
+        self._news: dict[int, None] = {}
+
+    @property
+    def open_indices(self) -> list[int]:
+        """The choices that have no finish yet."""
+        return [choice.index for choice in self.choices if choice.finish is None]
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has its final answer."""
+        return self.error is not None or all(choice.finish is not None for choice in self.choices)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens emitted over all choices."""
+        return sum(len(choice.token_ids) for choice in self.choices)
+
+    def accept(self, row: Row) -> Verdict:
+        """Take a row of output, and wake the consumer when it brings something."""
+        if row.attempt != self.attempt or self.error is not None or not 0 <= row.index < len(self.choices):
+            return Verdict.STALE
+        verdict = self.choices[row.index].accept(row)
+        if verdict is not Verdict.ACCEPTED:
+            return verdict
+        if row.opening is not None:
+            if row.attempt == 0:
+                self.cached_tokens = row.opening.cached_tokens
+            self.prompt_logprobs = self.prompt_logprobs or row.opening.prompt_logprobs
+        self._news[row.index] = None
+        self._wake.set()
+        if row.finish is not None and row.finish.type in {FinishType.ERROR, FinishType.ABORT}:
+            self.error = ServerError(row.finish.message or "The server ended this request.")
+        return verdict
+
+    def fail(self, error: ApiError) -> None:
+        """End the request with an error, unless it has ended already."""
+        if not self.done:
+            self.error = error
+            self._wake.set()
+
+    def take(self) -> list[Update]:
+        """What is new of every choice that has something new, in the order it came."""
+        news, self._news = self._news, {}
+        return [self.choices[index].take() for index in news]
+
+    def message(self, attempt: int, detokenizer: str) -> TokenizedGenerateReqInput:
+        """The request as a scheduler gets it, going on from what has been emitted."""
+        resume = []
+        if attempt:
+            resume = [Resume(index, pack_ints(self.choices[index].token_ids)) for index in self.open_indices]
+        request = self.request
+        spec = DecodeSpec(
+            stop=request.stop,
+            include_stop=request.include_stop,
+            skip_special_tokens=request.skip_special_tokens,
+            spaces_between_special_tokens=request.spaces_between_special_tokens,
+            prompt_tail=self.prompt_ids[-4 * _PROMPT_TAIL :],
+            resume=resume,
+            tokenizer=self.model.files.tokenizer_sha,
+            chars_sent={each.index: self.choices[each.index].chars for each in resume},
+        )
+        return TokenizedGenerateReqInput(
+            rid=self.rid,
+            attempt=attempt,
+            detokenizer=detokenizer,
+            input_ids=self.prompt_ids,
+            sampling=self.sampling,
+            decode_spec=_encode_spec(spec),
+            logprobs=request.logprobs,
+            resume=resume,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+        )

@@ -1,0 +1,103 @@
+"""One model as a frontend sees it: the tokenizer and template it was fetched with, and the limits to check against."""
+
+import hashlib
+import time
+from typing import Any
+
+import msgspec
+import orjson
+
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from tercet.frontend.prompt_tokenizer import PromptTokenizer
+from tercet.frontend.template_manager import TemplateManager
+from tercet.frontend.token_bytes import TokenBytes
+from tercet.protocol.values import ModelIdentity, ModelLimits
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """What a model's generation_config.json asks for where a request says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class ModelFiles:
+    """What is made of a model's tokenizer files. Raises ValueError for files that cannot be read."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        if "tokenizer.json" not in files:
+            raise ValueError("the model has no tokenizer.json")
+        self.tokenizer_sha = hashlib.sha256(files["tokenizer.json"]).hexdigest()
+        try:
+            self.tokenizer = PromptTokenizer(files["tokenizer.json"].decode())
+        except ValueError:
+            raise
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ValueError(f"tokenizer.json does not load: {error}") from error
+        self.token_bytes = TokenBytes(self.tokenizer)
+        self.template = TemplateManager.from_files(files)
+        self.defaults = _defaults(files.get("generation_config.json", b"{}"))
+
+
+class ServedModel:
+    """A model that some scheduler is ready to run."""
+
+    def __init__(self, name: str, files: ModelFiles, limits: ModelLimits, identity: ModelIdentity) -> None:
+        self.name = name
+        self.files = files
+        self.limits = limits
+        self.identity = identity
+        self.created = int(time.time())
+        digest = hashlib.sha256(f"{identity.weights}{sorted(identity.files.items())}".encode())
+        self.fingerprint = f"fp_{digest.hexdigest()[:12]}"
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and output that one request can have."""
+        return min(self.limits.context_length, self.limits.max_total_tokens)
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        """Encodes this model's prompts."""
+        return self.files.tokenizer
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Render and tokenize. Long work for long prompts: called off the event loop. Raises BadRequestError."""
+        match prompt:
+            case ChatPrompt():
+                template = self.files.template
+                if template is None:
+                    raise BadRequestError(
+                        f"The model {self.name!r} has no chat template, so it answers /v1/completions only.",
+                        param="messages",
+                    )
+                try:
+                    text = template.render(prompt, self.tokenizer.guard)
+                except BadRequestError as error:
+                    raise BadRequestError(self.tokenizer.unguard(error.message), param=error.param) from error
+                return self.tokenizer.encode(text, add_special_tokens=False)
+            case TextPrompt():
+                return self.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
+            case TokenPrompt():
+                for token_id in prompt.token_ids:
+                    if not 0 <= token_id < self.limits.vocab_size:
+                        raise BadRequestError(f"{token_id} is not a token id of this model.", param="prompt")
+                return prompt.token_ids
+
+
+def _defaults(raw: bytes) -> SamplingDefaults:
+    """Sampling defaults; values of the wrong type are passed over."""
+    config: dict[str, Any] = orjson.loads(raw)
+    known = {
+        name: config[name]
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if isinstance(config.get(name), int | float) and not isinstance(config[name], bool)
+    }
+    try:
+        return msgspec.convert(known, SamplingDefaults)
+    except msgspec.ValidationError:
+        return SamplingDefaults()

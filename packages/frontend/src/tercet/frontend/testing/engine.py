@@ -1,0 +1,264 @@
+"""An engine for tests: a scheduler and a detokenizer played at the level of messages, by a script."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tercet.protocol.codec import Frame
+from tercet.protocol.events import Delivery, PeerDown, PeerReady, PeerUp
+from tercet.protocol.messages import (
+    AbortReq,
+    BatchStrOutput,
+    DecodeSpec,
+    Message,
+    Ready,
+    TextOpening,
+    TokenizedGenerateReqInput,
+    TokenizerFiles,
+    TokenizerFilesReq,
+)
+from tercet.protocol.values import (
+    FinishReason,
+    FinishType,
+    Logprobs,
+    ModelIdentity,
+    ModelLimits,
+    Resume,
+    Role,
+    pack_floats,
+    pack_ints,
+    unpack_ints,
+)
+
+DETOKENIZER = "detokenizer-0"
+
+
+@dataclass(frozen=True)
+class Token:
+    """One step of a choice: an id, and the text that the detokenizer sends with it."""
+
+    id: int
+    text: str
+    finish: FinishReason | None = None
+    logprob: float = -0.5
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def _nowhere(deliveries: list[Delivery]) -> None:
+    """Until a frontend is there."""
+
+
+def _accept(request: TokenizedGenerateReqInput) -> Message | None:  # noqa: ARG001
+    """Refuse nothing."""
+    return None
+
+
+Script = Callable[[TokenizedGenerateReqInput, int], Sequence[Token]]
+"""What a choice of a request says from position 0 on."""
+
+
+@dataclass
+class Running:
+    """A choice that the engine runs."""
+
+    request: TokenizedGenerateReqInput
+    scheduler: str
+    index: int
+    tokens: Sequence[Token]
+    position: int
+    opened: bool = False
+
+
+@dataclass
+class FakeEngine:
+    """Stands for a frontend's node and for every peer behind it.
+
+    Call `connect` once a loop runs. With `auto` one step of every choice runs each time the loop is idle; else `step`
+    runs one. `deliver` is the frontend's `on_deliveries`.
+    """
+
+    script: Script
+    files: dict[str, bytes]
+    limits: ModelLimits
+    weights: str = "weights-1"
+    auto: bool = True
+    schedulers: list[str] = field(default_factory=lambda: ["scheduler-0"])
+    deliver: Callable[[list[Delivery]], None] = _nowhere
+    sent: list[tuple[str, Message]] = field(default_factory=list)
+    running: list[Running] = field(default_factory=list)
+    reject: Callable[[TokenizedGenerateReqInput], Message | None] = _accept
+    full: set[str] = field(default_factory=set)
+    _scheduled: bool = False
+
+    # The frontend's node.
+
+    def send(self, peer: str, message: Message, *frames: Frame) -> bool:  # noqa: ARG002
+        """What the frontend sends; answered from the loop, never at once."""
+        if peer in self.full or peer not in self.schedulers:
+            return False
+        self.sent.append((peer, message))
+        match message:
+            case TokenizerFilesReq():
+                asyncio.get_running_loop().call_soon(self._send_files, peer, message.id)
+            case AbortReq():
+                self._abort(message)
+            case TokenizedGenerateReqInput():
+                self._generate(peer, message)
+        return True
+
+    def connect(self) -> None:
+        """Every peer comes up and gets ready."""
+        for peer in self.schedulers:
+            self.scheduler_up(peer)
+        self.detokenizer_up(DETOKENIZER)
+
+    def scheduler_up(self, peer: str, incarnation: str = "1") -> None:
+        """One scheduler comes up and gets ready."""
+        if peer not in self.schedulers:
+            self.schedulers.append(peer)
+        ready = Ready(limits=self.limits, identity=ModelIdentity(weights=self.weights))
+        self._from(peer, PeerUp(peer, Role.SCHEDULER, incarnation))
+        self._from(peer, PeerReady(peer, Role.SCHEDULER, ready))
+
+    def detokenizer_up(self, peer: str, incarnation: str = "1") -> None:
+        """One detokenizer comes up and gets ready."""
+        self._from(peer, PeerUp(peer, Role.DETOKENIZER, incarnation))
+        self._from(peer, PeerReady(peer, Role.DETOKENIZER, Ready()))
+
+    def down(self, peer: str, role: Role = Role.SCHEDULER) -> None:
+        """A peer dies, and with it all it ran or would have told."""
+        if role is Role.SCHEDULER:
+            self.schedulers.remove(peer)
+            self.running = [each for each in self.running if each.scheduler != peer]
+        else:
+            self.running = [each for each in self.running if each.request.detokenizer != peer]
+        self._from(peer, PeerDown(peer, role, "killed"))
+
+    def requests(self) -> list[TokenizedGenerateReqInput]:
+        """Every dispatch so far."""
+        return [message for _, message in self.sent if isinstance(message, TokenizedGenerateReqInput)]
+
+    def aborts(self) -> list[AbortReq]:
+        """Every abort so far."""
+        return [message for _, message in self.sent if isinstance(message, AbortReq)]
+
+    def step(self) -> None:
+        """One token of every running choice, in one message."""
+        rows = [(each, self._advance(each)) for each in self.running]
+        self.running = [each for each, (_, finish) in rows if finish is None]
+        if not rows:
+            return
+        batch = self._batch(rows)
+        self._from(DETOKENIZER, batch)
+
+    # Inside.
+
+    def _from(self, peer: str, message: Message | PeerUp | PeerReady | PeerDown, *frames: memoryview) -> None:
+        self.deliver([Delivery(peer, message, frames)])
+
+    def _send_files(self, peer: str, request_id: str) -> None:
+        import hashlib
+
+        sums = [hashlib.sha256(content).hexdigest() for content in self.files.values()]
+        reply = TokenizerFiles(id=request_id, model=self.limits.model, names=list(self.files), sha256=sums)
+        self._from(peer, reply, *(memoryview(content) for content in self.files.values()))
+
+    def _abort(self, message: AbortReq) -> None:
+        self.running = [
+            each
+            for each in self.running
+            if each.request.rid != message.rid or (message.indices and each.index not in message.indices)
+        ]
+
+    def _generate(self, peer: str, request: TokenizedGenerateReqInput) -> None:
+        if rejected := self.reject(request):
+            asyncio.get_running_loop().call_soon(self._from, peer, rejected)
+            return
+        self.running = [each for each in self.running if each.request.rid != request.rid]
+        for resume in request.resume or [Resume(index) for index in range(request.sampling.n)]:
+            position = len(unpack_ints(resume.output_ids))
+            tokens = self.script(request, resume.index)
+            self.running.append(Running(request, peer, resume.index, tokens, position))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self.auto and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(0.001, self._auto_step)
+
+    def _auto_step(self) -> None:
+        self._scheduled = False
+        self.step()
+        if self.running:
+            self._schedule()
+
+    def _advance(self, choice: Running) -> tuple[list[Token], FinishReason | None]:
+        """The next token, and a finish where the script, or the request's length, ends."""
+        limit = choice.request.sampling.max_new_tokens
+        if choice.position >= min(limit, len(choice.tokens)):
+            return [], FinishReason(FinishType.LENGTH if choice.position >= limit else FinishType.STOP)
+        token = choice.tokens[choice.position]
+        choice.position += 1
+        if token.finish:
+            return [token], token.finish
+        if choice.position >= limit:
+            return [token], FinishReason(FinishType.LENGTH)
+        if choice.position >= len(choice.tokens):
+            return [token], FinishReason(FinishType.STOP, 0)
+        return [token], None
+
+    def _batch(self, rows: list[tuple[Running, tuple[list[Token], FinishReason | None]]]) -> BatchStrOutput:
+        offsets = [0]
+        for _, (tokens, _) in rows:
+            offsets.append(offsets[-1] + len(tokens))
+        openings = [_opening(row, each.request) for row, (each, _) in enumerate(rows) if not each.opened]
+        for each, _ in rows:
+            each.opened = True
+        return BatchStrOutput(
+            rids=[each.request.rid for each, _ in rows],
+            indices=pack_ints(each.index for each, _ in rows),
+            attempts=pack_ints(each.request.attempt for each, _ in rows),
+            positions=pack_ints(each.position - len(tokens) for each, (tokens, _) in rows),
+            offsets=pack_ints(offsets),
+            token_ids=pack_ints(token.id for _, (tokens, _) in rows for token in tokens),
+            texts=["".join(token.text for token in tokens) for _, (tokens, _) in rows],
+            openings=openings,
+            finishes={row: finish for row, (_, (_, finish)) in enumerate(rows) if finish},
+            logprobs={
+                row: _logprobs(tokens, each.request.logprobs.top)
+                for row, (each, (tokens, _)) in enumerate(rows)
+                if each.request.logprobs
+            },
+        )
+
+
+def decode_spec(request: TokenizedGenerateReqInput) -> DecodeSpec:
+    """What a request tells the detokenizer."""
+    return msgspec.msgpack.decode(request.decode_spec, type=DecodeSpec)
+
+
+def _opening(row: int, request: TokenizedGenerateReqInput) -> TextOpening:
+    prompt = unpack_ints(request.input_ids)
+    scores = None
+    if request.logprobs and request.logprobs.prompt:
+        top = request.logprobs.top
+        chosen = [float("nan"), *(-1.0 - place for place in range(len(prompt) - 1))]
+        ids = [token_id for token_id in prompt for _ in range(top)]
+        scores = Logprobs(
+            pack_floats(chosen), top, pack_ints(ids), pack_floats(value for value in chosen for _ in range(top))
+        )
+    return TextOpening(row=row, prompt_tokens=len(prompt), cached_tokens=len(prompt) // 2, prompt_logprobs=scores)
+
+
+def _logprobs(tokens: list[Token], top: int) -> Logprobs:
+    """`top` alternatives beside each token: the script's, then the token itself."""
+    ids: list[int] = []
+    values: list[float] = []
+    for token in tokens:
+        alternatives = [*token.top, (token.id, token.logprob)]
+        alternatives += [(0, -20.0)] * top
+        ids += [token_id for token_id, _ in alternatives[:top]]
+        values += [value for _, value in alternatives[:top]]
+    return Logprobs(pack_floats(token.logprob for token in tokens), top, pack_ints(ids), pack_floats(values))

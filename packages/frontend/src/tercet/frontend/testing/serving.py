@@ -1,0 +1,70 @@
+"""A frontend that listens on a free port, with a scripted engine behind it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tercet.frontend.app import build_app
+from tercet.frontend.config import HttpConfig
+from tercet.frontend.http_server import HttpServer, url_of
+from tercet.frontend.model_registry import ModelRegistry
+from tercet.frontend.router import DataParallelController, RoundRobin
+from tercet.frontend.testing.engine import FakeEngine
+from tercet.frontend.tokenizer_manager import TokenizerManager
+
+
+@dataclass(frozen=True)
+class Served:
+    """What listens, and what stands behind it."""
+
+    url: str
+    engine: FakeEngine
+    manager: TokenizerManager
+
+    async def until_idle(self) -> None:
+        """Wait until no request is in flight."""
+        async with asyncio.timeout(10):
+            while self.manager.running:  # noqa: ASYNC110 - nothing tells a test that the last request was released
+                await asyncio.sleep(0.002)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    engine: FakeEngine,
+    http: HttpConfig = HttpConfig(),
+    *,
+    connect: bool = True,
+    names: tuple[str, ...] = (),
+    recovery_timeout: float = 60.0,
+) -> AsyncIterator[Served]:
+    """Serve on 127.0.0.1; with `connect` the engine's peers are up and the model is ready."""
+    with ThreadPoolExecutor(1) as pool:
+        registry = ModelRegistry(pool, names)
+        controller = DataParallelController(RoundRobin())
+        manager = TokenizerManager("frontend-0", engine, pool, registry, controller, recovery_timeout)
+        engine.deliver = manager.on_deliveries
+        started = asyncio.Event()
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = HttpServer(build_app(manager, http), http, listener, started.set)
+        url = url_of(listener)
+        manager.start()
+        running = asyncio.create_task(server.run_until_told())
+        await started.wait()
+        try:
+            if connect:
+                await _connected(engine, manager)
+            yield Served(url, engine, manager)
+        finally:
+            server.should_exit = True
+            await running
+            await manager.close()
+
+
+async def _connected(engine: FakeEngine, manager: TokenizerManager) -> None:
+    engine.connect()
+    async with asyncio.timeout(10):
+        while not manager.ready:  # noqa: ASYNC110 - readiness comes with the tokenizer, from a thread
+            await asyncio.sleep(0.001)

@@ -1,0 +1,73 @@
+"""A frontend process put together."""
+
+import asyncio
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+from tercet.frontend.app import build_app
+from tercet.frontend.config import FrontendConfig
+from tercet.frontend.http_server import HttpServer, listening_socket, url_of
+from tercet.frontend.model_registry import ModelRegistry
+from tercet.frontend.router import POLICIES, DataParallelController
+from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.protocol.aio import AsyncNode
+from tercet.protocol.config import NodeConfig
+from tercet.protocol.events import Delivery
+from tercet.protocol.messages import FrontendInbox, Heartbeat, Ready
+from tercet.protocol.values import Role
+
+
+class Frontend:
+    """HTTP on one side, peers on the other. Raises OSError, ValueError for options that cannot work."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        link, serving = config.link, config.serving
+        self._listener = listening_socket(config.http)
+        self._pool = ThreadPoolExecutor(serving.tokenizer_threads, thread_name_prefix="tokenizer")
+        node_config = NodeConfig(
+            role=Role.FRONTEND,
+            peer=link.peer,
+            listen=link.listen,
+            connect=(*link.scheduler, *link.detokenizer),
+            supervisor=link.supervisor,
+            advertise=link.advertise,
+        )
+        self._node = AsyncNode(node_config, FrontendInbox, self._status, self._on_deliveries)
+        self._manager = TokenizerManager(
+            link.peer,
+            self._node,
+            self._pool,
+            ModelRegistry(self._pool, serving.served_model_name),
+            DataParallelController(POLICIES[serving.routing_policy]()),
+            serving.recovery_timeout,
+        )
+        app = build_app(self._manager, config.http)
+        self._server = HttpServer(app, config.http, self._listener, self._on_started)
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; requests in flight may finish first."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        await self._node.start()
+        self._manager.start()
+        try:
+            await self._server.run_until_told()
+        finally:
+            await self._manager.close()
+            await self._node.close("stopped")
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def stop(self) -> None:
+        """Accept no more requests; a second time, do not wait for those in flight either."""
+        self._server.force_exit = self._server.should_exit
+        self._server.should_exit = True
+
+    def _on_started(self) -> None:
+        self._node.set_ready(Ready(url=url_of(self._listener)))
+
+    def _status(self, peer: str) -> Heartbeat:
+        return self._manager.heartbeat(peer)
+
+    def _on_deliveries(self, deliveries: list[Delivery]) -> None:
+        self._manager.on_deliveries(deliveries)
