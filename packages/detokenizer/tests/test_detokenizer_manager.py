@@ -1,0 +1,329 @@
+"""What the manager makes of a scheduler's batches, read like a script: rows in, rows out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tercet.detokenizer.detokenizer_manager import DetokenizerManager
+from tercet.detokenizer.tokenizer_store import TokenizerStore
+from tercet.detokenizer.vocabulary import Vocabulary
+from tercet.protocol.messages import BatchStrOutput, BatchTokenIDOutput, DecodeSpec, Opening
+from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, pack_floats, pack_ints, unpack_ints
+
+LENGTH = FinishReason(FinishType.LENGTH)
+
+
+@dataclass
+class Row:
+    """One row of a batch, either way; `text` and `frontend` of those that come out."""
+
+    rid: str
+    ids: Sequence[int]
+    position: int = 0
+    index: int = 0
+    attempt: int = 0
+    spec: DecodeSpec | bytes | None = None
+    finish: FinishReason | None = None
+    logprobs: Logprobs | None = None
+    frontend: str = "f"
+    text: str = field(default="", compare=False)
+
+
+def batch(rows: list[Row]) -> BatchTokenIDOutput:
+    offsets = [0]
+    for row in rows:
+        offsets.append(offsets[-1] + len(row.ids))
+    openings = [
+        Opening(
+            row=n,
+            frontend=row.frontend,
+            decode_spec=row.spec if isinstance(row.spec, bytes) else msgspec.msgpack.encode(row.spec),
+            prompt_tokens=7,
+            cached_tokens=n,
+        )
+        for n, row in enumerate(rows)
+        if row.spec is not None
+    ]
+    return BatchTokenIDOutput(
+        rids=[row.rid for row in rows],
+        indices=pack_ints(row.index for row in rows),
+        attempts=pack_ints(row.attempt for row in rows),
+        positions=pack_ints(row.position for row in rows),
+        offsets=pack_ints(offsets),
+        token_ids=pack_ints(token_id for row in rows for token_id in row.ids),
+        openings=openings,
+        finishes={n: row.finish for n, row in enumerate(rows) if row.finish},
+        logprobs={n: row.logprobs for n, row in enumerate(rows) if row.logprobs},
+    )
+
+
+def rows_of(frontend: str, output: BatchStrOutput) -> Iterator[Row]:
+    ids, offsets = unpack_ints(output.token_ids), unpack_ints(output.offsets)
+    for n, (rid, text) in enumerate(zip(output.rids, output.texts, strict=True)):
+        yield Row(
+            rid,
+            list(ids[offsets[n] : offsets[n + 1]]),
+            unpack_ints(output.positions)[n],
+            unpack_ints(output.indices)[n],
+            unpack_ints(output.attempts)[n],
+            finish=output.finishes.get(n),
+            logprobs=output.logprobs.get(n),
+            frontend=frontend,
+            text=text,
+        )
+
+
+class Script:
+    """A manager with one tokenizer, driven by rows."""
+
+    def __init__(self, vocabulary: Vocabulary, max_choices: int = 100) -> None:
+        self.tokenizers = TokenizerStore()
+        self.tokenizers.add("s", "sha", vocabulary)
+        self.manager = DetokenizerManager(self.tokenizers, max_choices)
+        self._vocabulary = vocabulary
+
+    def ids(self, text: str) -> list[int]:
+        """One id for each byte, so a test knows which token holds what."""
+        token = self._vocabulary.tokenizer.token_to_id
+        alphabet = {" ": "Ġ", "\n": "Ċ"}
+        found = [token(alphabet.get(char, char)) for char in text]
+        assert None not in found
+        return [token_id for token_id in found if token_id is not None]
+
+    def send(self, *rows: Row) -> list[Row]:
+        return [row for frontend, out in self.manager.handle(batch(list(rows)), "s") for row in rows_of(frontend, out)]
+
+    def texts(self, *rows: Row) -> list[str]:
+        return [row.text for row in self.send(*rows)]
+
+
+@pytest.fixture
+def script(byte_level: Vocabulary) -> Script:
+    return Script(byte_level)
+
+
+FRESH = DecodeSpec(tokenizer="sha")
+
+
+def test_tokens_become_text_with_everything_that_came_with_them(script: Script) -> None:
+    logprobs = Logprobs(pack_floats([-0.5]))
+    [row] = script.send(Row("r", script.ids("a"), spec=FRESH, logprobs=logprobs))
+    assert (row, row.text) == (Row("r", script.ids("a"), logprobs=logprobs), "a")
+    [row] = script.send(Row("r", script.ids("bc"), 1, finish=LENGTH))
+    assert (row, row.text) == (Row("r", script.ids("bc"), 1, finish=LENGTH), "bc")
+    assert len(script.manager) == 0
+
+
+def test_each_frontend_gets_its_own_rows_and_openings(script: Script) -> None:
+    a, b, c = (script.ids(char) for char in "abc")
+    output = batch(
+        [Row("1", a, spec=FRESH, frontend="f"), Row("2", b, spec=FRESH, frontend="g"), Row("3", c, spec=FRESH)]
+    )
+    outputs = dict(script.manager.handle(output))
+    assert {peer: out.texts for peer, out in outputs.items()} == {"f": ["a", "c"], "g": ["b"]}
+    assert [(it.row, it.prompt_tokens, it.cached_tokens) for it in outputs["f"].openings] == [(0, 7, 0), (1, 7, 2)]
+    assert [(it.row, it.prompt_tokens, it.cached_tokens) for it in outputs["g"].openings] == [(0, 7, 1)]
+    later = script.send(Row("1", a, 1), Row("2", b, 1, finish=LENGTH), Row("3", c, 1))
+    assert [(row.frontend, row.rid, row.finish) for row in later] == [
+        ("f", "1", None),
+        ("f", "3", None),
+        ("g", "2", LENGTH),
+    ]
+
+
+def test_choices_of_one_request_do_not_mix(script: Script) -> None:
+    script.send(Row("r", script.ids("a"), spec=FRESH), Row("r", script.ids("x"), index=1, spec=FRESH))
+    rows = script.send(Row("r", script.ids("y"), 1, index=1, finish=LENGTH), Row("r", script.ids("b"), 1))
+    assert [(row.index, row.text, row.finish) for row in rows] == [(1, "y", LENGTH), (0, "b", None)]
+
+
+def test_a_stop_string_trims_text_ids_and_logprobs_at_the_token_that_completed_it(script: Script) -> None:
+    spec = DecodeSpec(stop=["cd"], tokenizer="sha")
+    logprobs = Logprobs(pack_floats([1, 2, 3, 4]), 1, pack_ints([1, 2, 3, 4]), pack_floats([5, 6, 7, 8]))
+    assert script.texts(Row("r", script.ids("abc"), spec=spec)) == ["ab"]
+    [row] = script.send(Row("r", script.ids("dxyz"), 3, finish=LENGTH, logprobs=logprobs))
+    first = Logprobs(pack_floats([1]), 1, pack_ints([1]), pack_floats([5]))
+    assert row == Row("r", script.ids("d"), 3, finish=FinishReason(FinishType.STOP, "cd"), logprobs=first)
+    assert row.text == ""
+    assert script.send(Row("r", script.ids("z"), 7)) == []
+    assert script.manager.counters["dropped_unknown"] == 1
+
+
+def test_an_included_stop_string_stays_in_the_text(script: Script) -> None:
+    spec = DecodeSpec(stop=["cd"], include_stop=True, tokenizer="sha")
+    [row] = script.send(Row("r", script.ids("abcdef"), spec=spec))
+    assert (row.text, list(row.ids)) == ("abcd", script.ids("abcd"))
+
+
+def test_text_held_for_a_stop_string_comes_with_the_finish(script: Script) -> None:
+    spec = DecodeSpec(stop=["<end>"], tokenizer="sha")
+    assert script.texts(Row("r", script.ids("a<en"), spec=spec)) == ["a"]
+    assert script.texts(Row("r", [], 4, finish=LENGTH)) == ["<en"]
+
+
+def test_a_stop_token_is_not_shown_unless_stops_are_included(script: Script) -> None:
+    [z] = script.ids("z")
+    finish = FinishReason(FinishType.STOP, z)
+    [row] = script.send(Row("r", script.ids("az"), spec=FRESH, finish=finish))
+    assert (row.text, list(row.ids), row.finish) == ("a", script.ids("az"), finish)
+    spec = DecodeSpec(include_stop=True, tokenizer="sha")
+    assert script.texts(Row("r", script.ids("az"), spec=spec, finish=finish)) == ["az"]
+
+
+def test_an_unfinished_character_waits_and_comes_out_at_the_end(script: Script, byte_level: Vocabulary) -> None:
+    token = byte_level.tokenizer.token_to_id("ä")
+    assert token is not None
+    assert script.texts(Row("r", [token], spec=FRESH)) == [""]
+    assert script.texts(Row("r", [], 1, finish=LENGTH)) == ["\ufffd"]
+
+
+def test_rows_that_do_not_fit_are_dropped_and_counted(script: Script) -> None:
+    a = script.ids("a")
+    script.send(Row("r", a, spec=FRESH, attempt=1))
+    assert script.send(Row("r", a, 0, attempt=1)) == []
+    assert script.send(Row("r", a, 2, attempt=1)) == []
+    assert script.send(Row("r", a, 1, attempt=0)) == []
+    assert script.send(Row("r", a, 1, attempt=2)) == []
+    assert script.send(Row("r", a, 1, index=1, attempt=1)) == []
+    assert script.send(Row("x", a, 1)) == []
+    assert script.texts(Row("r", a, 1, attempt=1)) == ["a"]
+    dropped = {name: count for name, count in script.manager.counters.items() if name.startswith("dropped")}
+    assert dropped == {"dropped_seen": 1, "dropped_gap": 1, "dropped_stale": 1, "dropped_unknown": 3}
+
+
+def test_of_a_row_that_overlaps_only_the_new_positions_pass(script: Script) -> None:
+    script.send(Row("r", script.ids("ab"), spec=FRESH))
+    logprobs = Logprobs(pack_floats([1, 2, 3]), 1, pack_ints([1, 2, 3]), pack_floats([4, 5, 6]))
+    [row] = script.send(Row("r", script.ids("bcd"), 1, logprobs=logprobs))
+    rest = Logprobs(pack_floats([2, 3]), 1, pack_ints([2, 3]), pack_floats([5, 6]))
+    assert (row, row.text) == (Row("r", script.ids("cd"), 2, logprobs=rest), "cd")
+
+
+def test_a_higher_attempt_replaces_and_a_lower_opening_is_ignored(script: Script) -> None:
+    script.send(Row("r", script.ids("ab"), spec=FRESH))
+    spec = DecodeSpec(resume=[Resume(0, pack_ints(script.ids("ab")))], chars_sent={0: 2}, tokenizer="sha")
+    assert script.texts(Row("r", script.ids("c"), 2, attempt=1, spec=spec)) == ["c"]
+    assert script.send(Row("r", script.ids("c"), 2)) == []
+    assert script.send(Row("r", script.ids("x"), spec=FRESH)) == []
+    assert script.texts(Row("r", script.ids("d"), 3, attempt=1)) == ["d"]
+    assert len(script.manager) == 1
+
+
+def test_a_resumed_choice_remembers_held_text_and_what_was_sent(script: Script) -> None:
+    ids = script.ids("ab<en")
+    spec = DecodeSpec(stop=["<end>"], resume=[Resume(0, pack_ints(ids))], chars_sent={0: 1}, tokenizer="sha")
+    [row] = script.send(Row("r", script.ids("d"), 5, attempt=1, spec=spec))
+    assert (row.text, row.finish) == ("b", None)
+    [row] = script.send(Row("r", script.ids(">x"), 6, attempt=1))
+    assert (row.text, row.finish) == ("", FinishReason(FinishType.STOP, "<end>"))
+
+
+def test_a_resumed_choice_does_not_repeat_characters_the_client_has(script: Script) -> None:
+    spec = DecodeSpec(resume=[Resume(0, pack_ints(script.ids("ab")))], chars_sent={0: 4}, tokenizer="sha")
+    assert script.texts(Row("r", script.ids("c"), 2, attempt=1, spec=spec)) == [""]
+    assert script.texts(Row("r", script.ids("de"), 3, attempt=1)) == ["e"]
+
+
+def test_a_resumed_choice_that_had_met_its_stop_ends_at_once(script: Script) -> None:
+    spec = DecodeSpec(stop=["b"], resume=[Resume(0, pack_ints(script.ids("ab")))], tokenizer="sha")
+    [row] = script.send(Row("r", script.ids("c"), 2, attempt=1, spec=spec))
+    assert (list(row.ids), row.text, row.finish) == ([], "a", FinishReason(FinishType.STOP, "b"))
+    assert len(script.manager) == 0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        b"",
+        b"\xc1garbage",
+        msgspec.msgpack.encode({"stop": 3}),
+        DecodeSpec(prompt_tail=b"odd"),
+        DecodeSpec(stop=["x"] * 1000),
+        DecodeSpec(stop=["x" * 100_000]),
+        DecodeSpec(prompt_tail=b"\0" * 400_000),
+        DecodeSpec(tokenizer="another"),
+    ],
+)
+def test_a_spec_that_cannot_be_followed_ends_its_choice_alone(script: Script, spec: DecodeSpec | bytes) -> None:
+    bad, good = script.send(Row("bad", script.ids("a"), spec=spec), Row("good", script.ids("b"), spec=FRESH))
+    assert (bad.rid, list(bad.ids), bad.text) == ("bad", [], "")
+    assert bad.finish is not None
+    assert bad.finish.type is FinishType.ERROR
+    assert bad.finish.message
+    assert (good.rid, good.text, good.finish) == ("good", "b", None)
+    assert script.send(Row("bad", script.ids("a"), 1)) == []
+
+
+def test_wild_ids_and_numbers_harm_nothing(script: Script) -> None:
+    tail = pack_ints([-1, 2**31 - 1, -(2**31)])
+    spec = DecodeSpec(prompt_tail=tail, chars_sent={0: -5}, resume=[Resume(0, tail)], tokenizer="sha")
+    assert script.texts(Row("r", [-1, *script.ids("a"), 10**9], 3, spec=spec)) == ["a"]
+    assert script.send(Row("r", script.ids("a"), -4)) == []
+
+
+def test_a_torn_batch_is_dropped_whole(script: Script) -> None:
+    script.send(Row("r", script.ids("a"), spec=FRESH))
+    fine = batch([Row("r", script.ids("b"), 1), Row("q", script.ids("cd"), spec=FRESH)])
+    torn: list[dict[str, object]] = [
+        {"indices": b"abc"},
+        {"attempts": b""},
+        {"rids": ["r"]},
+        {"offsets": pack_ints([0, 2, 1])},
+        {"offsets": pack_ints([1, 2, 3])},
+        {"offsets": pack_ints([0, 1, 4])},
+        {"offsets": b""},
+        {"openings": [msgspec.structs.replace(fine.openings[0], row=2)]},
+    ]
+    for fields in torn:
+        assert script.manager.handle(msgspec.structs.replace(fine, **fields)) == []
+    assert script.manager.counters["dropped_malformed"] == len(torn)
+    assert script.texts(Row("r", script.ids("b"), 1)) == ["b"]
+
+
+def test_the_number_of_choices_is_bounded_and_the_quietest_go_first(byte_level: Vocabulary) -> None:
+    script = Script(byte_level, max_choices=20)
+    a = script.ids("a")
+    script.send(*[Row(f"old{n}", a, spec=FRESH) for n in range(20)])
+    script.send(*[Row(f"old{n}", a, 1) for n in range(19)])
+    script.send(Row("new", a, spec=FRESH))
+    assert (len(script.manager), script.manager.counters["evicted"]) == (20, 1)
+    assert script.send(Row("old19", a, 1)) == []
+    assert script.texts(Row("new", a, 1), Row("old0", a, 2)) == ["a", "a"]
+
+
+def test_a_peer_that_goes_frees_its_choices(script: Script) -> None:
+    a = script.ids("a")
+    script.send(Row("1", a, spec=FRESH, frontend="f"), Row("2", a, spec=FRESH, frontend="g"))
+    assert script.manager.held("g").rids == ["2"]
+    assert unpack_ints(script.manager.held("g").positions)[0] == 1
+    assert (script.manager.drop_peer("g"), len(script.manager)) == (1, 1)
+    assert (script.manager.drop_peer("s"), len(script.manager)) == (1, 0)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_split_with_any_crash_gives_the_same_text_ids_and_finish(
+    byte_level: Vocabulary, data: st.DataObject
+) -> None:
+    text = data.draw(st.text(alphabet="abc🙂é ", min_size=1, max_size=12))
+    stops = data.draw(st.lists(st.text(alphabet="abc🙂 ", min_size=1, max_size=3), max_size=2))
+    ids = byte_level.tokenizer.encode(text).ids
+    [whole] = Script(byte_level).send(Row("r", ids, spec=DecodeSpec(stop=stops, tokenizer="sha"), finish=LENGTH))
+    script, seen, shown, attempt = Script(byte_level), list[int](), "", -1
+    finish: FinishReason | None = None
+    while finish is None:
+        spec = None
+        if attempt < 0 or data.draw(st.booleans()):  # begin, or lose the detokenizer and begin again elsewhere
+            script, attempt = Script(byte_level), attempt + 1
+            resume = [Resume(0, pack_ints(seen))] if seen else []
+            spec = DecodeSpec(stop=stops, resume=resume, chars_sent={0: len(shown)}, tokenizer="sha")
+        count = data.draw(st.integers(1, 4))
+        part = ids[len(seen) : len(seen) + count]
+        ends = LENGTH if len(seen) + count >= len(ids) else None
+        [row] = script.send(Row("r", part, len(seen), attempt=attempt, spec=spec, finish=ends))
+        seen, shown, finish = [*seen, *row.ids], shown + row.text, row.finish
+    assert (seen, shown, finish) == (list(whole.ids), whole.text, whole.finish)

@@ -1,0 +1,292 @@
+"""The loop on a fake node, and a whole process between a scheduler and a frontend over real sockets."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tercet.detokenizer.detokenizer_manager import DetokenizerManager
+from tercet.detokenizer.loop import ASK_AGAIN_SECONDS, RETRY_SECONDS, DetokenizerLoop
+from tercet.detokenizer.outbox import Outbox
+from tercet.detokenizer.status import StatusBoard
+from tercet.detokenizer.tokenizer_store import TokenizerStore
+from tercet.detokenizer.vocabulary import Vocabulary
+from tercet.protocol.messages import (
+    BatchStrOutput,
+    BatchTokenIDOutput,
+    DecodeSpec,
+    FrontendInbox,
+    Heartbeat,
+    Message,
+    Opening,
+    SchedulerInbox,
+    TokenizerFiles,
+    TokenizerFilesReq,
+)
+from tercet.protocol.node import Delivery, NodeConfig, PeerDown, PeerReady, PeerUp, ThreadNode
+from tercet.protocol.testing import FakeNode, ScriptedClock
+from tercet.protocol.values import FinishReason, FinishType, Phase, Role, pack_ints, unpack_ints
+
+
+class Bench:
+    """A loop with a fake node and a clock by hand."""
+
+    def __init__(self, vocabulary: Vocabulary, max_backlog: int = 3) -> None:
+        self.file = vocabulary.tokenizer.to_str().encode()
+        self.node, self.clock, self.tokenizers = FakeNode(), ScriptedClock(), TokenizerStore()
+        self.manager = DetokenizerManager(self.tokenizers)
+        self.board = StatusBoard(self.manager, self.clock)
+        outbox = Outbox(self.node, max_backlog, self.manager.counters)
+        self.loop = DetokenizerLoop(self.node, self.manager, self.tokenizers, outbox, self.board, self.clock)
+
+    def feed(self, source: str, message: Message | PeerUp | PeerDown, *frames: bytes) -> None:
+        self.node.feed(Delivery(source, message, tuple(memoryview(frame) for frame in frames)))
+        self.loop.turn(0)
+
+    def files(self, names: list[str], contents: bytes, sha256: str = "") -> None:
+        sha256 = sha256 or hashlib.sha256(contents).hexdigest()
+        self.feed("s", TokenizerFiles(id="x", model="m", names=names, sha256=[sha256] * len(names)), contents)
+
+    def begin(self) -> None:
+        self.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
+        self.files(["tokenizer.json"], self.file)
+        self.node.take()
+
+
+def batch(ids: list[int], position: int = 0, finish: FinishReason | None = None) -> BatchTokenIDOutput:
+    opening = Opening(
+        row=0, frontend="f", decode_spec=msgspec.msgpack.encode(DecodeSpec()), prompt_tokens=3, cached_tokens=1
+    )
+    return BatchTokenIDOutput(
+        rids=["r"],
+        indices=pack_ints([0]),
+        attempts=pack_ints([0]),
+        positions=pack_ints([position]),
+        offsets=pack_ints([0, len(ids)]),
+        token_ids=pack_ints(ids),
+        openings=[] if position else [opening],
+        finishes={} if finish is None else {0: finish},
+    )
+
+
+def texts(node: FakeNode) -> list[list[str]]:
+    return [message.texts for _, message, _ in node.take() if isinstance(message, BatchStrOutput)]
+
+
+def test_a_scheduler_is_asked_for_its_tokenizer_and_then_the_part_is_ready(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
+    [(peer, request, _)] = bench.node.take()
+    assert (peer, type(request)) == ("s", TokenizerFilesReq)
+    assert (bench.node.ready, bench.board.heartbeat("x").phase) == (None, Phase.LOADING)
+    bench.files(["tokenizer.json"], bench.file)
+    assert (bench.node.ready is not None, bench.board.heartbeat("x").phase) == (True, Phase.IDLE)
+    bench.feed("f", PeerUp("f", Role.FRONTEND, "1"))
+    assert bench.node.take() == []
+
+
+def test_a_scheduler_that_does_not_answer_is_asked_again(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.node.full = {"s"}
+    bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
+    bench.node.full = set()
+    bench.loop.turn(0)
+    assert len(bench.node.take()) == 1
+    bench.clock.advance(ASK_AGAIN_SECONDS - 0.1)
+    bench.loop.turn(0)
+    assert bench.node.take() == []
+    bench.clock.advance(0.1)
+    bench.loop.turn(0)
+    assert len(bench.node.take()) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "contents", "sha256", "complaint"),
+    [
+        (["config.json"], b"{}", "", "has no tokenizer.json"),
+        (["tokenizer.json"], b"{}", "0" * 64, "does not have the SHA-256"),
+        (["tokenizer.json"], b"{}", "", "not a tokenizer.json"),
+        (["tokenizer.json"], b"\xff", "", "not UTF-8"),
+        (["tokenizer.json", "config.json"], b"{}", "", "2 names"),
+    ],
+)
+def test_bad_files_are_logged_once_and_the_part_stays_unready(
+    byte_level: Vocabulary,
+    caplog: pytest.LogCaptureFixture,
+    names: list[str],
+    contents: bytes,
+    sha256: str,
+    complaint: str,
+) -> None:
+    bench = Bench(byte_level)
+    bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
+    bench.files(names, contents, sha256)
+    bench.files(names, contents, sha256)
+    assert [complaint in record.message for record in caplog.records] == [True]
+    assert bench.node.ready is None
+
+
+def test_tokens_become_text_for_their_frontend(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.begin()
+    bench.feed("s", batch(byte_level.tokenizer.encode("the dog").ids))
+    [(peer, message, _)] = bench.node.take()
+    assert isinstance(message, BatchStrOutput)
+    assert (peer, message.texts) == ("f", ["the dog"])
+
+
+def test_a_full_frontend_gets_its_messages_later_and_in_order(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.begin()
+    ids = byte_level.tokenizer.encode("abcd").ids
+    bench.node.full = {"f"}
+    bench.feed("s", batch(ids[:1]))
+    bench.feed("s", batch(ids[1:2], 1))
+    bench.node.full = set()
+    bench.feed("s", batch(ids[2:], 2))
+    assert "".join(text for [text] in texts(bench.node)) == "abcd"
+
+
+def test_a_frontend_that_stays_full_loses_its_oldest_messages(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level, max_backlog=3)
+    bench.begin()
+    bench.node.full = {"f"}
+    [a] = byte_level.tokenizer.encode("a").ids
+    for position in range(5):
+        bench.feed("s", batch([a], position))
+    assert bench.manager.counters["dropped_backlog"] == 2
+    bench.node.full = set()
+    bench.loop.turn(0)
+    kept = [message for _, message, _ in bench.node.take() if isinstance(message, BatchStrOutput)]
+    assert [unpack_ints(message.positions)[0] for message in kept] == [2, 3, 4]
+
+
+def test_a_peer_that_goes_takes_its_choices_and_its_backlog_with_it(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.begin()
+    [a] = byte_level.tokenizer.encode("a").ids
+    bench.node.full = {"f"}
+    bench.feed("s", batch([a]))
+    assert bench.board.heartbeat("f").held.rids == ["r"]
+    bench.feed("f", PeerDown("f", Role.FRONTEND, "silence"))
+    bench.node.full = set()
+    bench.loop.turn(0)
+    assert (texts(bench.node), bench.board.heartbeat("f").held.rids) == ([], [])
+
+
+def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.begin()
+    bench.loop.stop()
+    assert bench.node.woken == 1
+    bench.node.waits.clear()
+    bench.node.feed(Delivery("s", batch(byte_level.tokenizer.encode("a").ids)))
+    bench.loop.run(drain_seconds=5)
+    assert bench.node.waits == [RETRY_SECONDS] * 2
+    assert texts(bench.node) == [["a"]]
+    assert bench.board.heartbeat("f").phase is Phase.DRAINING
+
+
+class Peers:
+    """A scheduler and a frontend on real sockets, around a detokenizer process."""
+
+    def __init__(self, directory: Path, tokenizer: bytes) -> None:
+        address = f"ipc://{directory}"
+        self.asked: list[str] = []
+        self._came: deque[Delivery] = deque()
+        sha256 = hashlib.sha256(tokenizer).hexdigest()
+
+        def answer(source: str, message: Message) -> tuple[Message, *tuple[bytes, ...]]:
+            self.asked.append(source)
+            assert isinstance(message, TokenizerFilesReq)
+            return TokenizerFiles(id=message.id, model="m", names=["tokenizer.json"], sha256=[sha256]), tokenizer
+
+        def beat(_: str) -> Heartbeat:
+            return Heartbeat(phase=Phase.IDLE)
+
+        self.scheduler = ThreadNode(
+            NodeConfig(Role.SCHEDULER, "s", address), SchedulerInbox, beat, answers={TokenizerFilesReq: answer}
+        )
+        specs = (f"{address}/s.*", f"{address}/d.*")
+        self.frontend = ThreadNode(NodeConfig(Role.FRONTEND, "f", address, connect=specs), FrontendInbox, beat)
+        self.scheduler.start()
+        self.frontend.start()
+
+    def wait_for(self, wanted: Callable[[Delivery], bool]) -> Delivery:
+        """The next thing that comes to the frontend and is wanted."""
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            self._came += self.frontend.drain(0 if self._came else 0.2)
+            while self._came:
+                if wanted(delivery := self._came.popleft()):
+                    return delivery
+        raise AssertionError("it never came")
+
+    def close(self) -> None:
+        self.frontend.close("done")
+        self.scheduler.close("done")
+
+
+@pytest.fixture
+def peers(tmp_path_factory: pytest.TempPathFactory, byte_level: Vocabulary) -> Iterator[tuple[Peers, Path]]:
+    directory = tmp_path_factory.mktemp("d")
+    directory.chmod(0o700)
+    peers = Peers(directory, byte_level.tokenizer.to_str().encode())
+    yield peers, directory
+    peers.close()
+
+
+def part(directory: Path, *options: str, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tercet.detokenizer", "--peer", "d", "--listen", f"ipc://{directory}", *options]
+    return subprocess.Popen(command, pass_fds=pass_fds)
+
+
+def test_a_process_serves_a_scheduler_and_a_frontend_and_leaves_when_told(
+    peers: tuple[Peers, Path], byte_level: Vocabulary
+) -> None:
+    sides, directory = peers
+    process = part(directory)
+    try:
+        sides.wait_for(lambda it: isinstance(it.message, PeerReady) and it.source == "d")
+        assert sides.asked == ["d"]
+        ids = byte_level.tokenizer.encode("Привет, 😀!").ids
+        assert sides.scheduler.send("d", batch(ids[:2]))
+        assert sides.scheduler.send("d", batch(ids[2:], 2, FinishReason(FinishType.LENGTH)))
+        text = ""
+        while True:
+            message = sides.wait_for(lambda it: isinstance(it.message, BatchStrOutput)).message
+            assert isinstance(message, BatchStrOutput)
+            text += message.texts[0]
+            if message.finishes:
+                break
+        assert text == "Привет, 😀!"
+        process.send_signal(signal.SIGTERM)
+        down = sides.wait_for(lambda it: isinstance(it.message, PeerDown) and it.source == "d").message
+        assert isinstance(down, PeerDown)
+        assert "stopping" in down.reason
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_leaves_with_its_parent(peers: tuple[Peers, Path]) -> None:
+    sides, directory = peers
+    read, write = os.pipe()
+    process = part(directory, "--parent-fd", str(read), pass_fds=(read,))
+    try:
+        os.close(read)
+        sides.wait_for(lambda it: isinstance(it.message, PeerUp) and it.source == "d")
+        os.close(write)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
