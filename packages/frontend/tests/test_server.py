@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import ConfigError
-from tercet.frontend.server import listen, run_directory, welcome
+from tercet.frontend.server import listen, welcome
 
 SERVE = Path(__file__).with_name("parts") / "serve.py"
 

@@ -13,7 +13,7 @@ import pytest
 from tercet.frontend import supervisor as supervisor_module
 from tercet.frontend.display import PlainDisplay
 from tercet.frontend.launch import Part, Patience
-from tercet.frontend.server import run_directory
+from tercet.frontend.run_directory import run_directory
 from tercet.frontend.supervisor import Supervisor
 from tercet.protocol.messages import Ready
 from tercet.protocol.values import Role

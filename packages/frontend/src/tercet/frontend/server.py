@@ -1,35 +1,22 @@
 """`tercet serve` from its options to its exit code: a port, a directory, the parts, and a supervisor over them."""
 
-import contextlib
 import errno
 import importlib.util
 import json
 import shlex
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tercet.frontend.display import choose_display
 from tercet.frontend.launch import Part, Patience, local_parts
+from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import ConfigError, ServeConfig
 from tercet.frontend.supervisor import Supervisor
 from tercet.protocol.messages import Ready
-
-
-@contextlib.contextmanager
-def run_directory() -> Iterator[Path]:
-    """A private directory for inboxes, with a path short enough for them; removed at the end."""
-    place = tempfile.gettempdir()
-    path = Path(tempfile.mkdtemp(prefix="tercet-", dir=place if len(place) <= 40 else "/tmp"))  # noqa: S108
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def listen(host: str, port: int) -> socket.socket:

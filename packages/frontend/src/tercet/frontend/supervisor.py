@@ -28,7 +28,8 @@ INTERRUPTED = 130
 class Supervisor:
     """Keeps `parts` alive until it is told to stop. `run` belongs to one thread; `stop` may be called from any.
 
-    `on_ready` is called once, when all parts are ready for the first time, with what each said.
+    `on_ready` is called once, when all parts are ready for the first time, with what each said; `failure` is why
+    `run` returned without being told to.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Supervisor:
         self._display = display
         self._listener = listener
         self._on_ready = on_ready
+        self.failure: GiveUp | None = None
         self._announced = False
         patience = patience or Patience()
         self._arguments = (
@@ -73,16 +75,15 @@ class Supervisor:
     def run(self) -> int:
         """Start everything and stay until `stop`, or until a part cannot be started. Returns the exit code."""
         self._node.start()
-        end = None
         try:
-            end = self._watch()
+            self.failure = self._watch()
         finally:
             self._end()
             self._node.close("the server stops")
             self._display.close()
-        if end is not None:
-            self._display.line(f"tercet: error: {end.reason}")
-            return end.code
+        if self.failure is not None:
+            self._display.line(f"tercet: error: {self.failure.reason}")
+            return self.failure.code
         return 0 if self._stops == 1 else INTERRUPTED
 
     def _watch(self) -> GiveUp | None:
