@@ -1,0 +1,94 @@
+"""A whole server, started as a user would start it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+
+START_LIMIT = 120.0
+STOP_LIMIT = 30.0
+
+
+class Server:
+    """`tercet serve` as a child process, and what it said on its way."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [str(Path(sys.executable).with_name("tercet")), "serve", *arguments, "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        self.lines: list[str] = []
+        self.url = ""
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait(self) -> "Server":
+        """Wait until it is ready; its output is in the error when it ends instead."""
+        if not self._ready.wait(START_LIMIT) or not self.url:
+            self.process.kill()
+            raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
+        return self
+
+    def client(self, **options: Any) -> OpenAI:
+        """The official client, checking every answer against its own types."""
+        return OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key="any",
+            max_retries=0,
+            timeout=60,
+            _strict_response_validation=True,
+            **options,
+        )
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path."""
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as response:
+            return json.load(response)
+
+    def load(self) -> dict[str, int]:
+        """What the (first) scheduler last said of its load."""
+        load: dict[str, int] = self.get("/server_info")["schedulers"][0]["load"]
+        return load
+
+    def wait_for(self, condition: Callable[[dict[str, int]], bool], limit: float = 10.0) -> dict[str, int]:
+        """The scheduler's load once it satisfies a condition."""
+        end = time.monotonic() + limit
+        while not condition(load := self.load()):
+            assert time.monotonic() < end, f"still {load}"
+            time.sleep(0.05)
+        return load
+
+    def stop(self) -> int:
+        """Ctrl-C; returns the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.wait_for_end(STOP_LIMIT)
+
+    def wait_for_end(self, limit: float) -> int:
+        """The exit code, once the process has ended and all it said was read."""
+        code = self.process.wait(limit)
+        self._reader.join(limit)
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append(line.rstrip())
+                if found := re.match(r"ready at (http://\S+)", line):
+                    self.url = found[1]
+                    self._ready.set()
+        self._ready.set()
