@@ -104,6 +104,27 @@ def test_whole_characters_of_a_byte_run_survive_a_broken_byte(llama: Vocabulary)
     assert stream(llama, ids, []) == ["", "", "你", "\ufffd", ""]
 
 
+@relaxed
+@given(runs=st.lists(st.binary(min_size=1, max_size=6) | st.text(min_size=1, max_size=2).map(str.encode), max_size=4))
+def test_of_any_bytes_the_whole_characters_survive_and_every_other_byte_shows(
+    llama: Vocabulary, runs: list[bytes]
+) -> None:
+    data = b"a" + b"".join(runs)
+    ids = [id_of(llama, f"<0x{byte:02X}>") for byte in data]
+    expected, rest = "", data
+    while rest:  # SentencePiece's rule, spelled out
+        size = next((n for n in (1, 2, 3, 4) if is_character(rest[:n])), 0)
+        expected, rest = expected + (rest[:size].decode() or "\ufffd"), rest[size or 1 :]
+    assert "".join(stream(llama, ids, [])) == expected
+
+
+def is_character(data: bytes) -> bool:
+    try:
+        return len(data.decode()) == 1
+    except UnicodeDecodeError:
+        return False
+
+
 def test_the_prompt_decides_about_the_leading_space(llama: Vocabulary) -> None:
     ids = llama.tokenizer.encode("the dog", add_special_tokens=False).ids
     special = id_of(llama, "<s>")

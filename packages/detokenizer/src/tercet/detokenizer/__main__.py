@@ -62,10 +62,10 @@ def _links(config: DetokenizerConfig) -> NodeConfig:
         raise ConfigError(str(error)) from error
 
 
-def main() -> None:
-    """Run with the process's own arguments."""
+def main(arguments: list[str] | None = None) -> None:
+    """Run with the arguments given, or the process's own."""
     try:
-        app()
+        app(arguments)
     except (ChannelError, ConfigError) as error:
         sys.stderr.write(f"tercet-detokenizer: {error}\n")
         sys.exit(EXIT_CONFIG)

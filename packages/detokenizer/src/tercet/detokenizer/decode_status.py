@@ -98,7 +98,7 @@ class WindowStatus:
     Right for decoders whose text only ever grows with more ids. The window moves on when it ends in a whole character.
     """
 
-    __slots__ = ("_ids", "_read", "_shown", "_skip", "_vocabulary")
+    __slots__ = ("_ids", "_read", "_shown", "_skip", "_vocabulary", "_waiting")
 
     plain: None = None
 
@@ -107,9 +107,11 @@ class WindowStatus:
         self._skip = skip_special_tokens
         self._ids: list[int] = []
         self._read = 0
-        """How many of the window's ids have been given as text."""
+        """How many of the window's ids had all their text given when it last ended in a whole character."""
         self._shown = ""
-        """The text of those."""
+        """The window's text that has been given."""
+        self._waiting = 0
+        """Ids since there last was more to give."""
 
     def prime(self, prompt_tail: list[int]) -> None:
         """Let the text begin in the middle: after a prompt that ends with these ids."""
@@ -121,18 +123,22 @@ class WindowStatus:
         if self._vocabulary.token(token_id, self._skip) is None:
             return ""
         self._ids.append(token_id)
+        self._waiting += 1
         text = self._vocabulary.decode(self._ids)
-        young = len(self._ids) - self._read < 4  # no character has more than four bytes
-        if (young and text.endswith("\ufffd")) or len(text) <= len(self._shown):
+        whole = text.rstrip("\ufffd") if self._waiting < 4 else text  # no character has more than four bytes
+        if len(whole) <= len(self._shown):
             return ""
-        added = text[len(self._shown) :]
+        added, self._shown, self._waiting = whole[len(self._shown) :], whole, 0
+        if whole == text:
+            self._move_on()
+        return added
+
+    def _move_on(self) -> None:
+        """Leave out the ids of the window's first part, unless the second has no text to go on from."""
         fresh = self._ids[self._read :]
         if shown := self._vocabulary.decode(fresh):
             self._ids, self._shown = fresh, shown
-        else:
-            self._shown = text
         self._read = len(self._ids)
-        return added
 
     def flush(self) -> str:
         """The text of the ids still held back."""
