@@ -203,13 +203,17 @@ def test_the_next_plan_may_run_before_the_last_result_is_read(model: TinyModel) 
     assert [output.result().token_ids[0] for output in outputs[::-1]] == dense_greedy(model, PROMPT, 2)[::-1]
 
 
-def test_a_fork_shares_full_pages_and_copies_the_last(model: TinyModel) -> None:
-    play = Play(model)
+@pytest.mark.parametrize("groups", [((0, 1),), ((0,), (1,))])
+def test_a_fork_shares_full_pages_and_copies_the_last(model: TinyModel, groups: tuple[tuple[int, ...], ...]) -> None:
+    play = Play(model, groups)
     play.add(0, PROMPT)
     leader = [play.run(Row(0, 0, 11, sample=True)).token_ids[0]]
-    original = play.tables[0][0]
-    play.add(1, [*PROMPT, 20], prompt=11, shared=[[*original[:2], play.free[0].pop()]])
-    play.copies.append(PageCopy(0, original[2], play.tables[1][0][2]))
+    original = [list(pages) for pages in play.tables[0]]
+    own = [free.pop() for free in play.free]
+    play.add(
+        1, [*PROMPT, 20], prompt=11, shared=[[*pages[:2], page] for pages, page in zip(original, own, strict=True)]
+    )
+    play.copies = [PageCopy(group, pages[2], own[group]) for group, pages in enumerate(original)]
     result = play.run(Row(1, 11, 1, sample=True), Row(0, 11, 1, sample=True))
     leader += [result.token_ids[1], *play.decode(0, 12, 4)]
     fork = [result.token_ids[0], *play.decode(1, 12, 4)]
@@ -242,7 +246,7 @@ def test_a_row_without_finite_logits_says_so_and_harms_no_other(model: TinyModel
     with torch.no_grad():
         model.embedding.weight[POISON] = torch.nan
     play = Play(model)
-    play.add(0, [1, POISON, 2])
+    play.add(0, [1, POISON, 2], top=2)
     play.add(1, PROMPT, top=2)
     first = play.run(Row(0, 0, 3, sample=True), Row(1, 0, 11, sample=True))
     second = play.run(Row(0, 3, 1, sample=True), Row(1, 11, 1, sample=True))

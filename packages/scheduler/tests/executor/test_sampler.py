@@ -165,6 +165,19 @@ def test_small_blocks_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(sampler.sample(logits_of(0, 8), range(8), [0] * 8).tokens, whole)
 
 
+def test_the_counts_of_a_slot_are_those_of_its_last_choice_alone() -> None:
+    sampler = Sampler(2, VOCAB, CPU)
+    for turn in range(50):  # as many turns as it takes to run out of rows, were they not given back
+        sampler.introduce([init(turn % 2, [6], temperature=0.0, repetition_penalty=4.0)])
+    other = init(0, temperature=0.0, repetition_penalty=4.0)
+    other = SlotInit(slot=0, tokens=pack_ints([9]), prompt_tokens=1, choice=0, sampling=other.sampling)
+    sampler.introduce([other])
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 2], logits[0, 6], logits[0, 9] = 3.0, 2.0, 4.0  # 2 and 6 were the earlier choice's, 9 is penalised
+    assert sampler.sample(logits, [0], [0]).tokens.tolist() == [2]
+    assert len(sampler._counts._output) == 4
+
+
 def test_counts_outgrow_their_first_table() -> None:
     sampler = Sampler(40, VOCAB, CPU)
     inits = [init(slot, [4, 4], temperature=0.0, frequency_penalty=0.5) for slot in range(23)]
