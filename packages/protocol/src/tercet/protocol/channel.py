@@ -128,8 +128,12 @@ class Outbox:
         self._socket.immediate = 1
         self._socket.reconnect_ivl = 20
         self._socket.reconnect_ivl_max = 500
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
-        self._socket.connect(address)
+        try:
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+            self._socket.connect(address)
+        except zmq.ZMQError:
+            self._socket.close()
+            raise
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Queue one message. False, and nothing sent, when the queue is full, the peer absent or a frame too large."""

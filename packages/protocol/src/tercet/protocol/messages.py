@@ -111,6 +111,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     resume: list[Resume] = []
     priority: int = 0
     cache_salt: str = ""
+    alone: bool = False
+    """Run while nothing else runs: earlier attempts may have killed a scheduler."""
 
 
 class AbortReq(Message, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """A process among its peers: `ThreadNode` keeps its links alive while the main thread is busy."""
 
+import logging
 import queue
 import threading
 import time
@@ -26,6 +27,8 @@ __all__ = [
     "Sender",
     "ThreadNode",
 ]
+
+logger = logging.getLogger(__name__)
 
 BATCH = 256
 """Messages taken from the inbox before heartbeats get their turn."""
@@ -129,8 +132,8 @@ class ThreadNode:
                     self._deliver(board.receive(BATCH)[0])
                 self._deliver(board.tick())
         except BaseException as error:
+            logger.critical("the node's thread dies", exc_info=True)
             self._failure = error
-            raise
         finally:
             board.close(self._stopping or "failed")
             self.wake()

@@ -1,105 +1,23 @@
 """The table of peers: a state machine that decides who is up, who is dialled, and what to say to whom.
 
 It has no socket and no clock. Each call takes `now` and returns effects in the order in which they must happen; the
-node carries them out and reports with `said` whether each `Say` got away. The life of a link to one address:
-
-    DIALLING    we say Hello, every interval, until it is answered
-    ANSWERING   its Hello came; ours, a reply, has yet to get away
-    UP          either way round: the peer can be sent to
-    REFUSING    its Hello came and cannot be accepted; ours and a Goodbye have yet to get away
+node carries them out and reports with `said` whether each `Say` got away.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import NamedTuple
 
 from tercet.protocol.endpoints import check_dialable, check_peer_id
 from tercet.protocol.errors import AddressError, IncompatiblePeer
-from tercet.protocol.events import PeerDown, PeerEvent, PeerReady, PeerUp
+from tercet.protocol.events import PeerDown, PeerReady, PeerUp
 from tercet.protocol.handshake import check_hello, should_meet
-from tercet.protocol.messages import Goodbye, Hello, Introduce, Message, Ready
+from tercet.protocol.links import FIRST_PAUSE, Close, Effect, Link, LinkState, Peer, Refused, Say, Timing
+from tercet.protocol.messages import Goodbye, Hello, Introduce, Ready
 from tercet.protocol.values import WIRE_VERSION, Role
 
-FIRST_PAUSE = 0.005
-"""Seconds until a Hello that found no connection is tried again; doubles up to the interval."""
 REFUSED_PAUSE = 10.0
 """Seconds until an address whose peer cannot be accepted is dialled again: another process may live there by then."""
 INTRODUCED_TIME = 10.0
 """Seconds an introduced address is dialled without an answer. Frontends repeat introductions, so this ends the dead."""
-
-
-class Say(NamedTuple):
-    """Send a message to an address, under an envelope for that incarnation. Report back with `PeerTable.said`."""
-
-    address: str
-    target: str
-    message: Message
-
-
-class Close(NamedTuple):
-    """Close the socket to an address; what it queued is discarded."""
-
-    address: str
-
-
-class Refused(NamedTuple):
-    """Tell the operator that a peer was turned away."""
-
-    peer: str
-    reason: str
-
-
-Effect = Say | Close | Refused | PeerEvent
-
-
-class LinkState(Enum):
-    """See the head of this file."""
-
-    DIALLING = auto()
-    ANSWERING = auto()
-    UP = auto()
-    REFUSING = auto()
-
-
-@dataclass(slots=True)
-class Link:
-    """What we are about at one address."""
-
-    address: str
-    state: LinkState
-    next_try: float
-    pause: float = FIRST_PAUSE
-    expires: float | None = None
-    greeted: bool = False
-    """A Hello of ours got away."""
-    hello: Hello | None = None
-    """The peer's own, from ANSWERING on."""
-    reason: str = ""
-    """Why it is refused."""
-
-
-@dataclass(slots=True)
-class Peer:
-    """A peer that is up."""
-
-    hello: Hello
-    heard: float
-    features: frozenset[str]
-    ready: Ready | None = None
-    told_at: float | None = None
-    """When our Ready last got away to it."""
-    lost: float | None = None
-    """When the connection to it broke."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds."""
-
-    interval: float = 0.25
-    silence: float = 2.0
-    lost: float = 0.125
-    """A broken connection that is not back by then means that the process is gone."""
 
 
 @dataclass
@@ -107,7 +25,7 @@ class PeerTable:
     """Everything one process knows of its peers. `me` is the Hello it says, `reply` aside."""
 
     me: Hello
-    timing: Timing = Timing()
+    timing: Timing = field(default_factory=Timing)
     max_peers: int = 1024
     ready: Ready | None = None
     peers: dict[str, Peer] = field(default_factory=dict)

@@ -2,9 +2,8 @@
 
 import logging
 import os
-import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
 from typing import NamedTuple, assert_never
@@ -15,11 +14,13 @@ from tercet.protocol.__about__ import __version__
 from tercet.protocol.channel import Bounds, Context, Inbox, Outbox
 from tercet.protocol.codec import Codec, Envelope, Frame, decode_envelope, encode, encode_envelope, tag_of
 from tercet.protocol.config import NodeConfig
+from tercet.protocol.counters import Counters
 from tercet.protocol.endpoints import bind_address
 from tercet.protocol.errors import AddressError, DecodeError, ProtocolError
 from tercet.protocol.events import Delivery, PeerDown, PeerInfo, PeerReady, PeerUp
+from tercet.protocol.links import Close, Effect, Refused, Say, Timing
 from tercet.protocol.messages import Goodbye, Heartbeat, Hello, Introduce, Message, Ready
-from tercet.protocol.peers import Close, Effect, PeerTable, Refused, Say, Timing
+from tercet.protocol.peers import PeerTable
 from tercet.protocol.resolver import Resolver
 from tercet.protocol.values import WIRE_VERSION
 
@@ -32,8 +33,6 @@ GOODBYE_TIME = 0.2
 """Seconds that a Goodbye gets to leave before the sockets close."""
 MONITOR_INTERVAL = 0.05
 """Seconds between looks at whether connections broke."""
-COMPLAINT_INTERVAL = 1.0
-"""Seconds between log lines about bad frames."""
 
 
 class Route(NamedTuple):
@@ -71,9 +70,8 @@ class Switchboard:
         self._outboxes: dict[str, Outbox] = {}
         self._routes: dict[str, Route] = {}
         self._sources: dict[bytes, str] = {}
-        self._counters: Counter[str] = Counter()
-        self._counting = threading.Lock()
-        self._next_beat = self._next_look = self._next_complaint = float("-inf")
+        self._counters = Counters()
+        self._next_beat = self._next_look = float("-inf")
         self._to_tell: Ready | None = None
 
     # Any thread.
@@ -85,10 +83,10 @@ class Switchboard:
         """
         route = self._routes.get(peer)
         if route is None:
-            self._count("refused_unknown")
+            self._counters.count("refused_unknown")
             return False
         if tag_of(type(message)) not in route.features:
-            self._count("refused_unannounced")
+            self._counters.count("refused_unannounced")
             return False
         return route.outbox.send([route.envelope, encode(message), *frames])
 
@@ -103,11 +101,7 @@ class Switchboard:
         `dropped_undecodable`: garbage, unknown tags, missing frames; `dropped_stale`: meant for an earlier start of
         this process; `dropped_unknown`: from a process that is no peer.
         """
-        with self._counting:
-            total = self._counters.copy()
-        for outbox in list(self._outboxes.values()):
-            total.update(outbox.counters)
-        return dict(total)
+        return self._counters.total(outbox.counters for outbox in list(self._outboxes.values()))
 
     def peers(self) -> list[PeerInfo]:
         """The peers that are up."""
@@ -120,10 +114,12 @@ class Switchboard:
         """Bind the inbox. Raises ChannelError or AddressError."""
         config = self.config
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 4 * config.max_peers + 64)
         try:
             self.inbox = Inbox(self._context, bind_address(config.listen, config.peer, self.incarnation), self._bounds)
         except ProtocolError:
             self._context.term()
+            self._context = None
             raise
         me = Hello(
             peer=config.peer,
@@ -204,17 +200,18 @@ class Switchboard:
                 self._greet(decode_envelope(frames[0]), frames, now, deliveries)
                 return
             message = self._codec.decode(frames[1])
+            self._counters.count("received")
+            self.table.heard(source, now)
+            self._handle(source, message, frames, now, deliveries)
         except DecodeError as error:
-            self._drop("dropped_undecodable", str(error), now)
-            return
-        self._count("received")
-        self.table.heard(source, now)
-        self._handle(source, message, frames, now, deliveries)
+            self._counters.drop("dropped_undecodable", str(error), now)
 
     def _greet(self, envelope: Envelope, frames: list[Frame], now: float, deliveries: list[Delivery]) -> None:
         """An envelope not seen before: the first message of a peer, or of a process that is none."""
         if envelope.target and envelope.target != self.incarnation:
-            self._drop("dropped_stale", f"a message from {envelope.source} for an earlier start of this part", now)
+            self._counters.drop(
+                "dropped_stale", f"a message from {envelope.source} for an earlier start of this part", now
+            )
             return
         message = self._codec.decode(frames[1])
         known = self.table.peers.get(envelope.source)
@@ -228,13 +225,15 @@ class Switchboard:
         elif isinstance(message, Goodbye) and envelope.target:
             logger.warning("%s turns us away: %s", envelope.source, message.reason)
         else:
-            self._drop("dropped_unknown", f"a message from {envelope.source}, which is no peer", now)
+            self._counters.drop("dropped_unknown", f"a message from {envelope.source}, which is no peer", now)
 
     def _handle(
         self, source: str, message: Message, frames: list[Frame], now: float, deliveries: list[Delivery]
     ) -> None:
         match message:
             case Hello():
+                if message.peer != source:
+                    raise DecodeError(f"a Hello of {message.peer} in an envelope of {source}")
                 effects = self.table.hello(message, now)
             case Introduce():
                 effects = self.table.introduce(source, message, now)
@@ -281,7 +280,7 @@ class Switchboard:
         try:
             outbox = self._outbox(say.address)
         except (AddressError, zmq.ZMQError) as error:
-            self._complain(f"cannot dial {say.address}: {error}", self._clock())
+            self._counters.complain(f"cannot dial {say.address}: {error}", self._clock())
             return False
         return outbox.send([self._envelope(say.target), encode(say.message)])
 
@@ -297,20 +296,4 @@ class Switchboard:
     def _close(self, address: str, linger: float = 0) -> None:
         if outbox := self._outboxes.pop(address, None):
             outbox.close(linger)
-            with self._counting:
-                self._counters.update(outbox.counters)
-
-    # Counting and complaining.
-
-    def _count(self, name: str) -> None:
-        with self._counting:
-            self._counters[name] += 1
-
-    def _drop(self, name: str, why: str, now: float) -> None:
-        self._count(name)
-        self._complain(f"dropped {why}", now)
-
-    def _complain(self, what: str, now: float) -> None:
-        if now >= self._next_complaint:
-            self._next_complaint = now + COMPLAINT_INTERVAL
-            logger.warning("%s", what)
+            self._counters.add(outbox.counters)

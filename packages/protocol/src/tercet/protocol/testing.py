@@ -1,10 +1,27 @@
 """Fakes and fixtures for whoever talks to peers: nodes without sockets, a clock by hand, small real networks."""
 
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Self
 
 from tercet.protocol.codec import Frame
+from tercet.protocol.config import NodeConfig
 from tercet.protocol.events import Delivery, PeerInfo
-from tercet.protocol.messages import Message, Ready
+from tercet.protocol.messages import (
+    DetokenizerInbox,
+    FrontendInbox,
+    Heartbeat,
+    Message,
+    Ready,
+    SchedulerInbox,
+    SupervisorInbox,
+)
+from tercet.protocol.node import ThreadNode
+from tercet.protocol.switchboard import Answer
+from tercet.protocol.values import Phase, Role
 
 
 class ScriptedClock:
@@ -105,3 +122,86 @@ class FakeAsyncNode(_Node):
     async def close(self, reason: str = "") -> None:
         """Remember why."""
         self.closed = reason
+
+
+INBOXES: dict[Role, UnionType] = {
+    Role.FRONTEND: FrontendInbox,
+    Role.SCHEDULER: SchedulerInbox,
+    Role.DETOKENIZER: DetokenizerInbox,
+    Role.SUPERVISOR: SupervisorInbox,
+}
+
+
+class Network:
+    """Real nodes over ipc:// in a private temporary directory. A context manager: at its end every node is closed.
+
+    Frontends dial every scheduler and detokenizer, everybody dials a supervisor, and patience is short.
+    """
+
+    def __init__(self, heartbeat_interval: float = 0.05, silence: float = 0.5) -> None:
+        self.heartbeat_interval = heartbeat_interval
+        self.silence = silence
+        self._directory = tempfile.TemporaryDirectory(prefix="tercet-")
+        self.directory = Path(self._directory.name, "run")
+        self._nodes: list[ThreadNode] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self._nodes:
+            node.close("the test is over")
+        self._directory.cleanup()
+
+    def config(self, role: Role, peer: str = "", **settings: Any) -> NodeConfig:
+        """The configuration of one more node; `settings` are further fields of it."""
+        listen = f"ipc://{self.directory}"
+        settings.setdefault("heartbeat_interval", self.heartbeat_interval)
+        settings.setdefault("silence", self.silence)
+        if role is Role.FRONTEND:
+            settings.setdefault("connect", (f"{listen}/scheduler-*", f"{listen}/detokenizer-*"))
+        if role is not Role.SUPERVISOR:
+            settings.setdefault("supervisor", f"{listen}/supervisor.*")
+        name = role.value if role is Role.SUPERVISOR else f"{role.value}-0"
+        return NodeConfig(role, peer or name, listen, **settings)
+
+    def node(
+        self,
+        role: Role,
+        peer: str = "",
+        *,
+        status: Callable[[str], Heartbeat] = lambda _: Heartbeat(phase=Phase.IDLE),
+        answers: Mapping[type[Message], Answer] | None = None,
+        **settings: Any,
+    ) -> ThreadNode:
+        """A started node of that role; its id is `scheduler-0` and the like unless given."""
+        node = ThreadNode(self.config(role, peer, **settings), INBOXES[role], status, answers)
+        node.start()
+        self._nodes.append(node)
+        return node
+
+
+class Listener:
+    """Reads a node's deliveries one after another and waits for those a test expects. `heard` keeps them all."""
+
+    def __init__(self, node: ThreadNode) -> None:
+        self.node = node
+        self.heard: list[Delivery] = []
+        self._next = 0
+
+    def wait_for(self, kind: type[object], source: str = "", timeout: float = 10.0) -> Delivery:
+        """The next delivery of that kind, and from that peer if named; those before it are passed over.
+
+        Raises TimeoutError, with what was heard instead.
+        """
+        end = time.monotonic() + timeout
+        start = self._next
+        while True:
+            while self._next < len(self.heard):
+                delivery = self.heard[self._next]
+                self._next += 1
+                if isinstance(delivery.message, kind) and source in {"", delivery.source}:
+                    return delivery
+            if (left := end - time.monotonic()) <= 0:
+                raise TimeoutError(f"no {kind.__name__} within {timeout} s, but {self.heard[start:]}")
+            self.heard += self.node.drain(left)

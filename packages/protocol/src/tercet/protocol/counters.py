@@ -1,0 +1,53 @@
+"""Counts of what went wrong, and a voice that complains of it no more than once a second."""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+logger = logging.getLogger(__name__)
+
+COMPLAINT_INTERVAL = 1.0
+"""Seconds between log lines."""
+
+
+class Counters:
+    """Counts by name, from any thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._next_complaint = float("-inf")
+        self._unsaid = 0
+
+    def count(self, name: str) -> None:
+        """One more."""
+        with self._lock:
+            self._counts[name] += 1
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Keep the counts of something that is about to go."""
+        with self._lock:
+            self._counts.update(counts)
+
+    def total(self, others: Iterable[Mapping[str, int]]) -> dict[str, int]:
+        """Ours and the others' together."""
+        with self._lock:
+            total = self._counts.copy()
+        for other in others:
+            total.update(other)
+        return dict(total)
+
+    def drop(self, name: str, what: str, now: float) -> None:
+        """Count what was dropped, and complain."""
+        self.count(name)
+        self.complain(f"dropped {what}", now)
+
+    def complain(self, what: str, now: float) -> None:
+        """Log a warning unless one was logged within the last second; the next one says how many were held back."""
+        if now < self._next_complaint:
+            self._unsaid += 1
+            return
+        self._next_complaint = now + COMPLAINT_INTERVAL
+        logger.warning("%s%s", what, f" (and {self._unsaid} more)" if self._unsaid else "")
+        self._unsaid = 0

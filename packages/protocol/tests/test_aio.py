@@ -1,0 +1,123 @@
+"""A node on an asyncio loop: everything arrives, in order, and the loop stays free for others."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
+
+import pytest
+
+from tercet.protocol.aio import BATCH, AsyncNode
+from tercet.protocol.errors import ChannelError
+from tercet.protocol.messages import AbortReq, BatchStrOutput, FrontendInbox, Heartbeat, Ready
+from tercet.protocol.node import Delivery, PeerDown, PeerReady, PeerUp
+from tercet.protocol.testing import Listener, Network
+from tercet.protocol.values import Phase, Role
+
+
+class Frontend:
+    """An AsyncNode and what it heard."""
+
+    def __init__(self, network: Network) -> None:
+        self.heard: list[Delivery] = []
+        self._news = asyncio.Event()
+        config = network.config(Role.FRONTEND)
+        self.node = AsyncNode(config, FrontendInbox, lambda _: Heartbeat(phase=Phase.IDLE), self._take)
+
+    def _take(self, deliveries: list[Delivery]) -> None:
+        self.heard += deliveries
+        self._news.set()
+
+    async def until(self, holds: Callable[[list[Delivery]], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not holds(self.heard):
+                self._news.clear()
+                await self._news.wait()
+
+    async def until_heard(self, kind: type[object]) -> None:
+        await self.until(lambda heard: any(isinstance(delivery.message, kind) for delivery in heard))
+
+
+def batch(number: int) -> BatchStrOutput:
+    return BatchStrOutput(
+        rids=[str(number)], indices=b"", attempts=b"", positions=b"", offsets=b"", token_ids=b"", texts=["x"]
+    )
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    with Network() as network:
+        yield network
+
+
+@pytest.fixture
+async def frontend(network: Network) -> AsyncIterator[Frontend]:
+    frontend = Frontend(network)
+    await frontend.node.start()
+    yield frontend
+    await frontend.node.close("the test is over")
+
+
+async def test_it_meets_sends_hears_and_parts(network: Network, frontend: Frontend) -> None:
+    scheduler = network.node(Role.SCHEDULER)
+    await frontend.until_heard(PeerUp)
+    assert frontend.node.send("scheduler-0", AbortReq(rid="r"), b"raw")
+    scheduler.set_ready(Ready())
+    await frontend.until_heard(PeerReady)
+    frontend.node.set_ready(Ready(url="http://here"))
+    await frontend.until_heard(Heartbeat)
+    at_scheduler = Listener(scheduler)
+    delivery = await asyncio.to_thread(at_scheduler.wait_for, AbortReq)
+    assert bytes(delivery.frames[0]) == b"raw"
+    ready = (await asyncio.to_thread(at_scheduler.wait_for, PeerReady)).message
+    assert ready == PeerReady("frontend-0", Role.FRONTEND, Ready(url="http://here"))
+    assert [info.peer for info in frontend.node.peers()] == ["scheduler-0"]
+    scheduler.close("maintenance")
+    await frontend.until_heard(PeerDown)
+    assert frontend.node.peers() == []
+
+
+async def test_a_flood_arrives_whole_and_leaves_the_loop_to_others(network: Network, frontend: Frontend) -> None:
+    detokenizer = network.node(Role.DETOKENIZER)
+    await frontend.until_heard(PeerUp)
+    await asyncio.to_thread(Listener(detokenizer).wait_for, PeerUp, "frontend-0")
+    total, done = 20_000, False
+    last = batch(total - 1)
+    turns = [len(frontend.heard)]
+
+    def flood() -> None:
+        for number in range(total):
+            while not detokenizer.send("frontend-0", batch(number)):
+                time.sleep(0.0005)
+
+    async def others() -> None:
+        while not done:
+            turns.append(len(frontend.heard))
+            await asyncio.sleep(0)
+
+    watch = asyncio.create_task(others())
+    await asyncio.to_thread(flood)
+    await frontend.until(lambda heard: any(delivery.message == last for delivery in heard[-5:]))
+    done = True
+    await watch
+    rids = [delivery.message.rids[0] for delivery in frontend.heard if isinstance(delivery.message, BatchStrOutput)]
+    assert rids == list(map(str, range(total)))
+    assert max(after - before for before, after in pairwise(turns)) <= 3 * BATCH, "others run between batches"
+
+
+async def test_closing_twice_and_sending_afterwards_are_harmless(network: Network, frontend: Frontend) -> None:
+    network.node(Role.SCHEDULER)
+    await frontend.until_heard(PeerUp)
+    await frontend.node.close("first")
+    await frontend.node.close("second")
+    assert not frontend.node.send("scheduler-0", AbortReq(rid="r"))
+    assert not [path for path in network.directory.iterdir() if path.name.startswith("frontend")]
+
+
+async def test_a_directory_that_cannot_be_used_fails_the_start(network: Network) -> None:
+    network.directory.mkdir()
+    network.directory.chmod(0o777)
+    frontend = Frontend(network)
+    with pytest.raises(ChannelError):
+        await frontend.node.start()
+    await frontend.node.close()
