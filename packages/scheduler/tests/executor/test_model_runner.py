@@ -210,15 +210,16 @@ def test_a_fork_shares_full_pages_and_copies_the_last(model: TinyModel, groups: 
     leader = [play.run(Row(0, 0, 11, sample=True)).token_ids[0]]
     original = [list(pages) for pages in play.tables[0]]
     own = [free.pop() for free in play.free]
-    play.add(
-        1, [*PROMPT, 20], prompt=11, shared=[[*pages[:2], page] for pages, page in zip(original, own, strict=True)]
-    )
-    play.copies = [PageCopy(group, pages[2], own[group]) for group, pages in enumerate(original)]
+    pages = [[*shared[:2], page] for shared, page in zip(original, own, strict=True)]
+    play.add(1, [*PROMPT, 20], prompt=11, shared=pages, top=0)
+    play.copies = [PageCopy(group, source[2], own[group]) for group, source in enumerate(original)]
     result = play.run(Row(1, 11, 1, sample=True), Row(0, 11, 1, sample=True))
     leader += [result.token_ids[1], *play.decode(0, 12, 4)]
     fork = [result.token_ids[0], *play.decode(1, 12, 4)]
     assert leader == dense_greedy(model, PROMPT, 6)
     assert fork == dense_greedy(model, [*PROMPT, 20], 5)
+    likeliest = dense_logits(model, [*PROMPT, 20])[-1].log_softmax(-1).max()
+    torch.testing.assert_close(entries(result.logprobs[0])[0][0], likeliest, rtol=1e-5, atol=1e-5)
 
 
 def test_two_slots_read_one_prefix(model: TinyModel) -> None:
