@@ -121,6 +121,13 @@ def test_a_part_that_is_still_starting_may_be_silent() -> None:
     assert quiet(parts, 0.0, 120.0) == []
 
 
+def test_a_part_that_is_loading_may_be_silent_for_longer() -> None:
+    parts = roster()
+    parts.heard("a", 0.0, Heartbeat(phase=Phase.LOADING))
+    assert quiet(parts, 0.0, 60.0) == []
+    assert quiet(parts, 60.25, 61.0) == [Kill("a", "no heartbeat for 60 s")]
+
+
 def test_silence_that_this_process_slept_through_is_nobodys_fault() -> None:
     parts = roster()
     parts.ready("a", 0.0)

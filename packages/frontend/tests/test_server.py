@@ -2,9 +2,9 @@ import http.client
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -76,6 +76,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
         server.process.wait()
         server.out.close()
         wait_gone(*children)
+        shutil.rmtree(server.tmp)
 
 
 Start = Callable[..., Server]
@@ -122,6 +123,7 @@ def test_nothing_is_orphaned_when_the_supervisor_is_killed(start: Start) -> None
 def test_the_port_stays_open_while_a_frontend_is_dead(start: Start) -> None:
     server = start("serve", "serve", "answer")
     address = server.address()
+    assert "warning" not in server.err
     first, keys = ask(address).split()
     assert keys == "s3cret"
     os.kill(int(first), signal.SIGKILL)
@@ -169,6 +171,13 @@ def test_a_taken_port_is_refused_in_one_line(start: Start) -> None:
         assert server.err == f"tercet: error: --host 127.0.0.1 --port {port}: Address already in use\n"
 
 
+def test_a_server_that_anybody_can_use_is_warned_of(start: Start) -> None:
+    server = start("serve", "serve", "answer", "--open")
+    address = server.address()
+    assert "warning: without --api-key everybody who reaches http://127.0.0.1:" in server.err
+    assert ask(address).endswith(" no keys")
+
+
 def test_an_unknown_host_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid"):
         listen("no.such.host.invalid", 0)
@@ -177,15 +186,6 @@ def test_an_unknown_host_is_refused_by_name() -> None:
 def test_ipv6_can_be_listened_on() -> None:
     with listen("::1", 0) as listener:
         assert listener.family is socket.AF_INET6
-
-
-def test_the_run_directory_is_private_short_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "deep" * 20)
-    with run_directory() as directory:
-        (directory / "left.ipc").touch()
-        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-        assert len(str(directory)) < 60
-    assert not directory.exists()
 
 
 def test_the_line_to_copy_is_a_valid_command() -> None:

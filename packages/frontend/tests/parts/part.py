@@ -23,19 +23,10 @@ import threading
 import time
 from pathlib import Path
 
+from tercet.protocol.lifecycle import exit_with_parent
 from tercet.protocol.messages import Heartbeat, Progress, Ready, SupervisorInbox
 from tercet.protocol.node import NodeConfig, PeerUp, ThreadNode
 from tercet.protocol.values import ModelLimits, Phase, Role
-
-
-def exit_with_parent(fd: int) -> None:
-    """End this process when the pipe's other end is closed."""
-
-    def wait() -> None:
-        os.read(fd, 1)
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def answer(fd: int) -> None:
@@ -64,9 +55,9 @@ def main() -> None:
     parser.add_argument("--parent-fd", type=int, required=True)
     parser.add_argument("--fd", type=int)
     options = parser.parse_args()
-    exit_with_parent(options.parent_fd)
+    exit_with_parent(options.parent_fd, grace=0.5)
     if options.mode == "refuse":
-        sys.stderr.write("╭─ Error ──────────╮\n│ --dtype: no such dtype: float7 │\n╰──────────────────╯\n")
+        sys.stderr.write("╭─ Error ──────────╮\n│ --dtype: no such │\n│ dtype: float7    │\n╰──────────────────╯\n")
         raise SystemExit(2)
     if options.mode == "crash":
         raise RuntimeError("the weights are torn")

@@ -1,6 +1,7 @@
-"""`tercet serve` with tiny parts: the modes of scheduler, detokenizer and frontend are the arguments."""
+"""`tercet serve` with tiny parts: their modes (scheduler, detokenizer, frontend) and then a port or --open."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tercet.frontend.launch import Part
@@ -13,7 +14,7 @@ PART = Path(__file__).with_name("part.py")
 
 def tiny_parts(config: ServeConfig, directory: Path) -> list[Part]:
     """One part of each role, behaving as the command line says; restarts are marked in the run directory."""
-    env = {"TERCET_API_KEYS": "\n".join(config.frontend.api_key)}
+    env = {"TERCET_API_KEYS": "\n".join(config.frontend.api_key)} if config.frontend.api_key else {}
     return [
         Part(
             f"{role}-0",
@@ -27,8 +28,12 @@ def tiny_parts(config: ServeConfig, directory: Path) -> list[Part]:
 
 
 if __name__ == "__main__":
-    port = int(sys.argv[4]) if len(sys.argv) > 4 else 0
-    config = ServeConfig(serve=ServeOptions(port=port), frontend=FrontendOptions(api_key=("s3cret",)))
+    config = ServeConfig(frontend=FrontendOptions(api_key=("s3cret",)), serve=ServeOptions(port=0))
+    match sys.argv[4:]:
+        case ["--open"]:
+            config = ServeConfig(serve=ServeOptions(host="0.0.0.0", port=0))
+        case [port]:
+            config = replace(config, serve=ServeOptions(port=int(port)))
     try:
         raise SystemExit(serve(config, tiny_parts))
     except ConfigError as error:

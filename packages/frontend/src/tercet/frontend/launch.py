@@ -80,6 +80,8 @@ class Patience:
     """Deaths of a part that was never ready, before the whole start is given up."""
     silence: float = 10.0
     """Without a heartbeat, before a part counts as hung."""
+    loading_silence: float = 60.0
+    """The same for one not ready yet: loading libraries and compiling can hold up every thread of a process."""
     stuck_step: float = 30.0
     stuck_factor: float = 20.0
     """A step is stuck after max(stuck_step, stuck_factor times the longest one seen)."""
@@ -220,7 +222,8 @@ class Roster:
             return [Start(name)]
         if watch.ready is not None and now - watch.ready > patience.forgiven_after:
             watch.deaths = 0
-        if watch.heard is not None and now - watch.heard > patience.silence:
+        silence = patience.loading_silence if watch.ready is None else patience.silence
+        if watch.heard is not None and now - watch.heard > silence:
             return self._kill(name, watch, f"no heartbeat for {now - watch.heard:.0f} s")
         if watch.ready is None and now - (watch.started if watch.ever_ready else self._began) > patience.startup:
             if watch.ever_ready:

@@ -37,6 +37,7 @@ class PartProcess:
         self._on_line = on_line
         self._on_exit = on_exit
         self._last_words = ""
+        self._in_box = False
         parent_end, self._pipe = os.pipe()
         command = [*part.command, *arguments, f"--parent-fd={parent_end}"]
         if socket_fd is not None:
@@ -90,9 +91,16 @@ class PartProcess:
                 text = line.rstrip()
                 if text:
                     self._on_line(text)
-                words = " ".join(_FRAMES.sub(" ", text).split())
-                if words:
-                    self._last_words = words[:500]
+                self._note(text)
+
+    def _note(self, line: str) -> None:
+        """Remember the last line that says something; an error in a box is one line, however it was wrapped."""
+        boxed = line.lstrip().startswith("\u2502")
+        words = " ".join(_FRAMES.sub(" ", line).split())
+        if words:
+            goes_on = boxed and self._in_box
+            self._last_words = f"{self._last_words} {words}"[:500] if goes_on else words[:500]
+        self._in_box = boxed
 
     def _wait(self) -> None:
         # While the process is an unreaped zombie its id cannot be another's: its group's survivors are safely killed.

@@ -148,10 +148,22 @@ class ServeConfig:
 
 def extra_flags(extra: Mapping[str, str]) -> list[str]:
     """Options that only the part knows, as its command line. Raises ConfigError for those the supervisor decides."""
-    ours = {"peer", "listen", "supervisor", "parent-fd", "log-level", "fd", "host", "port", "scheduler", "detokenizer"}
+    ours = {
+        "peer",
+        "listen",
+        "supervisor",
+        "parent-fd",
+        "log-level",
+        "fd",
+        "host",
+        "port",
+        "api-key",
+        "scheduler",
+        "detokenizer",
+    }
     names = {name: name.replace("_", "-") for name in extra}
     for name in names.values():
-        if name in ours or "key" in name:
+        if name in ours:
             raise ConfigError(f"{name} is not for one part to be told: `tercet serve` decides it")
     return [f"--{names[name]}={value}" for name, value in extra.items()]
 

@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import ipaddress
 import json
 import shlex
 import signal
@@ -66,6 +67,8 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: supervisor.stop())
+        if not config.frontend.api_key and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+            display.line(f"tercet: warning: without --api-key everybody who reaches {url} may use it")
         display.line(f"tercet: starting {len(parts)} parts for {config.model} at {url}")
         return supervisor.run()
 

@@ -61,7 +61,7 @@ class Supervisor:
         self._lines: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._exits: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
         self._stops = 0
-        config = NodeConfig(Role.SUPERVISOR, "supervisor", f"ipc://{directory}", silence=2 * patience.silence)
+        config = NodeConfig(Role.SUPERVISOR, "supervisor", f"ipc://{directory}", silence=2 * patience.loading_silence)
         self._node = ThreadNode(config, SupervisorInbox, lambda _: Heartbeat(phase=Phase.IDLE))
 
     def stop(self) -> None:
