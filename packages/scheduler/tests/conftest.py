@@ -1,15 +1,12 @@
 """Tiny random checkpoints of every architecture, made by transformers, each with a tokenizer of its own."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts: on tiny matrices threads only wait for one another
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and the dog sleeps on.",
@@ -146,6 +143,9 @@ def reference() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The directory of a checkpoint by name, made once: one of FAMILIES, "<family>/old" or "<family>/sharded"."""
+    import torch
+
+    torch.set_num_threads(1)  # on tiny matrices threads only wait for one another
     root = tmp_path_factory.mktemp("checkpoints")
     made: dict[str, Path] = {}
 

@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from tercet.protocol.messages import BatchTokenIDOutput, Message
+from tercet.protocol.messages import BatchTokenIDOutput, Message, Rejected
 from tercet.protocol.node import Delivery, PeerDown
 from tercet.protocol.values import Phase, Role
 from tercet.scheduler.core.config import CoreConfig
@@ -101,3 +101,17 @@ def test_a_dead_frontend_frees_its_requests() -> None:
     world.loop.run()
     assert list(world.core.roster) == []
     assert world.core.load().running == 0
+
+
+def test_a_draining_loop_finishes_what_it_holds_and_ends() -> None:
+    world = World()
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=5, ignore_eos=True)))
+    world.loop.turn()
+    world.loop.draining = True
+    world.mail.append(Delivery("frontend-0", request("b", [1, 2, 3])))
+    world.loop.run()
+    assert not world.loop.stopping
+    assert [message.rid for _, message in world.sent if isinstance(message, Rejected)] == ["b"]
+    batches = [message for _, message in world.sent if isinstance(message, BatchTokenIDOutput)]
+    assert batches[-1].finishes
+    assert world.board.heartbeat("frontend-0").phase == Phase.DRAINING

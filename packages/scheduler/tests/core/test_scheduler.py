@@ -10,7 +10,7 @@ from tercet.protocol.messages import (
     PauseGenerationReq,
 )
 from tercet.protocol.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig, PeerBlocked, PeerDrained, PeerGone
+from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.plan import Row, StepResult
 from tercet.scheduler.testing import Driver, request, small_capacity
 
@@ -310,3 +310,28 @@ def test_a_result_that_answers_another_plan_is_refused() -> None:
     assert plan is not None
     with pytest.raises(ValueError, match="does not answer"):
         run.core.commit(StepResult(step=plan.step + 1, token_ids=[1]))
+
+
+def test_a_suspect_runs_alone_and_the_others_wait_their_turn() -> None:
+    run = driver()
+    run.send(request("a", PROMPT, max_new_tokens=4, ignore_eos=True))
+    run.step()
+    run.send(request("suspect", [5, 5], max_new_tokens=3, ignore_eos=True, alone=True), request("b", [6], n=2))
+    run.run()
+    suspect = next(init.slot for plan in run.plans for init in plan.introduce if init.prompt_tokens == 2)
+    beside = [len(plan.rows) for plan in run.plans[4:7]]
+    assert beside == [1, 1, 1]
+    assert all(plan.rows[0].slot == suspect for plan in run.plans[4:7])
+    assert {key[0] for key in run.finishes} == {"a", "suspect", "b"}
+
+
+def test_a_draining_core_finishes_what_it_holds_and_takes_nothing_new() -> None:
+    run = driver()
+    run.send(request("a", PROMPT, max_new_tokens=4, ignore_eos=True))
+    run.send(Drain())
+    run.send(request("b", PROMPT), request("c", PROMPT, attempt=1, resume=[Resume(0)]))
+    run.run()
+    assert run.finishes["a", 0].type == FinishType.LENGTH
+    assert run.rejected["b"].code == run.rejected["c"].code == "draining"
+    assert run.rejected["b"].retry
+    assert run.core.empty

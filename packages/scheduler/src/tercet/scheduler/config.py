@@ -29,6 +29,8 @@ class ProcessOptions:
     """Exit when this inherited pipe closes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much to log."""
+    drain_grace: float = 30.0
+    """Seconds that requests held get to finish after SIGTERM."""
     event_log: str = ""
     """File to write every event and plan to, for tools/replay.py."""
 

@@ -59,6 +59,11 @@ class RecordingScheduler:
         """As the core says."""
         return self._core.runnable
 
+    @property
+    def empty(self) -> bool:
+        """As the core says."""
+        return self._core.empty
+
     def handle(self, *arrivals: Arrival) -> list[Outgoing]:
         """Pass on, and write down."""
         self._write(Handled(list(arrivals)))

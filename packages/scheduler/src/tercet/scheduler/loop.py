@@ -14,7 +14,7 @@ from tercet.protocol.messages import (
 )
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
 from tercet.protocol.values import Held, Load, Phase, Role
-from tercet.scheduler.core.config import Arrival, PeerGone
+from tercet.scheduler.core.config import Arrival, Drain, PeerGone
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.outbox import Outbox
@@ -34,6 +34,8 @@ class Core(Protocol):
 
     @property
     def runnable(self) -> bool: ...  # noqa: D102
+    @property
+    def empty(self) -> bool: ...  # noqa: D102
     def handle(self, *arrivals: Arrival) -> list[Outgoing]: ...  # noqa: D102
     def schedule(self) -> Plan | None: ...  # noqa: D102
     def commit(self, result: StepResult) -> list[Outgoing]: ...  # noqa: D102
@@ -41,18 +43,18 @@ class Core(Protocol):
     def held(self) -> dict[str, Held]: ...  # noqa: D102
 
 
-Drain = Callable[[float | None], list[Delivery]]
+Receive = Callable[[float | None], list[Delivery]]
 """Everything that has arrived, after at most so many seconds of waiting for the first (None: for ever)."""
 
 
 class SchedulerLoop:
-    """Runs until `stop`. `overlap` is how many steps may be in flight while the next is planned."""
+    """Runs until told to stop. `overlap` is how many steps may be in flight while the next is planned."""
 
     def __init__(
         self,
         core: Core,
         executor: Executor,
-        drain: Drain,
+        drain: Receive,
         outbox: Outbox,
         board: StatusBoard,
         clock: Callable[[], float],
@@ -68,18 +70,23 @@ class SchedulerLoop:
         self._overlap = overlap
         self._in_flight: deque[Pending] = deque()
         self._published = float("-inf")
+        self.draining = False
+        """Set it, and the loop ends once nothing is held any more; new requests are refused meanwhile."""
         self.stopping = False
+        """Set it, and the loop ends after the step it is in."""
 
     def run(self) -> None:
         """Serve. Raises what a step raises: the part dies, and its supervisor starts it again."""
         self._board.enter(Phase.IDLE)
-        while not self.stopping:
+        while not self.stopping and not (self.draining and self._core.empty and not self._outbox.backlog):
             self.turn()
 
     def turn(self) -> None:
         """Take what arrived, start the next step, finish the oldest."""
         core, outbox, in_flight = self._core, self._outbox, self._in_flight
         news = outbox.flush()
+        if self.draining and self._board.drain():
+            news.append(Arrival("", Drain()))
         arrivals = [*news, *self._arrivals(0 if news else self._wait())]
         if arrivals:
             outbox.send(core.handle(*arrivals))

@@ -12,6 +12,7 @@ class StatusBoard:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._phase = Phase.LOADING
+        self._draining = False
         self._steps = 0
         self._step_began: float | None = None
         self._longest = 0.0
@@ -19,9 +20,14 @@ class StatusBoard:
         self._held: dict[str, Held] = {}
 
     def enter(self, phase: Phase) -> None:
-        """Loading, compiling, idle or draining."""
+        """Loading, compiling or idle."""
         self._phase = phase
         self._step_began = None
+
+    def drain(self) -> bool:
+        """Say draining from now on, whatever else happens. False if it was said already."""
+        first, self._draining = not self._draining, True
+        return first
 
     def begin_step(self) -> None:
         """A step is being computed."""
@@ -43,7 +49,7 @@ class StatusBoard:
         """The heartbeat for one peer; its `held` is empty unless it is a frontend with requests here."""
         began = self._step_began
         return Heartbeat(
-            phase=self._phase,
+            phase=Phase.DRAINING if self._draining else self._phase,
             steps=self._steps,
             step_age=0.0 if began is None else self._clock() - began,
             longest_step=self._longest,

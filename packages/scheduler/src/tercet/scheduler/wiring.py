@@ -129,7 +129,21 @@ class SchedulerProcess:
             self._node.close("stopped" if self._stop.is_set() else "failed")
 
     def stop(self) -> None:
-        """End the loop after the step it is in. Safe in a signal handler and from any thread."""
+        """Finish what is held, for `drain_grace` seconds at most, and end; called again, end after the step it is in.
+
+        Safe in a signal handler.
+        """
+        if self._loop is None or self._stop.is_set():
+            self._stop_now()
+        else:
+            self._loop.draining = True
+            timer = threading.Timer(self._process.drain_grace, self._stop_now)
+            timer.daemon = True
+            timer.start()
+        self._stop.set()
+        self._node.wake()
+
+    def _stop_now(self) -> None:
         self._stop.set()
         if self._loop is not None:
             self._loop.stopping = True

@@ -59,7 +59,11 @@ class PeerDrained(msgspec.Struct, frozen=True, tag=True):
     peer: str
 
 
-CoreMessage = TokenizedGenerateReqInput | AbortReq | ControlReq | PeerGone | PeerBlocked | PeerDrained
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """The scheduler is leaving: finish what is held, refuse the rest."""
+
+
+CoreMessage = TokenizedGenerateReqInput | AbortReq | ControlReq | PeerGone | PeerBlocked | PeerDrained | Drain
 
 
 class Arrival(NamedTuple):

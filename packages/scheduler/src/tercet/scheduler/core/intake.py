@@ -33,6 +33,7 @@ class Intake:
         self._roster = roster
         self._counters = counters
         self._arrivals = 0
+        self.draining = False
 
     def accept(self, source: str, request: TokenizedGenerateReqInput, outputs: Outputs) -> None:
         """Queue a request. A higher attempt of one still held takes it over, an equal or lower one is ignored."""
@@ -90,6 +91,9 @@ class Intake:
 
     def _refusal(self, request: TokenizedGenerateReqInput) -> Rejected | None:
         """Why a request cannot be run, if it cannot. The frontend has checked the same; this guards the executor."""
+        if self.draining:
+            message = "this scheduler is leaving"
+            return Rejected(rid=request.rid, attempt=request.attempt, code="draining", message=message, retry=True)
         ids = unpack_ints(request.input_ids)
         outputs = [unpack_ints(choice.output_ids) for choice in request.resume]
         total = len(ids) + request.sampling.max_new_tokens

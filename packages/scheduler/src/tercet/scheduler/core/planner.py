@@ -102,6 +102,8 @@ class Planner:
                     break
                 if self.is_blocked(req):
                     continue
+                if self.running and (req.alone or any(other.alone for other in self.running)):
+                    break
                 copies = self._memory.admit(req, reserve + self._foreseen(req) if self.running else 0)
                 if copies is None:
                     break

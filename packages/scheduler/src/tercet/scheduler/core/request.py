@@ -18,6 +18,7 @@ class Req:
     """
 
     __slots__ = (
+        "alone",
         "arrival",
         "attempt",
         "cached",
@@ -67,6 +68,7 @@ class Req:
         self.logprobs = request.logprobs
         self.priority = request.priority
         self.salt = request.cache_salt
+        self.alone = request.alone
         self.end = 0
         self.stop_ids: frozenset[int] = frozenset()
         self.finish: FinishReason | None = None

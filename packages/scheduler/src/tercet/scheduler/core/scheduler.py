@@ -16,7 +16,7 @@ from tercet.protocol.messages import (
     TokenizedGenerateReqInput,
 )
 from tercet.protocol.values import FinishReason, FinishType, Held, Load, Logprobs, pack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig, PeerBlocked, PeerDrained, PeerGone
+from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_after
 from tercet.scheduler.core.intake import Intake
@@ -56,6 +56,11 @@ class Scheduler:
             not blocked(req) for req in self.waiting
         )
 
+    @property
+    def empty(self) -> bool:
+        """Whether no request is held."""
+        return not any(True for _ in self.roster)
+
     def handle(self, *arrivals: Arrival) -> list[Outgoing]:
         """Take messages in. Returns what can be answered at once."""
         outputs = Outputs()
@@ -77,6 +82,8 @@ class Scheduler:
                     self.planner.blocked_peers.add(message.peer)
                 case PeerDrained():
                     self.planner.blocked_peers.discard(message.peer)
+                case Drain():
+                    self.intake.draining = True
                 case _:
                     assert_never(message)
         return outputs.take()

@@ -25,6 +25,7 @@ def request(
     resume: Sequence[Resume] = (),
     priority: int = 0,
     salt: str = "",
+    alone: bool = False,
     logprobs: LogprobParams | None = None,
     **sampling: Any,
 ) -> TokenizedGenerateReqInput:
@@ -39,6 +40,7 @@ def request(
         resume=list(resume),
         priority=priority,
         cache_salt=salt,
+        alone=alone,
         logprobs=logprobs,
     )
 
