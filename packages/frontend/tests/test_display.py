@@ -27,6 +27,7 @@ def test_progress_may_end_and_begin_again(shown: tuple[Display, StringIO]) -> No
     for text in ("first", "second"):
         display.progress("a", text, 5, 10)
         display.progress("b", text, 0, 0)
+        assert f"b: {text}\n" in stream.getvalue()
         display.done("a")
         display.done("b")
         display.done("nobody")

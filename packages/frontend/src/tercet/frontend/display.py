@@ -49,13 +49,15 @@ class TerminalDisplay:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def progress(self, name: str, text: str, done: int, total: int) -> None:
-        """Show how far a part has come; `total` 0 means unknown."""
+        """Show how far a part has come; what has no known end (`total` 0) is news, and a line."""
+        if not total:
+            self.line(f"{name}: {text}")
+            return
         if not self._tasks:
             self._bars.start()
         if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=None)
-        end = total or None
-        self._bars.update(self._tasks[name], description=f"{name}: {text}", completed=done, total=end)
+            self._tasks[name] = self._bars.add_task(name, total=total)
+        self._bars.update(self._tasks[name], description=f"{name}: {text}", completed=done, total=total)
 
     def done(self, name: str) -> None:
         """A part has no more progress to show."""
