@@ -153,6 +153,17 @@ def test_a_stop_string_trims_text_ids_and_logprobs_at_the_token_that_completed_i
     assert script.manager.counters["dropped_unknown"] == 1
 
 
+def test_a_stop_string_is_found_in_steps_of_one_token(script: Script) -> None:
+    spec = DecodeSpec(stop=["<end>", "ex"], tokenizer="sha")
+    shown = script.texts(Row("r", script.ids("a"), spec=spec))
+    for position, char in enumerate("b<e<en", 1):
+        shown += script.texts(Row("r", script.ids(char), position))
+    assert shown == ["a", "b", "", "", "<e", "", ""]
+    assert script.texts(Row("r", script.ids("d"), 7)) == [""]
+    [row] = script.send(Row("r", script.ids(">"), 8))
+    assert (row.text, row.finish) == ("", FinishReason(FinishType.STOP, "<end>"))
+
+
 def test_an_included_stop_string_stays_in_the_text(script: Script) -> None:
     spec = DecodeSpec(stop=["cd"], include_stop=True, tokenizer="sha")
     [row] = script.send(Row("r", script.ids("abcdef"), spec=spec))
@@ -195,6 +206,18 @@ def test_rows_that_do_not_fit_are_dropped_and_counted(script: Script) -> None:
     assert dropped == {"dropped_seen": 1, "dropped_gap": 1, "dropped_stale": 1, "dropped_unknown": 3}
 
 
+def test_a_finish_counts_even_if_its_ids_were_seen(script: Script) -> None:
+    script.send(Row("r", script.ids("ab"), spec=FRESH))
+    [row] = script.send(Row("r", script.ids("b"), 1, finish=LENGTH))
+    assert row == Row("r", [], 2, finish=LENGTH)
+
+
+def test_an_opening_that_comes_twice_changes_nothing(script: Script) -> None:
+    assert script.texts(Row("r", script.ids("a"), spec=FRESH)) == ["a"]
+    assert script.send(Row("r", script.ids("a"), spec=FRESH)) == []
+    assert script.texts(Row("r", script.ids("b"), 1)) == ["b"]
+
+
 def test_of_a_row_that_overlaps_only_the_new_positions_pass(script: Script) -> None:
     script.send(Row("r", script.ids("ab"), spec=FRESH))
     logprobs = Logprobs(pack_floats([1, 2, 3]), 1, pack_ints([1, 2, 3]), pack_floats([4, 5, 6]))
@@ -220,6 +243,12 @@ def test_a_resumed_choice_remembers_held_text_and_what_was_sent(script: Script) 
     assert (row.text, row.finish) == ("b", None)
     [row] = script.send(Row("r", script.ids(">x"), 6, attempt=1))
     assert (row.text, row.finish) == ("", FinishReason(FinishType.STOP, "<end>"))
+
+
+def test_a_resumed_choice_gives_what_the_client_lacks_with_its_first_token(script: Script) -> None:
+    spec = DecodeSpec(resume=[Resume(0, pack_ints(script.ids("abc")))], chars_sent={0: 1}, tokenizer="sha")
+    assert script.texts(Row("r", script.ids("d"), 3, attempt=1, spec=spec)) == ["bcd"]
+    assert script.texts(Row("r", script.ids("e"), 4, attempt=1)) == ["e"]
 
 
 def test_a_resumed_choice_does_not_repeat_characters_the_client_has(script: Script) -> None:

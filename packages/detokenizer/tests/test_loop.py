@@ -39,9 +39,9 @@ from tercet.protocol.values import FinishReason, FinishType, Phase, Role, pack_i
 class Bench:
     """A loop with a fake node and a clock by hand."""
 
-    def __init__(self, vocabulary: Vocabulary, max_backlog: int = 3) -> None:
+    def __init__(self, vocabulary: Vocabulary, max_backlog: int = 3, node: FakeNode | None = None) -> None:
         self.file = vocabulary.tokenizer.to_str().encode()
-        self.node, self.clock, self.tokenizers = FakeNode(), ScriptedClock(), TokenizerStore()
+        self.node, self.clock, self.tokenizers = node or FakeNode(), ScriptedClock(), TokenizerStore()
         self.manager = DetokenizerManager(self.tokenizers)
         self.board = StatusBoard(self.manager, self.clock)
         outbox = Outbox(self.node, max_backlog, self.manager.counters)
@@ -193,6 +193,56 @@ def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(byte_level
     assert bench.node.waits == [RETRY_SECONDS] * 2
     assert texts(bench.node) == [["a"]]
     assert bench.board.heartbeat("f").phase is Phase.DRAINING
+
+
+def test_a_backlog_may_leave_after_stop_but_not_for_ever(byte_level: Vocabulary) -> None:
+    class Patient(FakeNode):
+        """A frontend's queue that opens after some rounds; every round takes a second."""
+
+        def __init__(self, rounds: int) -> None:
+            super().__init__()
+            self._rounds = rounds
+
+        def drain(self, wait: float | None = 0) -> list[Delivery]:
+            bench.clock.advance(1)
+            if len(self.waits) >= self._rounds:
+                self.full = set()
+            return super().drain(wait)
+
+    for rounds, sent in ((3, [["a"]]), (30, [])):
+        bench = Bench(byte_level, node=Patient(rounds))
+        bench.begin()
+        bench.node.full = {"f"}
+        bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
+        bench.node.waits.clear()
+        bench.loop.stop()
+        bench.loop.run(drain_seconds=10)
+        assert texts(bench.node) == sent
+        assert len(bench.node.waits) <= 10
+
+
+def test_a_scheduler_that_returns_with_another_model_brings_its_tokenizer(
+    byte_level: Vocabulary, llama: Vocabulary
+) -> None:
+    bench = Bench(byte_level)
+    bench.begin()
+    bench.feed("s", PeerDown("s", Role.SCHEDULER, "silence"))
+    bench.feed("s", PeerUp("s", Role.SCHEDULER, "2"))
+    bench.files(["tokenizer.json"], llama.tokenizer.to_str().encode())
+    bench.node.take()
+    bench.feed("s", batch(llama.tokenizer.encode("the dog", add_special_tokens=False).ids))
+    assert (texts(bench.node), len(bench.tokenizers)) == ([["the dog"]], 1)
+
+
+def test_a_scheduler_that_is_gone_leaves_no_default_behind(byte_level: Vocabulary, llama: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.begin()
+    bench.feed("s", PeerDown("s", Role.SCHEDULER, "silence"))
+    bench.feed("t", PeerUp("t", Role.SCHEDULER, "1"))
+    contents = llama.tokenizer.to_str().encode()
+    sha256 = hashlib.sha256(contents).hexdigest()
+    bench.feed("t", TokenizerFiles(id="x", model="m", names=["tokenizer.json"], sha256=[sha256]), contents)
+    assert len(bench.tokenizers) == 1
 
 
 class Peers:
