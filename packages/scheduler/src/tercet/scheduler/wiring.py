@@ -80,6 +80,8 @@ class SchedulerProcess:
         self._model = model
         self._schedule = schedule
         self._path = resolve_model(model.model)
+        self._name = self._path.name if Path(model.model).is_dir() else model.model
+        """What clients call the model."""
         self._identity = model_identity(self._path, model.dtype)
         self._board = StatusBoard(time.monotonic)
         config = NodeConfig(
@@ -151,7 +153,7 @@ class SchedulerProcess:
 
     def _limits(self, capacity: Capacity, tokens: int) -> ModelLimits:
         return ModelLimits(
-            model=self._model.model,
+            model=self._name,
             context_length=capacity.context_length,
             vocab_size=capacity.vocab_size,
             max_total_tokens=tokens,
@@ -186,4 +188,4 @@ class SchedulerProcess:
             return None
         files = tokenizer_files(self._path)
         sha256 = [self._identity.files[name] for name in files]
-        return TokenizerFiles(id=message.id, model=self._model.model, names=list(files), sha256=sha256), *files.values()
+        return TokenizerFiles(id=message.id, model=self._name, names=list(files), sha256=sha256), *files.values()
