@@ -55,13 +55,15 @@ class Access:
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = f"req_{secrets.token_hex(16)}"
-        started = False
+        started = ended = False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal started, ended
             if message["type"] == "http.response.start":
                 started = True
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+            elif message["type"] == "http.response.body":
+                ended = not message.get("more_body", False)
             await send(message)
 
         try:
@@ -74,9 +76,10 @@ class Access:
             await error_response(error)(scope, receive, send_with_id)
         except Exception:
             logger.exception("request %s failed", request_id)
-            if started:
+            if not started:
+                await error_response(ServerError("The server failed this request."))(scope, receive, send_with_id)
+            elif not ended:
                 raise
-            await error_response(ServerError("The server failed this request."))(scope, receive, send_with_id)
 
 
 def error_response(error: ApiError) -> Response:

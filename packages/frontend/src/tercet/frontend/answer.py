@@ -1,5 +1,6 @@
 """The way of every generating endpoint: submit, wait for the first token, then stream or collect."""
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
@@ -7,13 +8,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.errors import ApiError
+from tercet.frontend.errors import ApiError, ServerError
 from tercet.frontend.event_stream import EventStream, event, unless_gone
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.generation import Arrival, Generation
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.values import FinishReason, Logprobs
+
+logger = logging.getLogger(__name__)
 
 
 class Whole(msgspec.Struct):
@@ -77,6 +80,9 @@ async def _events(
         yield form.end(generation)
     except ApiError as error:
         yield event(error.body())
+    except Exception:
+        logger.exception("a stream failed")
+        yield event(ServerError("The server failed this request.").body())
 
 
 async def _collect(generation: Generation, arrivals: AsyncIterator[list[Arrival]]) -> list[Whole]:

@@ -10,7 +10,14 @@ from starlette.types import ASGIApp
 
 from tercet.frontend.access import Access, ApiKeys, error_response
 from tercet.frontend.config import HttpConfig
-from tercet.frontend.errors import ApiError, BadRequestError, MethodNotAllowedError, NotFoundError, PayloadTooLargeError
+from tercet.frontend.errors import (
+    ApiError,
+    BadRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    PayloadTooLargeError,
+    ServerError,
+)
 from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.native import Native
 from tercet.frontend.openai.chat import OpenAIServingChat
@@ -54,12 +61,18 @@ def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
+    app.add_exception_handler(Exception, _on_failure)
     return Access(app, ApiKeys(config.api_keys()))
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
     assert isinstance(error, ApiError)
     return error_response(error)
+
+
+async def _on_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    """A fault of ours, which `Access` logs; its words stay inside."""
+    return error_response(ServerError("The server failed this request."))
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001

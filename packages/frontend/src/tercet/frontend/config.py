@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+Repeatable = Annotated[tuple[str, ...], Parameter(negative="")]
+
 
 @Parameter(name="*")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LinkConfig:
     """Where this frontend is among the other parts."""
 
@@ -16,9 +18,9 @@ class LinkConfig:
     """This process's id."""
     listen: str = "tcp://127.0.0.1:0"
     """Inbox: ipc:///private/directory or tcp://host:port."""
-    scheduler: tuple[str, ...] = ()
+    scheduler: Repeatable = ()
     """Inbox of a scheduler; repeatable, and an ipc path may be a glob."""
-    detokenizer: tuple[str, ...] = ()
+    detokenizer: Repeatable = ()
     """Inbox of a detokenizer; repeatable, and an ipc path may be a glob."""
     supervisor: str = ""
     """Inbox of the supervisor, if there is one."""
@@ -29,7 +31,7 @@ class LinkConfig:
 
 
 @Parameter(name="*")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HttpConfig:
     """The HTTP side."""
 
@@ -65,11 +67,11 @@ class HttpConfig:
 
 
 @Parameter(name="*")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ServingConfig:
     """How requests are handled."""
 
-    served_model_name: tuple[str, ...] = ()
+    served_model_name: Repeatable = ()
     """Names that clients know the model by, instead of the scheduler's; repeatable."""
     routing_policy: Literal["round_robin", "least_loaded"] = "round_robin"
     """How requests are spread over schedulers."""
@@ -80,7 +82,7 @@ class ServingConfig:
 
 
 @Parameter(name="*")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FrontendConfig:
     """Everything."""
 

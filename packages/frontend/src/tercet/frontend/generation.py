@@ -28,12 +28,14 @@ class Generation:
             await self.wake.wait()
             self.wake.clear()
             news = [Arrival(prompt, update) for prompt, state in enumerate(self.states) for update in state.take()]
+            # What happens while the consumer has the news belongs to the next round.
+            error = next((state.error for state in self.states if state.error is not None), None)
+            done = all(state.done for state in self.states)
             if news:
                 yield news
-            for state in self.states:
-                if state.error is not None:
-                    raise state.error
-            if all(state.done for state in self.states):
+            if error is not None:
+                raise error
+            if done:
                 return
 
     @property

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Executor
 
 from tercet.frontend.errors import ModelNotFoundError, UnavailableError
@@ -26,6 +26,15 @@ class ModelRegistry:
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
+
+    @property
+    def peers(self) -> Set[str]:
+        """The schedulers whose files are here."""
+        return self._files.keys()
+
+    def forget(self, peer: str) -> None:
+        """A scheduler is gone, and may come back with another model."""
+        self._files.pop(peer, None)
 
     def get(self, name: str) -> ServedModel:
         """The model a request names. Raises ModelNotFoundError, or UnavailableError while no model is known at all."""

@@ -44,9 +44,9 @@ class TokenBytes:
         return piece.replace("▁", " ").encode()
 
 
-def spelling(data: bytes) -> str:
-    r"""A token's text; bytes that are no text of their own are written `\\xf0\\x9f`, as OpenAI does."""
+def spelling(data: bytes, prefix: str = "") -> str:
+    r"""A token's text; bytes that are no text of their own are written `\xf0\x9f` after `prefix`, as OpenAI does."""
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return "".join(f"\\x{byte:02x}" for byte in data)
+        return prefix + "".join(f"\\x{byte:02x}" for byte in data)

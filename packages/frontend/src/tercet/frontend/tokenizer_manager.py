@@ -1,6 +1,7 @@
 """Requests in, outputs out: tokenizes, validates, routes, and hands each row of text to its request."""
 
 import asyncio
+import itertools
 import logging
 import secrets
 from collections.abc import Coroutine, Sequence
@@ -40,6 +41,8 @@ from tercet.protocol.values import Load, Phase, Role, SamplingParams
 logger = logging.getLogger(__name__)
 
 _RETRY_INTERVAL = 0.5
+_TICKS_TO_ASK_AGAIN = 10
+"""For tokenizer files that have not come."""
 
 Incoming = FrontendInbox | PeerUp | PeerReady | PeerDown
 """All that a frontend's node delivers: it decodes nothing else."""
@@ -176,6 +179,7 @@ class TokenizerManager:
         if state is None or state.attempt != message.attempt or state.scheduler != source:
             return
         state.refused_by.add(source)
+        state.scheduler = ""
         eligible = self.fleet.eligible_schedulers(state.model.identity.weights)
         elsewhere = any(each.peer not in state.refused_by for each in eligible)
         if message.retry and elsewhere:
@@ -203,6 +207,7 @@ class TokenizerManager:
 
     def _on_down(self, peer: str) -> None:
         self.fleet.remove(peer)
+        self.models.forget(peer)
         self._recovery.peer_down(peer, list(self._states.values()), self._now())
 
     async def _load(self, source: str, message: TokenizerFiles, frames: Sequence[memoryview]) -> None:
@@ -213,9 +218,12 @@ class TokenizerManager:
     # Background.
 
     async def _retry_forever(self) -> None:
-        while True:
+        for tick in itertools.count(1):
             await asyncio.sleep(_RETRY_INTERVAL)
             self._recovery.retry(self._now())
+            if tick % _TICKS_TO_ASK_AGAIN == 0:
+                for peer in self.fleet.schedulers.keys() - self.models.peers:
+                    self._outbox.send(peer, TokenizerFilesReq(id=str(tick)))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

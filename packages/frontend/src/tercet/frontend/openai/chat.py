@@ -16,7 +16,7 @@ from tercet.frontend.event_stream import DONE, event
 from tercet.frontend.generate_request import ChatPrompt, GenerateRequest
 from tercet.frontend.generation import Arrival, Generation
 from tercet.frontend.openai.chat_schema import ChatRequest, Message
-from tercet.frontend.openai.logprobs import chat_logprobs
+from tercet.frontend.openai.logprobs import chat_logprobs, without_end
 from tercet.frontend.openai.usage import usage
 from tercet.frontend.req_state import Update
 from tercet.frontend.served_model import ServedModel
@@ -101,6 +101,7 @@ class ChatForm:
     def __init__(self, body: ChatRequest, model: ServedModel) -> None:
         self._names = model.files.token_bytes
         self._logprobs = bool(body.logprobs)
+        self._shows_special = body.skip_special_tokens is False
         self._include_usage = body.include_usage
         self._head = {
             "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
@@ -127,9 +128,12 @@ class ChatForm:
             return chunks
         delta = b'{"content":' + orjson.dumps(update.text) + b"}" if update.text or self._logprobs else b"{}"
         logprobs = b"null"
-        if self._logprobs and update.token_ids:
-            logprobs = orjson.dumps(chat_logprobs(self._names, update.token_ids, update.logprobs))
+        if self._logprobs and (ids := self._shown(update.token_ids, update.finish)):
+            logprobs = orjson.dumps(chat_logprobs(self._names, ids, update.logprobs))
         return chunks + self._chunk(update.index, delta, logprobs, update.finish)
+
+    def _shown(self, token_ids: Sequence[int], finish: FinishReason | None) -> Sequence[int]:
+        return token_ids if self._shows_special else without_end(token_ids, finish)
 
     def _chunk(self, index: int, delta: bytes, logprobs: bytes, finish: FinishReason | None) -> bytes:
         reason = b"null" if finish is None else b'"' + finish.type.encode() + b'"'
@@ -161,7 +165,7 @@ class ChatForm:
         )
 
     def _choice(self, choice: Whole) -> dict[str, Any]:
-        ids: Sequence[int] = choice.token_ids
+        ids = self._shown(choice.token_ids, choice.finish)
         return {
             "index": choice.index,
             "message": {"role": "assistant", "content": choice.text, "refusal": None},

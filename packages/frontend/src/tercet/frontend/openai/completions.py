@@ -15,7 +15,7 @@ from tercet.frontend.event_stream import DONE, event
 from tercet.frontend.generate_request import GenerateRequest, TextPrompt, TokenPrompt
 from tercet.frontend.generation import Arrival, Generation
 from tercet.frontend.openai.completion_schema import CompletionRequest
-from tercet.frontend.openai.logprobs import CompletionLogprobs
+from tercet.frontend.openai.logprobs import CompletionLogprobs, without_end
 from tercet.frontend.openai.usage import usage
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.served_model import ServedModel
@@ -71,6 +71,7 @@ class CompletionForm:
         self._echo = bool(body.echo)
         self._scores_only = body.max_tokens == 0
         self._logprobs = body.logprobs is not None
+        self._shows_special = body.skip_special_tokens is False
         self._include_usage = body.include_usage
         self._head = {
             "id": f"cmpl-{secrets.token_urlsafe(18)}",
@@ -130,6 +131,8 @@ class CompletionForm:
         writer = self._begun.setdefault(number, CompletionLogprobs(self._model.files.token_bytes))
         if self._scores_only:
             text, ids, logprobs = "", [], []
+        elif not self._shows_special:
+            ids = without_end(ids, finish)
         if first and self._echo:
             prompt_ids = unpack_ints(state.prompt_ids)
             text = self._prompt_text(state, prompt_ids) + text

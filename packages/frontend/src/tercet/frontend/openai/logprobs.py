@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tercet.frontend.token_bytes import TokenBytes, spelling
-from tercet.protocol.values import Logprobs, unpack_floats, unpack_ints
+from tercet.protocol.values import FinishReason, Logprobs, unpack_floats, unpack_ints
 
 _LOWEST = -9999.0
 """What OpenAI writes for a probability of zero: JSON has no infinity."""
@@ -29,10 +29,17 @@ def entries(parts: Sequence[Logprobs]) -> Iterator[Entry]:
             yield None if math.isnan(chosen) else max(chosen, _LOWEST), alternatives
 
 
+def without_end(token_ids: Sequence[int], finish: FinishReason | None) -> Sequence[int]:
+    """The tokens of an answer's text: a token that only said that the answer ends is none of it."""
+    if finish is not None and len(token_ids) and finish.matched == token_ids[-1]:
+        return token_ids[:-1]
+    return token_ids
+
+
 def chat_logprobs(names: TokenBytes, token_ids: Sequence[int], parts: Sequence[Logprobs]) -> dict[str, Any]:
-    """`choices[].logprobs` of chat."""
+    """`choices[].logprobs` of chat; entries beyond `token_ids` are left out."""
     content = []
-    for token_id, (chosen, alternatives) in zip(token_ids, entries(parts), strict=True):
+    for token_id, (chosen, alternatives) in zip(token_ids, entries(parts), strict=False):
         top = [_chat_token(names[each], value) for each, value in alternatives]
         content.append({**_chat_token(names[token_id], chosen), "top_logprobs": top})
     return {"content": content, "refusal": None}
@@ -51,12 +58,15 @@ class CompletionLogprobs:
         self._offset = 0
 
     def write(self, token_ids: Sequence[int], parts: Sequence[Logprobs]) -> dict[str, list[Any]]:
-        """The next tokens. The chosen token is among its alternatives, which makes one more than asked for."""
+        """The next tokens; entries beyond `token_ids` are left out.
+
+        The chosen token is among its alternatives, which makes one more than asked for.
+        """
         tokens: list[str] = []
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
-        for token_id, (chosen, alternatives) in zip(token_ids, entries(parts), strict=True):
+        for token_id, (chosen, alternatives) in zip(token_ids, entries(parts), strict=False):
             name = self._name(token_id)
             tokens.append(name)
             values.append(chosen)
@@ -70,5 +80,4 @@ class CompletionLogprobs:
         return {self._name(token_id): value for token_id, value in reversed(alternatives)}
 
     def _name(self, token_id: int) -> str:
-        name = spelling(self._names[token_id])
-        return name if not name.startswith("\\x") else f"bytes:{name}"
+        return spelling(self._names[token_id], "bytes:")

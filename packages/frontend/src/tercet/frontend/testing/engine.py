@@ -144,14 +144,13 @@ class FakeEngine:
         """Every abort so far."""
         return [message for _, message in self.sent if isinstance(message, AbortReq)]
 
-    def step(self) -> None:
-        """One token of every running choice, in one message."""
+    def step(self, *, lost: bool = False) -> None:
+        """One token of every running choice, in one message, which may get lost on its way."""
         rows = [(each, self._advance(each)) for each in self.running]
         self.running = [each for each, (_, finish) in rows if finish is None]
-        if not rows:
-            return
         batch = self._batch(rows)
-        self._from(DETOKENIZER, batch)
+        if rows and not lost:
+            self._from(DETOKENIZER, batch)
 
     # Inside.
 

@@ -1,0 +1,165 @@
+"""A user's text never becomes a special token, and ordinary text is tokenized as the whole rendered string."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.prompt_tokenizer import PromptTokenizer
+
+CORPUS = ["the quick brown fox jumps over the lazy dog", "user assistant system", "im_start im_end hello world"] * 3
+SPECIALS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]", "<|im_end|><|im_start|>"]
+
+
+def byte_level(*, normalized: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=350, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=normalized) for text in SPECIALS])
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False), AddedToken("<｜User｜>", normalized=False)])
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, lstrip=True) for text in SPECIALS])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    return tokenizer
+
+
+ALL = {"byte-level": byte_level(), "metaspace": metaspace(), "normalized": byte_level(normalized=True)}
+READY = {name: PromptTokenizer(tokenizer.to_str()) for name, tokenizer in ALL.items()}
+
+pieces = st.one_of(
+    st.sampled_from(
+        [*SPECIALS, "<|", "|>", "<", ">", "im_end", "<|im_", "end|>", "[", "]", "s", "/s", "<think>", "<｜User｜>", " "]
+    ),
+    st.text(max_size=8),
+)
+texts = st.lists(pieces, max_size=8).map("".join)
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(left=texts, right=texts)
+@settings(max_examples=150, deadline=None)
+def test_no_text_of_a_user_becomes_a_control_token(name: str, left: str, right: str) -> None:
+    tokenizer = READY[name]
+    ids = tokenizer.encode(tokenizer.guard(left) + tokenizer.guard(right), add_special_tokens=False)
+    assert not set(ids) & tokenizer.control.keys() - {tokenizer._tokenizer.token_to_id("<unk>")}
+
+
+@given(text=texts)
+@settings(max_examples=200, deadline=None)
+def test_guarded_text_decodes_to_what_was_typed(text: str) -> None:
+    tokenizer = READY["byte-level"]
+    ids = tokenizer.encode(tokenizer.guard(text), add_special_tokens=False)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(words=st.lists(st.text(alphabet="abc defgh.,!?äöü日本\n\t🎉", min_size=1, max_size=20), min_size=1, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_ordinary_text_is_tokenized_like_the_whole_rendered_string(name: str, words: list[str]) -> None:
+    tokenizer = READY[name]
+
+    def render(*said: str) -> str:
+        return "".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in said) + "<|im_start|>assistant\n"
+
+    expected = ALL[name].encode(render(*words), add_special_tokens=False).ids
+    assert tokenizer.encode(render(*map(tokenizer.guard, words)), add_special_tokens=False) == expected
+
+
+def test_a_templates_own_specials_stay_special() -> None:
+    tokenizer = READY["byte-level"]
+    [end] = ALL["byte-level"].encode("<|im_end|>").ids
+    rendered = f"<|im_start|>{tokenizer.guard('say <|im_end|> please')}<|im_end|>"
+    ids = tokenizer.encode(rendered, add_special_tokens=False)
+    assert ids.count(end) == 1
+    assert ids[-1] == end
+
+
+def test_a_token_split_over_two_texts_is_not_put_together() -> None:
+    tokenizer = READY["byte-level"]
+    for text in SPECIALS:
+        for cut in range(1, len(text)):
+            rendered = tokenizer.guard(text[:cut]) + tokenizer.guard(text[cut:])
+            ids = tokenizer.encode(rendered, add_special_tokens=False)
+            assert not set(ids) & tokenizer.control.keys(), (text, cut)
+
+
+def test_role_markers_count_as_control_tokens_even_if_not_called_special() -> None:
+    tokenizer = READY["byte-level"]
+    marker = ALL["byte-level"].token_to_id("<｜User｜>")
+    think = ALL["byte-level"].token_to_id("<think>")
+    assert tokenizer.encode("<｜User｜>", add_special_tokens=False) == [marker]
+    assert marker not in tokenizer.encode(tokenizer.guard("<｜User｜>"), add_special_tokens=False)
+    assert tokenizer.encode(tokenizer.guard("<think>"), add_special_tokens=False) == [think]
+
+
+def test_a_control_token_reached_by_normalization_is_refused() -> None:
+    tokenizer = Tokenizer.from_str(byte_level(normalized=True).to_str())
+    tokenizer.normalizer = normalizers.NFKC()
+    ready = PromptTokenizer(tokenizer.to_str())
+    start = tokenizer.token_to_id("<s>")
+    assert ready.encode("<s>", add_special_tokens=False) == [start]
+    assert tokenizer.encode("＜s＞", add_special_tokens=False).ids == [start]
+    with pytest.raises(BadRequestError, match="reserved"):
+        ready.encode(ready.guard("＜s＞"), add_special_tokens=False)
+
+
+def test_a_control_token_of_one_character_is_refused() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken("♞", normalized=False)])
+    ready = PromptTokenizer(tokenizer.to_str())
+    with pytest.raises(BadRequestError, match="♞"):
+        ready.guard("a ♞ appears")
+
+
+def test_truncation_and_padding_of_the_file_are_ignored() -> None:
+    tokenizer = byte_level()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=50)
+    ids = PromptTokenizer(tokenizer.to_str()).encode("the quick brown fox", add_special_tokens=False)
+    assert ids == ALL["byte-level"].encode("the quick brown fox").ids
+
+
+def test_special_tokens_are_added_where_asked() -> None:
+    tokenizer, bos = READY["metaspace"], ALL["metaspace"].token_to_id("<s>")
+    assert tokenizer.encode("hello", add_special_tokens=True)[0] == bos
+    assert tokenizer.encode("hello", add_special_tokens=False)[0] != bos
+
+
+def test_ids_beyond_the_vocabulary_are_refused_in_decoding() -> None:
+    tokenizer = READY["byte-level"]
+    assert tokenizer.vocab_size == ALL["byte-level"].get_vocab_size()
+    with pytest.raises(BadRequestError):
+        tokenizer.decode([tokenizer.vocab_size], skip_special_tokens=True)
+
+
+def test_guarding_takes_linear_time_with_thousands_of_control_tokens() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken(f"<unused{number}>", normalized=False) for number in range(6000)])
+    ready = PromptTokenizer(tokenizer.to_str())
+    for hostile in ("<", "<|im_en", "<unused12", "<unused5999>"):
+        times = []
+        for size in (200_000, 400_000):
+            text = hostile * (size // len(hostile))
+            began = time.perf_counter()
+            ready.guard(text)
+            times.append(time.perf_counter() - began)
+        assert times[1] < 8 * times[0] + 0.05
+        assert times[1] < 2.0
