@@ -149,3 +149,8 @@ def test_the_rope_scaling_counts(name: str, checkpoints: Callable[[str], Path]) 
 def test_a_tied_head_takes_no_memory(checkpoints: Callable[[str], Path]) -> None:
     model = load(checkpoints("llama_tied"))
     assert "lm_head.weight" not in model.state_dict()
+
+
+def test_a_model_is_on_its_device_whole(checkpoints: Callable[[str], Path]) -> None:
+    model = build_model(ModelConfig.load(checkpoints("qwen3")), "meta")
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
