@@ -73,8 +73,7 @@ class Rotary(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        rope, device = config.rope, torch.get_default_device()
-        table = rope_cache(config.context_length, config.head_dim, rope.theta, rope.scaling, device)
+        table = rope_cache(config.context_length, config.head_dim, config.rope.theta, config.rope.scaling)
         self.register_buffer("cache", table, persistent=False)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
