@@ -4,15 +4,18 @@ Scores, softmax and sums are float32. Query heads that share a KV head are folde
 Padding of a batched row repeats that row's own last token, so that a row whose cache holds a NaN can harm no other.
 """
 
+import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
 
-_SCORES = 1 << 22
-"""Scores held at once: bounds the memory of a long extend to a few times 16 MiB."""
+_SCORES = 1 << 20
+"""Scores held at once: bounds the memory of a long extend to a few times 4 MiB."""
+
+_GATHERED = 1 << 20
+"""Elements of keys gathered at once for decodes, unless one row alone has more."""
 
 _WASTE = 1.5
 """Decodes are padded together while that reads at most this many times what they need."""
@@ -43,14 +46,41 @@ class _Options:
     sinks: torch.Tensor | None
 
     def weights(self, scores: torch.Tensor, hidden: torch.Tensor, head: slice) -> torch.Tensor:
-        """Softmax of float32 scores [..., group, queries, keys], of the query heads `head`, except where `hidden`."""
+        """Softmax of float32 scores [..., group, queries, keys], of the query heads `head`, except where `hidden`.
+
+        Overwrites the scores.
+        """
         if self.softcap:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-        scores = scores.masked_fill(hidden, float("-inf"))
+            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        scores = scores.masked_fill_(hidden, float("-inf"))
         if self.sinks is None:
             return torch.softmax(scores, dim=-1)
         sinks = self.sinks[head].float().view(-1, 1, 1).expand(*scores.shape[:-1], 1)
         return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
+
+
+class _Scratch:
+    """Gathers into buffers that are kept: fresh memory would cost more than what is written to it."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def gather(self, name: str, cache: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """float32 [len(index), kv_heads, head_dim], valid until the next call with the same name."""
+        shape = (len(index), *cache.shape[2:])
+        gathered = torch.index_select(cache.flatten(0, 1), 0, index, out=self._take(name, shape, cache))
+        if cache.dtype == torch.float32:
+            return gathered
+        return self._take(name, shape, cache, torch.float32).copy_(gathered)
+
+    def _take(
+        self, name: str, shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        key = name, dtype or like.dtype
+        size = math.prod(shape)
+        if key not in self._buffers or self._buffers[key].numel() < size:
+            self._buffers[key] = torch.empty(size, dtype=key[1], device=like.device)
+        return self._buffers[key][:size].view(shape)
 
 
 class TorchNativeAttention:
@@ -60,6 +90,7 @@ class TorchNativeAttention:
         self._batch: AttentionBatch | None = None
         self._decodes: dict[int, list[_Decodes]] = {}
         self._extends: list[_Extend] = []
+        self._scratch = _Scratch()
 
     def plan(self, batch: AttentionBatch) -> None:
         """Look up where every extend's keys lie; decodes follow at the first layer that asks, once for each window."""
@@ -88,15 +119,17 @@ class TorchNativeAttention:
         if self._batch is None:
             raise RuntimeError("attend was called before plan")
         if window not in self._decodes:
-            self._decodes[window] = [*_pad_decodes(self._batch, window)]
+            most = max(1, _GATHERED // k_cache[0, 0].numel())
+            self._decodes[window] = _pad_decodes(self._batch, window, most)
         options = _Options(scale=scale, softcap=softcap, sinks=sinks)
-        flat = partial(torch.flatten, start_dim=0, end_dim=1)
-        keys, values = flat(k_cache), flat(v_cache)
+        gather = self._scratch.gather
         out = torch.empty_like(q)
         for decodes in self._decodes[window]:
-            out[decodes.rows] = _decode(q[decodes.rows], keys, values, decodes, options).to(q.dtype)
+            k, v = gather("k", k_cache, decodes.index), gather("v", v_cache, decodes.index)
+            out[decodes.rows] = _decode(q[decodes.rows], k, v, decodes.padding, options).to(q.dtype)
         for extend in self._extends:
-            _extend(q, keys[extend.index], values[extend.index], extend, window, options, out)
+            k, v = gather("k", k_cache, extend.index), gather("v", v_cache, extend.index)
+            _extend(q, k, v, extend, window, options, out)
         return out
 
 
@@ -106,14 +139,14 @@ def _locate(batch: AttentionBatch, row: int | torch.Tensor, positions: torch.Ten
     return pages.long() * batch.page_size + positions % batch.page_size
 
 
-def _pad_decodes(batch: AttentionBatch, window: int) -> list[_Decodes]:
-    """Group the decode rows by length, so that one very long row does not pad all others."""
+def _pad_decodes(batch: AttentionBatch, window: int, most: int) -> list[_Decodes]:
+    """Group the decode rows by length, so that one very long row does not pad all others, `most` tokens at a time."""
     lengths = [min(kv_len, window or kv_len) for kv_len in batch.host_kv_lens[: batch.decodes]]
     groups: list[list[int]] = []
     needed = 0
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         needed += lengths[row]
-        if groups and (len(groups[-1]) + 1) * lengths[row] <= _WASTE * needed:
+        if groups and (len(groups[-1]) + 1) * lengths[row] <= min(most, _WASTE * needed):
             groups[-1].append(row)
         else:
             groups.append([row])
@@ -134,20 +167,22 @@ def _pad(batch: AttentionBatch, rows: list[int], lengths: list[int]) -> _Decodes
 
 
 def _decode(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, decodes: _Decodes, options: _Options
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, padding: torch.Tensor, options: _Options
 ) -> torch.Tensor:
-    """Attention of one token for each row: q [n, heads, head_dim] -> float32 [n, heads, head_dim]."""
+    """Attention of one token for each row: q [n, heads, head_dim] -> float32 [n, heads, head_dim].
+
+    keys and values are float32 [n * longest, kv_heads, head_dim].
+    """
     rows, heads, head_dim = q.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads
-    k = keys[decodes.index].float().view(rows, -1, kv_heads, head_dim)
-    v = values[decodes.index].float().view(rows, -1, kv_heads, values.shape[2])
+    k, v = (x.view(rows, -1, kv_heads, x.shape[2]) for x in (keys, values))
     query = q.float().view(rows, kv_heads, group, head_dim) * options.scale
-    out = torch.empty(rows, kv_heads, group, values.shape[2], device=q.device)
+    out = torch.empty(rows, kv_heads, group, v.shape[3], device=q.device)
     for head in range(kv_heads):  # one batched product over rows a head: no copy to bring heads to the front
         scores = torch.bmm(query[:, head], k[:, :, head].transpose(1, 2))  # [n, group, keys]
         mine = slice(head * group, (head + 1) * group)
-        weights = options.weights(scores[:, :, None], decodes.padding[:, None], mine)[:, :, 0]
+        weights = options.weights(scores[:, :, None], padding[:, None], mine)[:, :, 0]
         out[:, head] = torch.bmm(weights, v[:, :, head])
     return out.view(rows, heads, -1)
 
@@ -164,8 +199,8 @@ def _extend(
     """Attention of a row's new tokens, written into `out`, in blocks of queries so that the scores stay bounded."""
     heads = q.shape[1]
     kv_len, kv_heads, head_dim = keys.shape
-    k = keys.float().permute(1, 2, 0)  # [kv_heads, head_dim, keys]
-    v = values.float().transpose(0, 1)  # [kv_heads, keys, head_dim]
+    k = keys.permute(1, 2, 0)  # [kv_heads, head_dim, keys]
+    v = values.transpose(0, 1)  # [kv_heads, keys, head_dim]
     before = kv_len - (extend.last - extend.first)
     block = max(1, _SCORES // (heads * kv_len))
     for first in range(extend.first, extend.last, block):

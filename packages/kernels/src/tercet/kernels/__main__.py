@@ -1,0 +1,62 @@
+"""The command `tercet-kernels`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from tercet.kernels.attention.select import attention_backend, backend_names
+from tercet.kernels.bench import ceilings, figures
+from tercet.kernels.check import OPS, check_attention, verdict
+from tercet.kernels.device import default_device, describe_machine
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="tercet-kernels", description="What Tercet's tensor operations do here.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check", help="say what runs on this machine, and whether it is right; fails if it is not")
+    bench = commands.add_parser("bench", help="measure each operation beside this machine's own ceilings")
+    bench.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    bench.add_argument("--attention", default="auto", choices=["auto", *backend_names()])
+    options = parser.parse_args(arguments)
+    with torch.inference_mode():
+        return _check() if options.command == "check" else _bench(options.dtype, options.attention)
+
+
+def _check() -> int:
+    for name, value in describe_machine().items():
+        _say(f"{name:14} {value}")
+    device = default_device()
+    checks = {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
+    checks |= {name: partial(op, device) for name, op in OPS.items()}
+    failures = 0
+    for name, run in checks.items():
+        trouble = verdict(run)
+        failures += bool(trouble)
+        _say(f"{name:24} {trouble or 'ok'}")
+    return min(failures, 1)
+
+
+def _bench(dtype_name: str, attention: str) -> int:
+    device, dtype = default_device(), getattr(torch, dtype_name)
+    ceiling = {}
+    _say(f"{device.type}, {dtype_name}, attention {attention_backend(attention, device).__name__}")
+    for figure in ceilings(device, dtype):
+        ceiling[figure.unit] = figure.achieved
+        _say(f"{figure.name:26} {figure.achieved:9.1f} {figure.unit} (ceiling)")
+    for figure in figures(device, dtype, attention):
+        share = figure.achieved / ceiling[figure.unit]
+        _say(f"{figure.name:26} {figure.achieved:9.1f} {figure.unit:8} {share:6.1%}  {figure.seconds * 1e3:9.3f} ms")
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
