@@ -65,14 +65,14 @@ def engine_of(files: dict[str, bytes], limits: ModelLimits) -> Callable[..., Fak
 
 @pytest.fixture
 async def openai_of() -> AsyncIterator[Callable[..., openai.AsyncOpenAI]]:
-    """A strict client of a server that never tries again."""
+    """A client that never tries again, and is strict: what its types do not allow fails."""
     clients: list[openai.AsyncOpenAI] = []
 
-    def make(served: Served, **options: object) -> openai.AsyncOpenAI:
+    def make(served: Served, *, strict: bool = True, **options: object) -> openai.AsyncOpenAI:
         chosen: dict[str, object] = {"api_key": "none", "max_retries": 0, **options}
         client = openai.AsyncOpenAI(
             base_url=f"{served.url}/v1",
-            _strict_response_validation=True,
+            _strict_response_validation=strict,
             **chosen,  # type: ignore[arg-type]
         )
         clients.append(client)

@@ -53,9 +53,9 @@ async def read_json(request: Request, limit: int) -> object:
 
 
 def _refusal(error: ValidationError, data: object) -> BadRequestError:
-    """The first thing wrong, and the parameter it is about."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = _param(first["loc"], data)
+    """What is wrong farthest inside, where a union came closest to fitting, and the parameter it is about."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    param, first = max(((_param(each["loc"], data), each) for each in errors), key=lambda pair: len(pair[0] or ""))
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
         case "extra_forbidden":

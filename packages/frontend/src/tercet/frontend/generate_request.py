@@ -43,7 +43,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Prompt
     sampling: SamplingParams
     max_tokens: int | None = None
-    """None goes on to the end of the context."""
+    """None goes on for `default_tokens`, or less where the context ends."""
+    default_tokens: int | None = None
+    """None is all that the context has room for."""
     max_tokens_param: str = "max_tokens"
     """What the client called it, for error messages."""
     seed: int | None = None

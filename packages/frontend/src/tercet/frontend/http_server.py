@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tercet.frontend.config import HttpConfig
 
 _HEAD_SECONDS = 30.0
+_TICK = 0.1
 
 
 def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
@@ -85,10 +86,25 @@ class HttpServer(uvicorn.Server):
         )
         self._listener = listener
         self._on_started = on_started
+        self._stopping = asyncio.Event()
 
     async def run_until_told(self) -> None:
-        """Serve."""
+        """Serve until `stop`; then no new requests, and those in flight may finish."""
         await self.serve(sockets=[self._listener])
+
+    def stop(self) -> None:
+        """End `run_until_told`; a second time, without waiting for requests in flight."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's, but it wakes up at once when told to stop."""
+        ticks = 0
+        while not await self.on_tick(ticks):
+            ticks += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _TICK)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does, then tell."""

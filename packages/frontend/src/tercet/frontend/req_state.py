@@ -18,6 +18,8 @@ from tercet.protocol.messages import BatchStrOutput, DecodeSpec, TextOpening, To
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, SamplingParams, pack_ints, unpack_ints
 
 _PROMPT_TAIL = 8
+_NO_ANSWER = frozenset({FinishType.ERROR, FinishType.ABORT})
+"""Ends that a client is told of as an error."""
 _encode_spec = msgspec.msgpack.Encoder().encode
 
 
@@ -98,7 +100,8 @@ class ChoiceState:
     def take(self) -> Update:
         """What came since the last call."""
         ids = self.token_ids[self._ids_taken :]
-        update = Update(self.index, "".join(self._texts), ids, self._logprobs, self.finish)
+        finish = None if self.finish is not None and self.finish.type in _NO_ANSWER else self.finish
+        update = Update(self.index, "".join(self._texts), ids, self._logprobs, finish)
         self._ids_taken += len(ids)
         self._texts = []
         self._logprobs = []
@@ -162,7 +165,7 @@ class ReqState:
             self.prompt_logprobs = self.prompt_logprobs or row.opening.prompt_logprobs
         self._news[row.index] = None
         self._wake.set()
-        if row.finish is not None and row.finish.type in {FinishType.ERROR, FinishType.ABORT}:
+        if row.finish is not None and row.finish.type in _NO_ANSWER:
             self.error = ServerError(row.finish.message or "The server ended this request.")
         return verdict
 

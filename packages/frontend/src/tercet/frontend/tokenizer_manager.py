@@ -241,7 +241,9 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
     room = context - prompt_tokens
     if prompt_tokens == 0:
         raise BadRequestError("The prompt has no tokens.", param="prompt")
-    wanted = request.max_tokens if request.max_tokens is not None else max(room, 1)
+    wanted = request.max_tokens
+    if wanted is None:
+        wanted = max(min(room, request.default_tokens or room), 1)
     if wanted > room:
         raise ContextLengthExceededError(
             f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + wanted} "

@@ -48,7 +48,7 @@ class Frontend:
         """Serve until SIGTERM or SIGINT; requests in flight may finish first."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self._server.stop)
         await self._node.start()
         self._manager.start()
         try:
@@ -57,11 +57,6 @@ class Frontend:
             await self._manager.close()
             await self._node.close("stopped")
             self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def stop(self) -> None:
-        """Accept no more requests; a second time, do not wait for those in flight either."""
-        self._server.force_exit = self._server.should_exit
-        self._server.should_exit = True
 
     def _on_started(self) -> None:
         self._node.set_ready(Ready(url=url_of(self._listener)))

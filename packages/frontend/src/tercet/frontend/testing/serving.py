@@ -58,7 +58,7 @@ async def serving(
                 await _connected(engine, manager)
             yield Served(url, engine, manager)
         finally:
-            server.should_exit = True
+            server.stop()
             await running
             await manager.close()
 

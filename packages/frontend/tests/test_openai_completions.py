@@ -1,0 +1,212 @@
+"""/v1/completions through OpenAI's own client, which validates strictly. Names say the rule.
+
+Its types do not know that the finish_reason of a chunk, or the first log-probability of an echo, is null as OpenAI's
+own server answers: there it is not strict.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai.types import CompletionCreateParams
+from openai.types.completion_create_params import CompletionCreateParamsBase
+from tokenizers import Tokenizer
+
+from tercet.frontend.openai.completion_schema import CompletionRequest
+from tercet.frontend.testing import FakeEngine, Served, Token, serving
+from tercet.protocol.messages import TokenizedGenerateReqInput
+from tercet.protocol.values import unpack_ints
+
+EngineOf = Callable[..., FakeEngine]
+OpenAIOf = Callable[..., openai.AsyncOpenAI]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+
+BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
+
+
+def numbered(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
+    """Says how long its prompt is and which choice it is."""
+    return [
+        Token(40, f"{len(unpack_ints(request.input_ids))}"),
+        Token(41, f".{index}", logprob=-0.25, top=((5, -1.0),)),
+    ]
+
+
+async def test_a_prompt_is_completed(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(engine_of()) as served:
+        answer = await openai_of(served).completions.create(**BODY)
+        [request] = served.engine.requests()
+    [choice] = answer.choices
+    assert (choice.text, choice.finish_reason, choice.logprobs) == ("Hello world!", "stop", None)
+    assert (answer.object, answer.id[:5]) == ("text_completion", "cmpl-")
+    assert request.sampling.max_new_tokens == 16
+
+
+async def test_rule_1_a_prompt_is_completed_in_a_stream(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(engine_of()) as served:
+        stream = await openai_of(served, strict=False).completions.create(
+            **BODY, stream=True, stream_options={"include_usage": True}
+        )
+        *chunks, last = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello world!"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "lengths"),
+    [
+        ("the quick", [2]),
+        (["the quick", "the"], [2, 1]),
+        ([7, 8, 9], [3]),
+        ([[7, 8, 9], [7]], [3, 1]),
+    ],
+)
+async def test_rule_6_every_prompt_has_its_choices_in_order(
+    engine_of: EngineOf, openai_of: OpenAIOf, prompt: Any, lengths: list[int]
+) -> None:
+    expected = [f"{length}.{index}" for length in lengths for index in range(2)]
+    async with serving(engine_of(numbered)) as served:
+        answer = await openai_of(served).completions.create(model="tiny", prompt=prompt, n=2)
+        stream = await openai_of(served, strict=False).completions.create(model="tiny", prompt=prompt, n=2, stream=True)
+        chunks = [chunk async for chunk in stream]
+    assert [choice.index for choice in answer.choices] == list(range(2 * len(lengths)))
+    assert [choice.text for choice in answer.choices] == expected
+    streamed = dict.fromkeys(range(2 * len(lengths)), "")
+    for chunk in chunks:
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert list(streamed.values()) == expected
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (sum(lengths), 4 * len(lengths))
+
+
+async def test_rule_7_log_probabilities_of_the_output(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(engine_of(numbered)) as served:
+        answer = await openai_of(served).completions.create(**BODY, logprobs=1)
+        chosen_only = await openai_of(served).completions.create(**BODY, logprobs=0)
+    scores = answer.choices[0].logprobs
+    assert scores is not None
+    assert scores.tokens is not None
+    assert scores.top_logprobs is not None
+    assert scores.token_logprobs == [-0.5, -0.25]
+    assert scores.text_offset == [0, len(scores.tokens[0])]
+    assert scores.top_logprobs[0] == {scores.tokens[0]: -0.5}
+    assert sorted(scores.top_logprobs[1].values()) == [-1.0, -0.25]
+    alone = chosen_only.choices[0].logprobs
+    assert alone is not None
+    assert alone.top_logprobs == [{scores.tokens[0]: -0.5}, {scores.tokens[1]: -0.25}]
+
+
+async def test_rule_7_the_prompt_is_scored_without_generating(
+    engine_of: EngineOf, openai_of: OpenAIOf, tokenizer: Tokenizer
+) -> None:
+    prompt = "the quick brown"
+    ids = tokenizer.encode(prompt).ids
+    async with serving(engine_of(numbered)) as served:
+        answer = await openai_of(served, strict=False).completions.create(
+            model="tiny", prompt=prompt, max_tokens=0, echo=True, logprobs=1
+        )
+        [request] = served.engine.requests()
+    assert request.logprobs is not None
+    assert request.logprobs.prompt
+    [choice] = answer.choices
+    assert (choice.text, choice.finish_reason) == (prompt, "length")
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == [tokenizer.decode([each]) for each in ids]
+    assert choice.logprobs.token_logprobs == [None, *(-1.0 - place for place in range(len(ids) - 1))]
+    assert choice.logprobs.text_offset == [0, 3, 9]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize("prompt", ["the quick", [7, 8, 9]])
+async def test_rule_7_echo_puts_the_prompt_before_the_text(
+    engine_of: EngineOf, openai_of: OpenAIOf, tokenizer: Tokenizer, prompt: Any
+) -> None:
+    text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+    async with serving(engine_of()) as served:
+        answer = await openai_of(served, strict=False).completions.create(
+            model="tiny", prompt=prompt, echo=True, n=2, logprobs=0, max_tokens=2
+        )
+        stream = await openai_of(served, strict=False).completions.create(
+            model="tiny", prompt=prompt, echo=True, stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+    assert [choice.text for choice in answer.choices] == [f"{text}Hello wor"] * 2
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        assert choice.logprobs.token_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[-2:] == [-0.5, -0.5]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == f"{text}Hello world!"
+
+
+async def test_rule_8_more_than_the_context_is_refused(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(engine_of()) as served:
+        with pytest.raises(openai.BadRequestError) as error:
+            await openai_of(served).completions.create(**BODY, max_tokens=128)
+        await openai_of(served).completions.create(model="tiny", prompt=[5] * 100, max_tokens=28)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "max_tokens")
+
+
+async def test_of_several_prompts_none_runs_when_one_is_refused(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(engine_of()) as served:
+        with pytest.raises(openai.BadRequestError):
+            await openai_of(served).completions.create(model="tiny", prompt=["fine", "too long " * 100])
+        assert served.engine.requests() == []
+        assert served.manager.running == 0
+
+
+async def test_rule_17_every_documented_parameter_is_known() -> None:
+    assert {*CompletionCreateParamsBase.__annotations__, "stream"} <= CompletionRequest.model_fields.keys()
+    assert CompletionCreateParams is not None
+
+
+@pytest.mark.parametrize("asked", [{"best_of": 1}, {"best_of": 2, "n": 2}, {"suffix": ""}, {"user": "me"}])
+async def test_rule_17_parameters_that_ask_for_nothing_more_are_accepted(
+    engine_of: EngineOf, openai_of: OpenAIOf, asked: dict[str, Any]
+) -> None:
+    async with serving(engine_of()) as served:
+        answer = await openai_of(served).completions.create(**BODY, **asked)
+    assert answer.choices[0].text == "Hello world!"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "end"}, "suffix"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0]"),
+        ({"prompt": [5, "x"]}, "prompt[1]"),
+        ({"prompt": [99999]}, "prompt"),
+        ({"prompt": [-1]}, "prompt[0]"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["x"] * 100, "n": 100}, "n"),
+        ({"messages": []}, "messages"),
+    ],
+)
+async def test_rule_15_other_parameters_are_refused_by_name(
+    engine_of: EngineOf, http_of: HttpOf, asked: dict[str, Any], param: str
+) -> None:
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/v1/completions", json={**BODY, **asked})
+        assert served.engine.requests() == []
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_special_tokens_in_a_prompt_are_special(
+    engine_of: EngineOf, openai_of: OpenAIOf, tokenizer: Tokenizer
+) -> None:
+    async with serving(engine_of()) as served:
+        await openai_of(served).completions.create(model="tiny", prompt="<|im_start|>user")
+        [request] = served.engine.requests()
+    assert list(unpack_ints(request.input_ids)) == tokenizer.encode("<|im_start|>user").ids
