@@ -3,6 +3,7 @@
 import itertools
 from collections import deque
 
+import msgspec
 import pytest
 
 from tercet.protocol.messages import BatchTokenIDOutput, Message, Rejected
@@ -115,3 +116,19 @@ def test_a_draining_loop_finishes_what_it_holds_and_ends() -> None:
     batches = [message for _, message in world.sent if isinstance(message, BatchTokenIDOutput)]
     assert batches[-1].finishes
     assert world.board.heartbeat("frontend-0").phase == Phase.DRAINING
+
+
+def test_a_loop_whose_memory_is_held_by_blocked_requests_does_not_spin() -> None:
+    world = World()
+    held = request("a", [1] * 100, max_new_tokens=20, ignore_eos=True)
+    waits = msgspec.structs.replace(request("b", [2] * 100), detokenizer="detokenizer-1")
+    world.full = True
+    world.mail.append(Delivery("frontend-0", held))
+    world.loop.turn()
+    world.loop.turn()
+    world.mail.append(Delivery("frontend-0", waits))
+    for _ in range(5):
+        world.loop.turn()
+    assert world.core.runnable
+    assert world.core.counters.steps == 1
+    assert world.waits[-3:] == pytest.approx([0.005] * 3)

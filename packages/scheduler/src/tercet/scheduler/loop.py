@@ -70,6 +70,8 @@ class SchedulerLoop:
         self._overlap = overlap
         self._in_flight: deque[Pending] = deque()
         self._published = float("-inf")
+        self._stuck = False
+        """The last turn found nothing that could be planned: what waits needs memory that blocked requests hold."""
         self.draining = False
         """Set it, and the loop ends once nothing is held any more; new requests are refused meanwhile."""
         self.stopping = False
@@ -93,18 +95,19 @@ class SchedulerLoop:
         if plan := core.schedule():
             self._board.begin_step()
             in_flight.append(self._executor.submit(plan))
+        self._stuck = not plan and not in_flight
         if in_flight and (not plan or len(in_flight) > self._overlap):
             outbox.send(core.commit(in_flight.popleft().result()))
             self._board.end_step()
         self._publish()
 
     def _wait(self) -> float | None:
-        """How long to wait for a message: not at all while there is work."""
-        if self._in_flight or self._core.runnable:
+        """How long to wait for a message: not at all while there is work that can be done."""
+        if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
         self._publish(now=True)
-        return RETRY_INTERVAL if self._outbox.backlog else None
+        return RETRY_INTERVAL if self._outbox.backlog or self._core.runnable else None
 
     def _publish(self, *, now: bool = False) -> None:
         time = self._clock()
