@@ -9,7 +9,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -36,7 +36,7 @@ my made over did down only way café naïve Grüße 你好 世界 こんにち�
 
 
 def tokenizer_json() -> str:
-    """A byte-level BPE of 131,072 entries: a small one trained on random sentences, filled up with made-up words."""
+    """A byte-level BPE of 131,072 entries: a small one trained on random sentences, filled up with random merges."""
     chance = random.Random(0)
     words = WORDS.split()
     tokenizer = Tokenizer(models.BPE())
@@ -49,15 +49,22 @@ def tokenizer_json() -> str:
     tokenizer.train_from_iterator((" ".join(chance.choices(words, k=20)) for _ in range(2000)), trainer)
     contents = json.loads(tokenizer.to_str())
     vocabulary: dict[str, int] = contents["model"]["vocab"]
-    for token_id in range(len(vocabulary), VOCABULARY):
-        vocabulary[f"Ġfill{token_id}"] = token_id
+    parts = [word for word in vocabulary if (letters := word.removeprefix("Ġ")).isascii() and letters.isalpha()]
+    while len(vocabulary) < VOCABULARY:
+        pair = chance.choices(parts, k=2)
+        if (word := "".join(pair)) not in vocabulary and len(word) < 16:
+            vocabulary[word] = len(vocabulary)
+            contents["model"]["merges"].append(pair)
+            parts.append(word)
     return json.dumps(contents)
 
 
 class Bench:
     """A manager with REQUESTS open choices, and the bytes of STEPS steps that continue them."""
 
-    def __init__(self, vocabulary: Vocabulary, frontends: int = 1, stop: list[str] | None = None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, ids: Sequence[int], frontends: int = 1, stop: list[str] | None = None
+    ) -> None:
         chance = random.Random(1)
         tokenizers = TokenizerStore()
         tokenizers.add("scheduler-0", "", vocabulary)
@@ -70,9 +77,8 @@ class Bench:
             Opening(row=n, frontend=f"frontend-{n % frontends}", decode_spec=spec, prompt_tokens=9, cached_tokens=0)
             for n in range(REQUESTS)
         ]
-        words = [n for n in range(VOCABULARY) if isinstance(vocabulary.table(True)[n], str)]
-        self.step(self._batch(rids, 0, chance.choices(words, k=REQUESTS), openings))
-        self._steps = [self._batch(rids, step, chance.choices(words, k=REQUESTS), []) for step in range(1, STEPS + 1)]
+        self.step(self._batch(rids, 0, chance.choices(ids, k=REQUESTS), openings))
+        self._steps = [self._batch(rids, step, chance.choices(ids, k=REQUESTS), []) for step in range(1, STEPS + 1)]
 
     def _batch(self, rids: list[str], position: int, ids: list[int], openings: list[Opening]) -> bytes:
         zeros = pack_ints([0] * REQUESTS)
@@ -117,14 +123,18 @@ def rows() -> list[Row]:
     loads = [_microseconds(lambda: Vocabulary(text)) for _ in range(3)]
     vocabulary = Vocabulary(text)
     fill = _microseconds(partial(_fill, vocabulary)) / VOCABULARY
-    step = Bench(vocabulary).median()
-    routed = Bench(vocabulary, frontends=4).median()
-    stopped = Bench(vocabulary, stop=["\n\nUser:", "###", "</answer>"]).median()
+    every = range(VOCABULARY)
+    broken = [token_id for token_id in every if isinstance(vocabulary.table(skip_special_tokens=True)[token_id], bytes)]
+    step = Bench(vocabulary, every).median()
+    routed = Bench(vocabulary, every, frontends=4).median()
+    stopped = Bench(vocabulary, every, stop=["\n\nUser:", "###", "</answer>"]).median()
+    unfinished = Bench(vocabulary, broken).median()
     return [
         ("detokenizer: step of 256 tokens, decode to encode", step, "us", 256.0),
         ("detokenizer: tokens a second in that step", REQUESTS / step * 1e6, "tokens/s", 1e6),
         ("detokenizer: the same step for 4 frontends", routed, "us", 400.0),
         ("detokenizer: the same step with 3 stop strings each", stopped, "us", 256.0),
+        ("detokenizer: the same step of nothing but broken characters", unfinished, "us", 512.0),
         ("detokenizer: fill one entry of the table", fill, "us", 10.0),
         ("detokenizer: load a tokenizer of 131,072 entries", min(loads) / 1e3, "ms", 1000.0),
     ]

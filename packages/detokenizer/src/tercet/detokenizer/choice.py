@@ -93,8 +93,7 @@ class Choice:
         self._skip = 0
         """Characters to come that the client already has."""
         self.fast: PieceTable | None = None
-        """While set: a text piece of this table without a character of `begins` may be taken as it is, and `next`
-        moved on, in place of `take`."""
+        """While set: a text piece of this table without a character of `begins` may be taken in place of `step`."""
         self.begins = plan.stops.begins if plan.stops else frozenset()
         if earlier := plan.resume.get(route.index):
             self._replay(earlier, spec.chars_sent.get(route.index, 0))
@@ -105,6 +104,17 @@ class Choice:
         self.next, self._ended = replayed.count, replayed.finish
         self._carry = replayed.text[max(chars_sent, 0) :]
         self._skip = max(chars_sent - len(replayed.text), 0)
+
+    def step(self, token_id: int) -> str | None:
+        """The text of one more id, where the stream alone decides it; else None, and `take` is needed.
+
+        The short way for the part's hot path, where the caller moves `next` on.
+        """
+        if self._stops or self._carry or self._skip or self._ended:
+            return None
+        text = self._status.push(token_id)
+        self.fast = self._status.plain
+        return text
 
     def take(self, ids: Sequence[int], finish: FinishReason | None) -> Taken:
         """The next ids, in order. A stop string ends the choice at the id that completed it, whatever `finish` says."""

@@ -87,9 +87,11 @@ class DetokenizerManager:
                     self.counters["dropped_unknown"] += 1
                 continue
             if choice.next == position and choice.attempt == attempt:
-                if one_each and row not in finishes and (table := choice.fast) is not None:
-                    text = table[ids[row]]
-                    if text.__class__ is str and (not choice.begins or choice.begins.isdisjoint(text)):
+                if one_each and row not in finishes:
+                    text = None if choice.fast is None else choice.fast[ids[row]]
+                    if text.__class__ is not str or (choice.begins and not choice.begins.isdisjoint(text)):
+                        text = choice.step(ids[row])
+                    if text.__class__ is str:
                         texts[row] = text
                         choice.next = position + 1
                         choice.seen = batch
