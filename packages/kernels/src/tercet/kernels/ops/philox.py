@@ -44,12 +44,15 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     """Ten rounds of Philox over 32-bit words held in int64 tensors, which broadcast against one another."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
-        left, right = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1  # int64 wraps round: the bits are those of uint64
-        c0, c1 = (right >> 32 & _WORD) ^ c1 ^ k0, right & _WORD
-        c2, c3 = (left >> 32 & _WORD) ^ c3 ^ k1, left & _WORD
-        k0, k1 = k0 + _WEYL_0 & _WORD, k1 + _WEYL_1 & _WORD
-    return c0, c1, c2, c3
+    for _ in range(
+        _ROUNDS
+    ):  # int64 wraps round, so the bits are those of uint64; c1, c3 and the key are cut to 32 late
+        left, right = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
+        c0 = ((right >> 32) ^ c1 ^ k0) & _WORD
+        c2 = ((left >> 32) ^ c3 ^ k1) & _WORD
+        c1, c3 = right, left
+        k0, k1 = k0 + _WEYL_0, k1 + _WEYL_1
+    return c0, c1 & _WORD, c2, c3 & _WORD
 
 
 def uniform(key: NoiseKey, tokens: torch.Tensor) -> torch.Tensor:
