@@ -1,0 +1,28 @@
+# The frontend: HTTP, tokenization, and the command `tercet` (so also `tercet keys`). No torch. Build from the root:
+#     docker build --file deploy/docker/frontend.Dockerfile --tag tercet-frontend:0.1.0 .
+FROM python:3.12-slim-bookworm AS build
+WORKDIR /src
+RUN python -m venv /opt/tercet
+COPY constraints.txt ./
+COPY packages/protocol packages/protocol
+COPY packages/frontend packages/frontend
+# The same pins for what builds the packages, which -c alone would not reach.
+ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
+RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt packages/protocol packages/frontend
+
+FROM python:3.12-slim-bookworm
+RUN groupadd --gid 10001 tercet \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp tercet \
+    && install --directory --owner=10001 --group=10001 --mode=0700 /keys
+COPY --from=build /opt/tercet /opt/tercet
+ENV PATH=/opt/tercet/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001:10001
+WORKDIR /tmp
+# 8000 is HTTP; 30000 is the inbox, where schedulers and detokenizers answer.
+EXPOSE 8000 30000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=5s --start-period=120s \
+    CMD ["tercet-frontend", "probe", "http://127.0.0.1:8000"]
+ENTRYPOINT ["tercet-frontend"]
+CMD ["--host", "0.0.0.0", "--port", "8000", "--listen", "tcp://0.0.0.0:30000", "--keys", "/keys", \
+     "--scheduler", "tcp://scheduler:30100", "--detokenizer", "tcp://detokenizer:30200"]

@@ -1,0 +1,54 @@
+# The scheduler: batching and the model. Build from the root, for CPUs or (the second line) for NVIDIA GPUs:
+#     docker build --file deploy/docker/scheduler.Dockerfile --tag tercet-scheduler:0.1.0 .
+#     docker build ... --build-arg ACCELERATOR=cuda --tag tercet-scheduler:0.1.0-cuda .
+ARG ACCELERATOR=cpu
+
+FROM python:3.12-slim-bookworm AS build
+WORKDIR /src
+RUN python -m venv /opt/tercet
+COPY constraints.txt ./
+COPY packages/protocol packages/protocol
+COPY packages/kernels packages/kernels
+COPY packages/scheduler packages/scheduler
+# The same pins for what builds the packages, which -c alone would not reach.
+ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
+
+# PyTorch's own index has the same version without CUDA. Nothing but torch comes from there.
+FROM build AS build-cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN /opt/tercet/bin/pip install --no-cache-dir --no-deps -c constraints.txt --index-url "$TORCH_INDEX" torch \
+    && /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt packages/protocol packages/kernels packages/scheduler
+
+FROM build AS build-cuda
+RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt \
+    packages/protocol "packages/kernels[cuda]" packages/scheduler
+
+FROM python:3.12-slim-bookworm AS run-cpu
+
+# Triton compiles a small C launcher for every kernel.
+FROM python:3.12-slim-bookworm AS run-cuda
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+# hadolint ignore=DL3006
+FROM build-${ACCELERATOR} AS built
+
+# hadolint ignore=DL3006
+FROM run-${ACCELERATOR}
+RUN groupadd --gid 10001 tercet \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp tercet \
+    && install --directory --owner=10001 --group=10001 --mode=0700 /keys /models
+COPY --from=built /opt/tercet /opt/tercet
+# Models named rather than mounted are downloaded into /models.
+ENV PATH=/opt/tercet/bin:$PATH PYTHONUNBUFFERED=1 HF_HOME=/models
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 30100
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=5s --start-period=600s \
+    CMD ["tercet-scheduler", "probe", "--listen", "tcp://127.0.0.1:30100", "--keys", "/keys"]
+ENTRYPOINT ["tercet-scheduler"]
+CMD ["--listen", "tcp://0.0.0.0:30100", "--keys", "/keys"]
