@@ -1,8 +1,9 @@
+import threading
 from io import StringIO
 
 import pytest
 
-from tercet.frontend.display import Display, PlainDisplay, TerminalDisplay, choose_display
+from tercet.frontend.display import Display, PlainDisplay, QueuedDisplay, TerminalDisplay, choose_display
 
 
 @pytest.fixture(params=[PlainDisplay, TerminalDisplay])
@@ -44,6 +45,50 @@ def test_plain_progress_has_a_line_for_every_tenth() -> None:
     display.progress("s", "KV cache: 7 tokens", 0, 0)
     lines = stream.getvalue().splitlines()
     assert lines == [*(f"s: weights {percent}%" for percent in range(0, 101, 10)), "s: KV cache: 7 tokens"]
+
+
+class StoppedTerminal(StringIO):
+    """Takes nothing until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.goes_on.wait(30)
+        return super().write(text)
+
+
+def test_a_stopped_terminal_holds_up_nobody_and_says_later_how_much_it_missed() -> None:
+    stream = StoppedTerminal()
+    display = QueuedDisplay(PlainDisplay(stream))
+    for number in range(3000):
+        display.output("s", f"line {number}")
+    display.line("tercet: s died")
+    shown = threading.Event()
+    display.call(shown.set)
+    stream.goes_on.set()
+    assert shown.wait(30)
+    display.line("and on")
+    display.close()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "s: line 0"
+    assert 1000 <= len(lines) <= 1005
+    left_out = 3000 - sum(line.startswith("s: ") for line in lines)
+    assert lines[-3:] == [f"tercet: {left_out} lines came too fast and were left out", "tercet: s died", "and on"]
+
+
+def test_a_screen_that_nobody_reads_any_more_ends_nothing() -> None:
+    class Gone(StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    display = QueuedDisplay(PlainDisplay(Gone()))
+    display.line("lost")
+    reached = threading.Event()
+    display.call(reached.set)
+    assert reached.wait(30)
+    display.close()
 
 
 def test_bars_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

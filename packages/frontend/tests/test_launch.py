@@ -54,18 +54,18 @@ def test_all_parts_are_started_once_and_are_ready_together() -> None:
     assert parts.all_ready
 
 
-def test_restarts_come_after_1_2_4_seconds_and_never_more_than_the_cap() -> None:
+def test_the_first_restart_is_immediate_and_others_come_after_1_2_4_seconds_up_to_the_cap() -> None:
     parts = roster()
     now, waits = 0.0, []
-    for _ in range(8):
+    for _ in range(9):
         parts.ready("a", now)
         (later,) = parts.exited("a", -9, "", now)
         assert isinstance(later, Later)
         waits.append(later.wait)
-        assert quiet(parts, now, now + later.wait - 0.25) == []
+        assert quiet(parts, now, now + later.wait - 0.25) == []  # nothing at all when it is immediate
         now += later.wait
         assert parts.tick(now) == [Start("a")]
-    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert waits == [0, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
 def test_deaths_are_forgiven_after_a_while_of_health() -> None:
@@ -77,7 +77,7 @@ def test_deaths_are_forgiven_after_a_while_of_health() -> None:
     for now in range(3, 65):
         parts.heard("a", float(now))
         assert parts.tick(float(now)) == []
-    assert parts.exited("a", 1, "boom", 65.0) == [Later("a", "boom (exit code 1)", 1.0)]
+    assert parts.exited("a", 1, "boom", 65.0) == [Later("a", "boom (exit code 1)", 0.0)]
 
 
 def test_a_part_that_was_never_ready_is_given_up_after_three_deaths() -> None:
@@ -91,6 +91,42 @@ def test_a_part_that_was_never_ready_is_given_up_after_three_deaths() -> None:
     assert end == GiveUp("a died 3 times before it was ready: killed by SIGSEGV", 1)
 
 
+def test_a_part_that_leaves_when_asked_is_replaced_at_once_and_has_not_died() -> None:
+    parts = roster()
+    now = 0.0
+    for _ in range(5):
+        parts.ready("a", now)
+        now += PATIENCE.settled
+        assert parts.exited("a", 0, "bye", now) == [Later("a", "bye (exit code 0)", 0.0, left=True)]
+        assert parts.tick(now) == [Start("a")]
+
+
+def test_a_part_that_leaves_again_and_again_without_being_asked_waits_longer_each_time() -> None:
+    parts = roster()
+    now, waits = 0.0, []
+    for _ in range(4):
+        parts.ready("a", now)
+        now += 1.0
+        (later,) = parts.exited("a", 0, "", now)
+        assert isinstance(later, Later)
+        assert not later.left
+        waits.append(later.wait)
+        now += later.wait
+        assert parts.tick(now) == [Start("a")]
+    assert waits == [0, 1, 2, 4]
+
+
+def test_a_part_that_served_is_never_given_up_however_often_it_dies() -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    now = 0.0
+    for _ in range(50):
+        (later,) = parts.exited("a", 1, "torn", now)
+        assert isinstance(later, Later)
+        now += later.wait
+        assert parts.tick(now) == [Start("a")]
+
+
 def test_a_configuration_error_ends_the_start_at_once() -> None:
     parts = roster()
     assert parts.exited("a", EXIT_CONFIG, "--dtype: no such dtype", 0.5) == [GiveUp("a: --dtype: no such dtype", 2)]
@@ -99,7 +135,7 @@ def test_a_configuration_error_ends_the_start_at_once() -> None:
 def test_a_configuration_error_of_a_part_that_served_before_is_a_death_like_others() -> None:
     parts = roster()
     parts.ready("a", 1.0)
-    assert parts.exited("a", EXIT_CONFIG, "gone", 2.0) == [Later("a", "gone (exit code 2)", 1.0)]
+    assert parts.exited("a", EXIT_CONFIG, "gone", 2.0) == [Later("a", "gone (exit code 2)", 0.0)]
 
 
 def test_silence_kills_once_and_the_part_starts_again() -> None:
@@ -111,7 +147,7 @@ def test_silence_kills_once_and_the_part_starts_again() -> None:
         parts.heard("b", float(now))
         actions += parts.tick(float(now))
     assert actions == [Kill("a", "no heartbeat for 11 s")]
-    assert parts.exited("a", -9, "", 14.0) == [Later("a", "no heartbeat for 11 s", 1.0)]
+    assert parts.exited("a", -9, "", 14.0) == [Later("a", "no heartbeat for 11 s", 0.0)]
     parts.heard("b", 15.0)
     assert parts.tick(15.0) == [Start("a")]
 
@@ -144,6 +180,7 @@ def test_silence_that_this_process_slept_through_is_nobodys_fault() -> None:
         (step(31.0), True),
         (step(31.0, longest=2.0), False),
         (step(41.0, longest=2.0), True),
+        (step(31.0, phase=Phase.DRAINING), True),
         (step(500.0, phase=Phase.COMPILING), False),
         (step(500.0, phase=Phase.LOADING), False),
     ],
@@ -180,9 +217,9 @@ def test_late_words_of_a_dead_part_change_nothing() -> None:
     parts = roster()
     parts.ready("a", 0.0)
     parts.exited("a", 1, "", 1.0)
-    parts.ready("a", 1.1)
-    parts.heard("a", 1.1)
-    parts.ready("stranger", 1.1)
+    parts.ready("a", 1.0)
+    parts.heard("a", 1.0)
+    parts.ready("stranger", 1.0)
     assert not parts.all_ready
     assert parts.tick(2.0) == [Start("a")]
 
@@ -204,7 +241,7 @@ def test_exits_are_described_in_words(code: int, last_words: str, text: str) -> 
 def test_options_become_flags_of_the_part_they_belong_to() -> None:
     config = ServeConfig(
         model="some/model",
-        serve=ServeOptions(schedulers=2),
+        serve=ServeOptions(dp_size=2),
         frontend=FrontendOptions(served_model_name="mine", api_key=("s3cret", "0ther")),
         scheduler=SchedulerOptions(dtype="float32", kv_cache_bytes="2GiB", disable_radix_cache=True),
         scheduler_extra={"seed": "7"},

@@ -142,7 +142,9 @@ def test_a_part_that_never_gets_ready_is_given_up_after_three_deaths(start: Star
 
 def test_a_dead_part_restarts_alone(start: Start, tmp_path: Path) -> None:
     run = start(part("scheduler-0", "serve"), part("detokenizer-0", "die", tmp_path / "died"))
-    run.wait_line("detokenizer-0 died: detokenizer-0 says hello (killed by SIGKILL (did memory run out?))")
+    run.wait_line(
+        "detokenizer-0 died: detokenizer-0 says hello (killed by SIGKILL (did memory run out?)); it starts again now"
+    )
     before = run.supervisor.pids()["scheduler-0"]
     run.wait(lambda: sum("detokenizer-0 is ready" in line for line in run.screen.lines) == 2)
     assert run.supervisor.pids()["scheduler-0"] == before
@@ -151,12 +153,46 @@ def test_a_dead_part_restarts_alone(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_dead_parts_inbox_is_removed(start: Start) -> None:
-    run = start(part("scheduler-0", "serve"), patience=Patience(backoff=20.0))
+    run = start(part("scheduler-0", "serve"))
     run.wait_ready()
     (inbox,) = run.directory.glob("scheduler-0.*.ipc")
     os.kill(run.supervisor.pids()["scheduler-0"], signal.SIGKILL)
-    run.wait_line("scheduler-0 died")
-    assert not inbox.exists()
+    run.wait(lambda: not inbox.exists())
+
+
+def test_a_part_that_is_asked_to_leave_is_replaced_at_once(start: Start) -> None:
+    run = start(part("scheduler-0", "serve"), patience=Patience(backoff=20.0, settled=0.0))
+    run.wait_ready()
+    for restart in (1, 2):
+        os.kill(run.supervisor.pids()["scheduler-0"], signal.SIGTERM)
+        run.wait(lambda: sum("scheduler-0 left" in line for line in run.screen.lines) == restart)  # noqa: B023
+        run.wait(lambda: sum("scheduler-0 is ready" in line for line in run.screen.lines) == restart + 1)  # noqa: B023
+
+
+def test_a_part_that_leaves_without_being_asked_is_started_again_less_and_less_often(start: Start) -> None:
+    run = start(part("scheduler-0", "leave"), part("detokenizer-0", "serve"))
+    run.wait_line("scheduler-0 died: scheduler-0 says hello (exit code 0); it starts again now")
+    run.wait(lambda: sum("scheduler-0 is ready" in line for line in run.screen.lines) >= 4)
+    assert run.code is None
+
+
+def test_a_part_that_floods_its_output_holds_up_nobody(start: Start) -> None:
+    run = start(part("scheduler-0", "flood"), part("detokenizer-0", "serve"))
+    run.wait_ready()
+    run.wait_line("came too fast and were left out")
+    os.kill(run.supervisor.pids()["detokenizer-0"], signal.SIGKILL)
+    run.wait_line("detokenizer-0 died")
+    run.wait(lambda: sum("detokenizer-0 is ready" in line for line in run.screen.lines) == 2)
+    assert not run.screen.has("hangs")
+    assert run.end() == 0
+
+
+def test_a_part_that_cannot_be_started_at_all_is_told_and_given_up(start: Start) -> None:
+    run = start(Part("scheduler-0", Role.SCHEDULER, ("/no/such/program",)), part("detokenizer-0", "serve"))
+    run.wait(lambda: run.code is not None)
+    assert run.code == 1
+    assert "scheduler-0 died 3 times before it was ready: cannot be started: " in run.screen.lines[-1]
+    assert "/no/such/program" in run.screen.lines[-1]
 
 
 def test_a_part_that_goes_silent_is_killed_and_restarted(start: Start, tmp_path: Path) -> None:
@@ -203,10 +239,11 @@ def test_a_second_stop_waits_for_nobody(start: Start) -> None:
 
 
 def test_what_a_dead_part_had_started_is_killed_with_it(start: Start, tmp_path: Path) -> None:
-    run = start(part("scheduler-0", "parent", tmp_path / "pid"), patience=Patience(backoff=20.0))
+    run = start(part("scheduler-0", "parent", tmp_path / "pid"))
     run.wait_ready()
     run.wait(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     child = int((tmp_path / "pid").read_text())
     assert is_alive(child)
+    (tmp_path / "pid").unlink()
     os.kill(run.supervisor.pids()["scheduler-0"], signal.SIGKILL)
     wait_gone(child)

@@ -9,6 +9,8 @@ stuck       says Ready, then heartbeats of one step that never ends; the second 
 die         says Ready, then dies of SIGKILL; the second time it serves
 loading     reports progress and never gets ready
 stubborn    says Ready, and ignores SIGTERM
+leave       says Ready, then exits 0
+flood       serves, and writes lines as fast as it can
 parent      serves, with a child process of its own whose id it writes to --once
 """
 
@@ -38,6 +40,12 @@ def answer(fd: int) -> None:
             connection.recv(65536)
             body = f"{os.getpid()} {os.environ.get('TERCET_API_KEYS', 'no keys')}"
             connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+
+
+def flood() -> None:
+    """Lines, for ever."""
+    while True:
+        os.write(1, b"much ado about nothing\n" * 100)
 
 
 def is_first_start(marker: Path) -> bool:
@@ -89,6 +97,10 @@ def main() -> None:
     if options.mode == "parent":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         options.once.write_text(str(child.pid))
+    if options.mode == "leave":
+        stopped.set()
+    if options.mode == "flood":
+        threading.Thread(target=flood, daemon=True).start()
     if misbehaves:
         time.sleep(0.3)
         if options.mode == "stuck":

@@ -41,7 +41,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
                 *extra_flags(config.scheduler_extra),
             ),
         )
-        for number in range(config.serve.schedulers)
+        for number in range(config.serve.dp_size)
     ]
     parts += [
         Part(
@@ -49,7 +49,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
             Role.DETOKENIZER,
             (*module, "tercet.detokenizer", *extra_flags(config.detokenizer_extra)),
         )
-        for number in range(config.serve.detokenizers)
+        for number in range(config.serve.detokenizer_workers)
     ]
     if not frontends:
         return parts
@@ -62,7 +62,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     env = {"TERCET_API_KEYS": "\n".join(config.frontend.api_key)} if config.frontend.api_key else {}
     parts += [
         Part(f"frontend-{number}", Role.FRONTEND, (*module, "tercet.frontend", *flags), env, gets_socket=True)
-        for number in range(config.serve.frontends)
+        for number in range(config.serve.frontend_workers)
     ]
     return parts
 
@@ -72,10 +72,12 @@ class Patience:
     """How long parts are waited for, in seconds, and how often they may fail."""
 
     backoff: float = 1.0
-    """Before the first restart; doubled for each further one."""
+    """Before the second restart; doubled for each further one. The first is immediate, unless it never was ready."""
     backoff_cap: float = 30.0
     forgiven_after: float = 60.0
     """Ready for this long, a part's earlier deaths no longer count."""
+    settled: float = 5.0
+    """A part that exits with 0 after being ready for this long left because it was asked to: that is no death."""
     attempts: int = 3
     """Deaths of a part that was never ready, before the whole start is given up."""
     silence: float = 10.0
@@ -108,11 +110,15 @@ class Kill:
 
 @dataclass(frozen=True)
 class Later:
-    """Nothing to do but to say: this part died of `reason` and a Start will follow in `wait` seconds."""
+    """Nothing to do but to say: this part died of `reason` and a Start will follow in `wait` seconds.
+
+    `left`: it did not die but went as it was told to, and its place is filled again.
+    """
 
     name: str
     reason: str
     wait: float
+    left: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,7 @@ class Roster:
         if watch is None:
             return []
         watch.heard = now
-        if heartbeat is None or heartbeat.phase is not Phase.STEP:
+        if heartbeat is None or heartbeat.phase not in {Phase.STEP, Phase.DRAINING}:
             return []
         limit = max(self._patience.stuck_step, self._patience.stuck_factor * heartbeat.longest_step)
         if heartbeat.step_age <= limit:
@@ -188,19 +194,29 @@ class Roster:
             watch.ever_ready = True
 
     def exited(self, name: str, code: int, last_words: str, now: float) -> list[Action]:
-        """A part's process is gone: schedule its next one, or give up."""
+        """A part's process is gone: schedule its next one, or give up. Only what was never ready is given up."""
         watch = self._watches[name]
-        watch.deaths += 1
+        left = code == 0 and watch.ready is not None and now - watch.ready >= self._patience.settled
+        watch.deaths += not left
         how = watch.killed_for or describe_exit(code, last_words)
         if not watch.ever_ready and code == EXIT_CONFIG:
             return [GiveUp(f"{name}: {last_words or describe_exit(code)}", EXIT_CONFIG)]
         if not watch.ever_ready and watch.deaths >= self._patience.attempts:
             return [GiveUp(f"{name} died {watch.deaths} times before it was ready: {how}", 1)]
-        wait = min(self._patience.backoff_cap, self._patience.backoff * 2.0 ** min(watch.deaths - 1, 30))
+        wait = 0.0 if left else self._backoff(watch)
         watch.restart_at = now + wait
         watch.heard = watch.ready = None
         watch.killed_for = ""
-        return [Later(name, how, wait)]
+        return [Later(name, how, wait, left)]
+
+    def _backoff(self, watch: _Watch) -> float:
+        """Seconds until the next start: none after the first death of a part that has served, then more each time."""
+        doublings = watch.deaths - 1 - watch.ever_ready
+        return (
+            0.0
+            if doublings < 0
+            else min(self._patience.backoff_cap, self._patience.backoff * 2.0 ** min(doublings, 30))
+        )
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now. Call it several times a second."""

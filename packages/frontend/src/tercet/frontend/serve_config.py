@@ -38,11 +38,11 @@ class ServeOptions:
     """Address to listen on."""
     port: int = 30000
     """Port to listen on; 0 takes any that is free."""
-    schedulers: int = 1
+    dp_size: int = 1
     """Scheduler processes, each with its own copy of the model."""
-    detokenizers: int = 1
+    detokenizer_workers: int = 1
     """Detokenizer processes."""
-    frontends: int = 1
+    frontend_workers: int = 1
     """Frontend processes, all on the one port."""
     log_level: LogLevel = "info"
     """How much every part logs."""
@@ -52,9 +52,9 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be 0 to 65535, not {self.port}")
-        for option in ("schedulers", "detokenizers", "frontends"):
-            if not 1 <= getattr(self, option) <= _PARTS_AT_MOST:
-                raise ConfigError(f"--{option} must be 1 to {_PARTS_AT_MOST}, not {getattr(self, option)}")
+        for option in ("dp_size", "detokenizer_workers", "frontend_workers"):
+            if not 1 <= (number := getattr(self, option)) <= _PARTS_AT_MOST:
+                raise ConfigError(f"--{option.replace('_', '-')} must be 1 to {_PARTS_AT_MOST}, not {number}")
         if not 0 < self.startup_timeout < float("inf"):
             raise ConfigError(f"--startup-timeout must be a number of seconds above 0, not {self.startup_timeout}")
 

@@ -5,10 +5,11 @@ import queue
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from tercet.frontend.display import Display
+from tercet.frontend.display import Display, QueuedDisplay
 from tercet.frontend.launch import Action, GiveUp, Kill, Later, Part, Patience, Roster, Start
 from tercet.frontend.part_process import PartProcess
 from tercet.protocol.messages import Heartbeat, Progress, Ready, SupervisorInbox
@@ -23,13 +24,15 @@ GRACE = 5.0
 """Seconds that the other parts get."""
 INTERRUPTED = 130
 """Exit code after a second Ctrl-C."""
+UNSTARTED = 127
+"""As a shell says it: a process could not be started at all."""
 
 
 class Supervisor:
     """Keeps `parts` alive until it is told to stop. `run` belongs to one thread; `stop` may be called from any.
 
-    `on_ready` is called once, when all parts are ready for the first time, with what each said; `failure` is why
-    `run` returned without being told to.
+    `on_ready` is called once, in the thread that writes to the display, when all parts are ready for the first time,
+    with what each said; `failure` is why `run` returned without being told to.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Supervisor:
     ) -> None:
         self._parts = {part.name: part for part in parts}
         self._directory = directory
-        self._display = display
+        self._display = QueuedDisplay(display)
         self._listener = listener
         self._on_ready = on_ready
         self.failure: GiveUp | None = None
@@ -58,7 +61,6 @@ class Supervisor:
         self._roster = Roster(self._parts, patience, time.monotonic())
         self._readies: dict[str, Ready] = {}
         self._processes: dict[str, PartProcess] = {}
-        self._lines: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._exits: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
         self._stops = 0
         config = NodeConfig(Role.SUPERVISOR, "supervisor", f"ipc://{directory}", silence=2 * patience.loading_silence)
@@ -80,9 +82,10 @@ class Supervisor:
         finally:
             self._end()
             self._node.close("the server stops")
+            if self.failure is not None:
+                self._display.line(f"tercet: error: {self.failure.reason}")
             self._display.close()
         if self.failure is not None:
-            self._display.line(f"tercet: error: {self.failure.reason}")
             return self.failure.code
         return 0 if self._stops == 1 else INTERRUPTED
 
@@ -97,7 +100,7 @@ class Supervisor:
                 self._act(action)
             if not self._announced and self._roster.all_ready:
                 self._announced = True
-                self._on_ready(dict(self._readies))
+                self._display.call(partial(self._on_ready, dict(self._readies)))
         return None
 
     def _act(self, action: Start | Kill | Later) -> None:
@@ -108,20 +111,24 @@ class Supervisor:
                 self._display.line(f"tercet: {name} hangs and is killed: {reason}")
                 if process := self._processes.get(name):
                     process.kill()
-            case Later(name, reason, wait):
-                self._display.line(f"tercet: {name} died: {reason}; it starts again in {wait:.0f} s")
+            case Later(name, reason, wait, left):
+                when = f"in {wait:.0f} s" if wait else "now"
+                self._display.line(f"tercet: {name} {'left' if left else 'died'}: {reason}; it starts again {when}")
             case _:
                 assert_never(action)
 
     def _start(self, part: Part) -> None:
         listener = self._listener if part.gets_socket else None
-        self._processes[part.name] = PartProcess(
-            part,
-            ("--peer", part.name, *self._arguments),
-            socket_fd=None if listener is None else listener.fileno(),
-            on_line=lambda line: self._lines.put((part.name, line)),
-            on_exit=lambda code, last_words: self._from_exit(part.name, code, last_words),
-        )
+        try:
+            self._processes[part.name] = PartProcess(
+                part,
+                ("--peer", part.name, *self._arguments),
+                socket_fd=None if listener is None else listener.fileno(),
+                on_line=lambda line: self._display.output(part.name, line),
+                on_exit=lambda code, last_words: self._from_exit(part.name, code, last_words),
+            )
+        except OSError as error:  # no memory, no process ids, no interpreter: a death like others
+            self._from_exit(part.name, UNSTARTED, f"cannot be started: {error}")
 
     def _from_exit(self, name: str, code: int, last_words: str) -> None:
         """From the thread that saw a process exit to ours."""
@@ -157,9 +164,6 @@ class Supervisor:
         self._display.line(f"tercet: {name} is ready{what}{cache}")
 
     def _take_exits(self) -> list[Action]:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._display.line("{}: {}".format(*self._lines.get_nowait()))
         actions: list[Action] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -168,7 +172,7 @@ class Supervisor:
 
     def _note_exit(self, name: str, code: int, last_words: str) -> list[Action]:
         """A process is gone: what it left behind goes too, before another takes its place."""
-        del self._processes[name]
+        self._processes.pop(name, None)
         self._display.done(name)
         for path in self._directory.glob(f"{name}.*.ipc"):
             path.unlink(missing_ok=True)
