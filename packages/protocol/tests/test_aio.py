@@ -114,6 +114,21 @@ async def test_closing_twice_and_sending_afterwards_are_harmless(network: Networ
     assert not [path for path in network.directory.iterdir() if path.name.startswith("frontend")]
 
 
+async def test_a_failing_receiver_does_not_silence_the_node(network: Network) -> None:
+    def fail(_: list[Delivery]) -> None:
+        raise ZeroDivisionError
+
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context.get("exception")))
+    node = AsyncNode(network.config(Role.FRONTEND), FrontendInbox, lambda _: Heartbeat(phase=Phase.IDLE), fail)
+    await node.start()
+    scheduler = Listener(network.node(Role.SCHEDULER))
+    for _ in range(10):
+        await asyncio.to_thread(scheduler.wait_for, Heartbeat, "frontend-0")
+    assert errors, "and it is not hushed up"
+    await node.close()
+
+
 async def test_a_directory_that_cannot_be_used_fails_the_start(network: Network) -> None:
     network.directory.mkdir()
     network.directory.chmod(0o777)

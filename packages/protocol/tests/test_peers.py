@@ -421,6 +421,14 @@ def test_a_flood_of_hellos_from_nowhere_is_bounded(world: World) -> None:
     assert not scheduler.links
 
 
+def test_addresses_are_dialled_in_an_order_that_does_not_change(world: World) -> None:
+    addresses = [f"tcp://127.0.0.1:{port}" for port in range(1000, 1040)]
+    frontend = world.start(FRONTEND, dial=tuple(addresses))
+    assert list(frontend.links) == addresses
+    world.apply(frontend, frontend.want(set(), world.now))
+    assert world.closed == addresses
+
+
 def test_my_own_hello_is_not_a_peer(world: World) -> None:
     scheduler = world.start(SCHEDULER)
     world.apply(scheduler, scheduler.want({scheduler.me.address}, world.now))

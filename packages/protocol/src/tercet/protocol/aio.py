@@ -78,20 +78,22 @@ class AsyncNode:
         """One batch; the rest in the next turn of the loop."""
         if self._loop is None:
             return
-        if self._receiving:
-            self._receiving.cancel()
-            self._receiving = None
         deliveries, more = self._board.receive(BATCH)
-        if more:
-            self._receiving = self._loop.call_soon(self._receive)
-        if deliveries:
-            self._on_deliveries(deliveries)
+        self._hand_over(deliveries, more=more)
 
     def _tick(self) -> None:
-        """What is due, and a look into the inbox in case an edge was missed."""
+        """What is due, after a look into the inbox in case an edge was missed."""
         if self._loop is None:
             return
+        deliveries, more = self._board.receive(BATCH)
+        deliveries += self._board.tick()
         self._timer = self._loop.call_later(max(0.001, self._board.idle_time()), self._tick)
-        self._receive()
-        if deliveries := self._board.tick():
+        self._hand_over(deliveries, more=more)
+
+    def _hand_over(self, deliveries: list[Delivery], *, more: bool) -> None:
+        assert self._loop is not None
+        if self._receiving:
+            self._receiving.cancel()
+        self._receiving = self._loop.call_soon(self._receive) if more else None
+        if deliveries:
             self._on_deliveries(deliveries)

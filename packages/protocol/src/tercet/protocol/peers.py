@@ -40,12 +40,12 @@ class PeerTable:
     def want(self, addresses: set[str], now: float) -> list[Effect]:
         """Dial these addresses for as long as they are wanted, and no longer those that were wanted before."""
         effects: list[Effect] = []
-        for address in self.wanted - addresses:
+        for address in sorted(self.wanted - addresses):
             link = self.links.get(address)
             if link and link.state is LinkState.DIALLING and link.expires is None:
                 effects += self._forget(link)
         self.wanted = addresses - {self.me.address}
-        for address in self.wanted:
+        for address in sorted(self.wanted):
             link = self.links.setdefault(address, Link(address, LinkState.DIALLING, now))
             if link.state is LinkState.DIALLING:
                 link.expires = None

@@ -71,7 +71,7 @@ class Switchboard:
         self._routes: dict[str, Route] = {}
         self._sources: dict[bytes, str] = {}
         self._counters = Counters()
-        self._next_beat = self._next_look = float("-inf")
+        self._next_beat = self._next_look = self._due = float("-inf")
         self._to_tell: Ready | None = None
 
     # Any thread.
@@ -144,9 +144,11 @@ class Switchboard:
         return deliveries, True
 
     def tick(self) -> list[Delivery]:
-        """Do what is due: look for peers, say Hello, notice who is gone, send heartbeats."""
+        """Do what is due, if anything: look for peers, say Hello, notice who is gone, send heartbeats."""
         deliveries: list[Delivery] = []
         now = self._clock()
+        if now < self._due:
+            return deliveries
         effects: list[Effect] = []
         if self._to_tell is not None:
             effects += self.table.set_ready(self._to_tell)
@@ -161,6 +163,7 @@ class Switchboard:
         effects += self.table.tick(now)
         self._apply(effects, now, deliveries)
         self.beat()
+        self._due = min(self._next_beat, self._next_look, self.table.deadline())
         return deliveries
 
     def beat(self) -> None:
@@ -174,8 +177,7 @@ class Switchboard:
 
     def idle_time(self) -> float:
         """Seconds until the next tick has something to do."""
-        due = min(self._next_beat, self._next_look, self.table.deadline())
-        return max(0.0, due - self._clock())
+        return max(0.0, self._due - self._clock())
 
     def close(self, reason: str) -> None:
         """Say Goodbye and close every socket. Waits a moment for what is queued to leave."""
@@ -254,6 +256,8 @@ class Switchboard:
 
     def _apply(self, effects: Iterable[Effect], now: float, deliveries: list[Delivery]) -> None:
         todo = deque(effects)
+        if todo:
+            self._due = float("-inf")
         while todo:
             match todo.popleft():
                 case Say() as say:

@@ -138,7 +138,7 @@ class Network:
     Frontends dial every scheduler and detokenizer, everybody dials a supervisor, and patience is short.
     """
 
-    def __init__(self, heartbeat_interval: float = 0.05, silence: float = 0.5) -> None:
+    def __init__(self, heartbeat_interval: float = 0.05, silence: float = 1.0) -> None:
         self.heartbeat_interval = heartbeat_interval
         self.silence = silence
         self._directory = tempfile.TemporaryDirectory(prefix="tercet-")
