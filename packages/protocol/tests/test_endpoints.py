@@ -5,8 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from tercet.protocol.endpoints import Ipc, Tcp, bind_address, check_dialable, check_peer_id, check_spec, parse, resolve
+from tercet.protocol.endpoints import (
+    Ipc,
+    Tcp,
+    bind_address,
+    check_dialable,
+    check_peer_id,
+    check_spec,
+    default_peer,
+    parse,
+    resolve,
+)
 from tercet.protocol.errors import AddressError
+from tercet.protocol.values import Role
 
 
 @pytest.mark.parametrize(
@@ -106,3 +117,12 @@ def test_a_name_that_does_not_resolve_stands_for_nothing(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     assert resolve("tcp://nowhere:5000") == set()
+
+
+@pytest.mark.parametrize("host", ["vm", "scheduler-6c8f7d9b5-x2kqz", "a" * 60 + "one", "häuschen_3"])
+def test_an_id_by_default_names_role_and_host_and_is_allowed(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    peer = default_peer(Role.DETOKENIZER)
+    assert check_peer_id(peer) == peer
+    assert peer.startswith("detokenizer-")
+    assert peer.endswith(host[-3:])

@@ -1,11 +1,13 @@
 """What a detokenizer process can be told, on its command line."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from cyclopts import Parameter
 
 from tercet.detokenizer.errors import ConfigError
+from tercet.protocol.endpoints import default_peer
+from tercet.protocol.values import Role
 
 
 @Parameter(name="*")
@@ -13,8 +15,8 @@ from tercet.detokenizer.errors import ConfigError
 class DetokenizerConfig:
     """Who this process is, and its limits."""
 
-    peer: str = "detokenizer-0"
-    """Name among the peers; a restarted process keeps it."""
+    peer: str = field(default_factory=lambda: default_peer(Role.DETOKENIZER))
+    """Name among the peers; a restarted process keeps it. By default the host's name tells those of a role apart."""
     listen: str = "tcp://127.0.0.1:30200"
     """Address of the inbox: ipc://DIRECTORY or tcp://HOST:PORT."""
     advertise: str = ""
@@ -29,12 +31,12 @@ class DetokenizerConfig:
     """Choices whose text may be under way; past it, those that have waited longest are forgotten."""
     max_backlog: int = 1024
     """Messages kept for a frontend that takes none; past it, its oldest are dropped."""
-    drain_seconds: float = 2.0
-    """How long the last messages may take to leave after SIGTERM."""
+    drain_grace: float = 10.0
+    """Seconds that choices held get to finish after SIGTERM."""
 
     def __post_init__(self) -> None:
         for option in ("max_choices", "max_backlog"):
             if getattr(self, option) < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1")
-        if not 0 <= self.drain_seconds < 3600:
-            raise ConfigError("--drain-seconds must be between 0 and 3600")
+        if not 0 <= self.drain_grace < 3600:
+            raise ConfigError("--drain-grace must be between 0 and 3600")

@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from tercet.protocol.endpoints import default_peer
+from tercet.protocol.values import Role
+
 Repeatable = Annotated[tuple[str, ...], Parameter(negative="")]
 
 
@@ -14,8 +17,8 @@ Repeatable = Annotated[tuple[str, ...], Parameter(negative="")]
 class LinkConfig:
     """Where this frontend is among the other parts."""
 
-    peer: str = "frontend-0"
-    """This process's id."""
+    peer: str = field(default_factory=lambda: default_peer(Role.FRONTEND))
+    """Name among the peers; a restarted process keeps it. By default the host's name tells those of a role apart."""
     listen: str = "tcp://127.0.0.1:0"
     """Inbox: ipc:///private/directory or tcp://host:port."""
     scheduler: Repeatable = ()

@@ -8,9 +8,13 @@ import socket
 from dataclasses import dataclass
 
 from tercet.protocol.errors import AddressError
+from tercet.protocol.values import Role
 
 IPC_PATH_LIMIT = 107
 """Bytes of sun_path on Linux, less the closing zero."""
+
+PEER_ID_LIMIT = 64
+"""Characters."""
 
 _PEER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
@@ -73,6 +77,12 @@ def check_peer_id(peer: str) -> str:
     if not _PEER_ID.fullmatch(peer):
         raise AddressError(f"{peer!r} is no peer id: up to 64 letters, digits, dots, dashes, underscores")
     return peer
+
+
+def default_peer(role: Role) -> str:
+    """`scheduler-<host name>`: unique where a machine, pod or container runs one process of the role."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
+    return f"{role}-{host[-(PEER_ID_LIMIT - len(role) - 1) :]}"
 
 
 def check_spec(spec: str) -> Ipc | Tcp:

@@ -1,10 +1,12 @@
 """What a scheduler process can be told, on its command line."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from tercet.protocol.endpoints import default_peer
+from tercet.protocol.values import Role
 from tercet.scheduler.core.config import PolicyName
 
 
@@ -17,8 +19,8 @@ class ConfigError(ValueError):
 class ProcessOptions:
     """Who this process is, and who its peers are."""
 
-    peer: str = "scheduler-0"
-    """Name among the peers; a restarted process keeps it."""
+    peer: str = field(default_factory=lambda: default_peer(Role.SCHEDULER))
+    """Name among the peers; a restarted process keeps it. By default the host's name tells those of a role apart."""
     listen: str = "tcp://127.0.0.1:30100"
     """Address of the inbox: ipc://DIRECTORY or tcp://HOST:PORT."""
     advertise: str = ""
