@@ -75,10 +75,11 @@ def figures(device: torch.device, dtype: torch.dtype, backend: str) -> Iterator[
     table, positions = rope_cache(512, HEAD_DIM, 5e5).to(device), torch.arange(512, device=device)
     rope = measure(lambda: apply_rope(q, k, positions, table), device)
     yield Figure("rope", rope, 2.0 * (q.numel() + k.numel()) * size, "GB/s")
-    many = k.repeat(8, 1, 1)  # more than a processor's cache holds
-    cache = torch.zeros(len(many) // PAGE_SIZE, PAGE_SIZE, KV_HEADS, HEAD_DIM, dtype=dtype, device=device)
+    many, values = k.repeat(8, 1, 1), k.repeat(8, 1, 1)  # more than a processor's cache holds
+    shape = (2, len(many) // PAGE_SIZE, PAGE_SIZE, KV_HEADS, HEAD_DIM)
+    k_cache, v_cache = torch.zeros(shape, dtype=dtype, device=device)
     slots = torch.arange(len(many), device=device)
-    store = measure(lambda: store_kv(many, many, cache, cache, slots), device)
+    store = measure(lambda: store_kv(many, values, k_cache, v_cache, slots), device)
     yield Figure("store_kv", store, 4.0 * many.numel() * size, "GB/s")
     yield from _sampling(device)
 
