@@ -119,10 +119,11 @@ class Scheduler:
             computed = row.start + row.count
             if index in result.prompt_logprobs:
                 req.prompt_logprobs.append(result.prompt_logprobs[index])
-            if not req.published and computed >= req.prompt_tokens:
+            token = result.token_ids[index]
+            if not req.published and computed >= req.prompt_tokens and (token >= 0 or not row.sample):
                 self.roster.publish(req, computed)
             if row.sample:
-                self._append(req, result.token_ids[index], result.logprobs.get(index), outputs)
+                self._append(req, token, result.logprobs.get(index), outputs)
             elif computed >= req.end:
                 self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
         self.memory.settle(plan.step)
