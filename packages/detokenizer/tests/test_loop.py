@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
-from tercet.detokenizer.loop import ASK_AGAIN_SECONDS, RETRY_SECONDS, DetokenizerLoop
+from tercet.detokenizer.loop import ASK_AGAIN_SECONDS, RETRY_SECONDS, SETTLE_SECONDS, DetokenizerLoop
 from tercet.detokenizer.outbox import Outbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
@@ -35,13 +36,21 @@ from tercet.protocol.node import Delivery, NodeConfig, PeerDown, PeerReady, Peer
 from tercet.protocol.testing import FakeNode, ScriptedClock
 from tercet.protocol.values import FinishReason, FinishType, Phase, Role, pack_ints, unpack_ints
 
+DONE = FinishReason(FinishType.LENGTH)
+
 
 class Bench:
     """A loop with a fake node and a clock by hand."""
 
-    def __init__(self, vocabulary: Vocabulary, max_backlog: int = 3, node: FakeNode | None = None) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        max_backlog: int = 3,
+        node: FakeNode | None = None,
+        clock: ScriptedClock | None = None,
+    ) -> None:
         self.file = vocabulary.tokenizer.to_str().encode()
-        self.node, self.clock, self.tokenizers = node or FakeNode(), ScriptedClock(), TokenizerStore()
+        self.node, self.clock, self.tokenizers = node or FakeNode(), clock or ScriptedClock(), TokenizerStore()
         self.manager = DetokenizerManager(self.tokenizers)
         self.board = StatusBoard(self.manager, self.clock)
         outbox = Outbox(self.node, max_backlog, self.manager.counters)
@@ -188,37 +197,102 @@ def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(byte_level
     bench.loop.stop()
     assert bench.node.woken == 1
     bench.node.waits.clear()
-    bench.node.feed(Delivery("s", batch(byte_level.tokenizer.encode("a").ids)))
-    bench.loop.run(drain_seconds=5)
+    bench.node.feed(Delivery("s", batch(byte_level.tokenizer.encode("a").ids, finish=DONE)))
+    bench.loop.run(drain_grace=5)
     assert bench.node.waits == [RETRY_SECONDS] * 2
     assert texts(bench.node) == [["a"]]
     assert bench.board.heartbeat("f").phase is Phase.DRAINING
 
 
-def test_a_backlog_may_leave_after_stop_but_not_for_ever(byte_level: Vocabulary) -> None:
-    class Patient(FakeNode):
-        """A frontend's queue that opens after some rounds; every round takes a second."""
+class Rounds(FakeNode):
+    """Every round takes a second; what is to happen in a round is in `script`."""
 
-        def __init__(self, rounds: int) -> None:
-            super().__init__()
-            self._rounds = rounds
+    def __init__(self, clock: ScriptedClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.script: dict[int, Callable[[], object]] = {}
 
-        def drain(self, wait: float | None = 0) -> list[Delivery]:
-            bench.clock.advance(1)
-            if len(self.waits) >= self._rounds:
-                self.full = set()
-            return super().drain(wait)
+    def drain(self, wait: float | None = 0) -> list[Delivery]:
+        self._clock.advance(1)
+        self.script.pop(len(self.waits), lambda: None)()
+        return super().drain(wait)
 
-    for rounds, sent in ((3, [["a"]]), (30, [])):
-        bench = Bench(byte_level, node=Patient(rounds))
-        bench.begin()
-        bench.node.full = {"f"}
-        bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
-        bench.node.waits.clear()
-        bench.loop.stop()
-        bench.loop.run(drain_seconds=10)
-        assert texts(bench.node) == sent
-        assert len(bench.node.waits) <= 10
+
+@pytest.fixture
+def slow(byte_level: Vocabulary) -> tuple[Bench, Rounds]:
+    """A bench whose rounds take a second."""
+    clock = ScriptedClock()
+    node = Rounds(clock)
+    bench = Bench(byte_level, node=node, clock=clock)
+    bench.begin()
+    return bench, node
+
+
+@pytest.mark.parametrize(("rounds", "sent"), [(3, [["a"]]), (30, [])])
+def test_a_backlog_may_leave_after_stop_but_not_for_ever(
+    slow: tuple[Bench, Rounds], byte_level: Vocabulary, rounds: int, sent: list[list[str]]
+) -> None:
+    bench, node = slow
+    node.full = {"f"}
+    bench.feed("s", batch(byte_level.tokenizer.encode("a").ids, finish=DONE))
+    node.waits.clear()
+    node.script[rounds] = node.full.clear
+    bench.loop.stop()
+    bench.loop.run(drain_grace=10)
+    assert texts(node) == sent
+    assert len(node.waits) <= 10
+
+
+def test_choices_held_are_finished_after_stop(slow: tuple[Bench, Rounds], byte_level: Vocabulary) -> None:
+    bench, node = slow
+    ids = byte_level.tokenizer.encode("abcd").ids
+    bench.feed("s", batch(ids[:1]))
+    node.waits.clear()
+    node.script[2] = lambda: node.feed(Delivery("s", batch(ids[1:2], 1)))
+    node.script[5] = lambda: node.feed(Delivery("s", batch(ids[2:], 2, DONE)))
+    bench.loop.stop()
+    bench.loop.run(drain_grace=100)
+    assert "".join(text for [text] in texts(node)) == "abcd"
+    assert len(node.waits) == 7
+
+
+def test_a_choice_that_never_ends_is_left_after_the_grace_and_at_once_after_a_second_stop(
+    slow: tuple[Bench, Rounds], byte_level: Vocabulary
+) -> None:
+    bench, node = slow
+    bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
+    node.waits.clear()
+    bench.loop.stop()
+    bench.loop.run(drain_grace=10)
+    assert len(node.waits) == 10
+    node.waits.clear()
+    bench.loop.stop()
+    bench.loop.run(drain_grace=10)
+    assert node.waits == []
+
+
+def test_a_process_that_leaves_waits_until_linked_frontends_know_it(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.begin()
+    bench.feed("f", PeerUp("f", Role.FRONTEND, "1"))
+    bench.loop.stop()
+    ran = threading.Thread(target=bench.loop.run, args=(60,))
+    ran.start()
+    bench.clock.advance(SETTLE_SECONDS - 0.01)
+    ran.join(0.05)
+    assert ran.is_alive()
+    bench.clock.advance(0.01)
+    ran.join(30)
+    assert not ran.is_alive()
+
+
+def test_a_tokenizer_that_comes_late_does_not_undo_draining(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
+    bench.loop.stop()
+    bench.loop.run(drain_grace=1)
+    bench.files(["tokenizer.json"], bench.file)
+    assert bench.board.heartbeat("f").phase is Phase.DRAINING
 
 
 def test_a_scheduler_that_returns_with_another_model_brings_its_tokenizer(

@@ -11,7 +11,7 @@ from tercet.detokenizer.errors import ConfigError
     ("options", "complaint"),
     [
         (["--max-choices", "0"], "--max-choices must be at least 1"),
-        (["--drain-seconds", "-1"], "--drain-seconds must be between"),
+        (["--drain-grace", "-1"], "--drain-grace must be between"),
         (["--listen", "somewhere"], "'somewhere' is neither ipc://"),
     ],
 )
@@ -43,7 +43,7 @@ SAMPLES = {
     "log_level": "debug",
     "max_choices": "9",
     "max_backlog": "8",
-    "drain_seconds": "0.5",
+    "drain_grace": "0.5",
 }
 
 

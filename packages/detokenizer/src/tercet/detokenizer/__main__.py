@@ -44,7 +44,7 @@ def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     if config.parent_fd is not None:
         exit_with_parent(config.parent_fd)
     node.start()
-    loop.run(config.drain_seconds)
+    loop.run(config.drain_grace)
     node.close("stopping")
     logger.info("stopped; %d choices were under way; %s", len(manager), dict(manager.counters))
 

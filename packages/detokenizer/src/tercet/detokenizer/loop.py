@@ -11,7 +11,7 @@ from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.protocol.messages import BatchTokenIDOutput, Ready, TokenizerFiles, TokenizerFilesReq
 from tercet.protocol.node import Delivery, PeerDown, PeerUp, Sender
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.values import Role
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +19,9 @@ RETRY_SECONDS = 0.005
 """How long the loop waits for news before it offers a full frontend its backlog again."""
 ASK_AGAIN_SECONDS = 5.0
 """How long a scheduler may take to send its tokenizer."""
+SETTLE_SECONDS = 0.5
+"""How long a process that leaves stays at least while frontends are linked: all have heard by then that it drains, and
+what they had sent here before is in the schedulers' hands or held."""
 
 
 class Node(Sender, Protocol):
@@ -49,20 +52,24 @@ class DetokenizerLoop:
         self._clock = clock
         self._unanswered: dict[str, float] = {}
         """Schedulers that have not sent their tokenizer, and when to ask them."""
-        self._stopping = False
+        self._frontends: set[str] = set()
+        self._stops = 0
 
-    def run(self, drain_seconds: float) -> None:
-        """Serve until `stop`; then what is queued may leave, for so many seconds."""
-        while not self._stopping:
+    def run(self, drain_grace: float) -> None:
+        """Serve until `stop`; then finish the choices held, for so many seconds at most, or until `stop` once more."""
+        while not self._stops:
             self.turn(RETRY_SECONDS if self._outbox else None)
-        self._board.enter(Phase.DRAINING)
-        end = self._clock() + drain_seconds
-        while (self.turn(RETRY_SECONDS) or self._outbox) and self._clock() < end:
-            pass
+        self._board.drain()
+        began = self._clock()
+        busy = True
+        while busy and self._stops < 2 and (spent := self._clock() - began) < drain_grace:
+            tokens = self.turn(RETRY_SECONDS)
+            settling = bool(self._frontends) and spent < SETTLE_SECONDS
+            busy = tokens or settling or bool(self._manager) or bool(self._outbox)
 
     def stop(self) -> None:
-        """End `run` soon. Safe from a signal handler and from any thread."""
-        self._stopping = True
+        """Drain, and end `run` then; called again, end it at once. Safe from a signal handler and from any thread."""
+        self._stops += 1
         self._node.wake()
 
     def turn(self, wait: float | None) -> bool:
@@ -87,6 +94,8 @@ class DetokenizerLoop:
                 self._read(delivery.source, files, delivery.frames)
             case PeerUp(peer, Role.SCHEDULER):
                 self._unanswered[peer] = self._clock()
+            case PeerUp(peer, Role.FRONTEND):
+                self._frontends.add(peer)
             case PeerDown(peer):
                 self._forget(peer)
             case _:
@@ -107,11 +116,12 @@ class DetokenizerLoop:
         except TokenizerError as error:
             logger.error("no text for the tokens of %s: %s", scheduler, error)
             return
-        self._board.enter(Phase.IDLE)
+        self._board.loaded()
         self._node.set_ready(Ready())
 
     def _forget(self, peer: str) -> None:
         self._unanswered.pop(peer, None)
+        self._frontends.discard(peer)
         self._tokenizers.forget(peer)
         self._outbox.drop(peer)
         if count := self._manager.drop_peer(peer):

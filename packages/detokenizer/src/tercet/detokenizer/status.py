@@ -18,9 +18,14 @@ class StatusBoard:
         self._steps = 0
         self._longest = 0.0
 
-    def enter(self, phase: Phase) -> None:
-        """From here on, this is what the process is doing."""
-        self._phase = phase
+    def loaded(self) -> None:
+        """There is a tokenizer to work with."""
+        if self._phase is Phase.LOADING:
+            self._phase = Phase.IDLE
+
+    def drain(self) -> None:
+        """Say draining from now on, whatever else happens."""
+        self._phase = Phase.DRAINING
 
     def begin(self) -> None:
         """The loop has taken messages."""
