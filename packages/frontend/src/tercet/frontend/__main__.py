@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.config import FrontendConfig
@@ -40,7 +40,10 @@ def serve(config: FrontendConfig = FrontendConfig()) -> None:
 
 def main() -> None:
     """Run with the process's own arguments."""
-    app()
+    try:
+        app(exit_on_error=False)
+    except CycloptsError:
+        sys.exit(EXIT_CONFIG)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ class ChatForm:
     def __init__(self, body: ChatRequest, model: ServedModel) -> None:
         self._names = model.files.token_bytes
         self._logprobs = bool(body.logprobs)
-        self._shows_special = body.skip_special_tokens is False
+        self._shows_end = bool(body.include_stop_str_in_output)
         self._include_usage = body.include_usage
         self._head = {
             "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
@@ -133,7 +133,7 @@ class ChatForm:
         return chunks + self._chunk(update.index, delta, logprobs, update.finish)
 
     def _shown(self, token_ids: Sequence[int], finish: FinishReason | None) -> Sequence[int]:
-        return token_ids if self._shows_special else without_end(token_ids, finish)
+        return token_ids if self._shows_end else without_end(token_ids, finish)
 
     def _chunk(self, index: int, delta: bytes, logprobs: bytes, finish: FinishReason | None) -> bytes:
         reason = b"null" if finish is None else b'"' + finish.type.encode() + b'"'

@@ -72,7 +72,7 @@ class CompletionForm:
         self._echo = bool(body.echo)
         self._scores_only = body.max_tokens == 0
         self._logprobs = body.logprobs is not None
-        self._shows_special = body.skip_special_tokens is False
+        self._shows_end = bool(body.include_stop_str_in_output)
         self._include_usage = body.include_usage
         self._head = {
             "id": f"cmpl-{secrets.token_urlsafe(18)}",
@@ -132,7 +132,7 @@ class CompletionForm:
         writer = self._begun.setdefault(number, CompletionLogprobs(self._model.files.token_bytes))
         if self._scores_only:
             text, ids, logprobs = "", [], []
-        elif not self._shows_special:
+        elif not self._shows_end:
             ids = without_end(ids, finish)
         if first and self._echo:
             prompt_ids = unpack_ints(state.prompt_ids)

@@ -1,0 +1,82 @@
+"""Request heads are bounded, sockets may be inherited, and stopping is orderly."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import httpx2
+import pytest
+
+from tercet.frontend.config import HttpConfig
+from tercet.frontend.http_server import listening_socket, url_of
+from tercet.frontend.testing import FakeEngine, Served, Token, serving
+
+EngineOf = Callable[..., FakeEngine]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+
+
+async def talk(served: Served, *pieces: bytes) -> bytes:
+    """Send pieces, and read until the server hangs up."""
+    host, port = served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_request_head_that_is_too_long_is_refused(engine_of: EngineOf, whole: bool) -> None:
+    head = b"GET /live HTTP/1.1\r\nhost: x\r\nx-long: "
+    async with serving(engine_of(), HttpConfig(max_header_bytes=4096)) as served:
+        if whole:
+            answer = await talk(served, head + b"a" * 5000 + b"\r\nconnection: close\r\n\r\n")
+        else:
+            answer = await talk(served, head, *[b"a" * 1000] * 6)
+        fine = await talk(served, head + b"a" * 1000 + b"\r\nconnection: close\r\n\r\n")
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+    assert fine.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_long_body_is_not_taken_for_a_head(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(), HttpConfig(max_header_bytes=4096)) as served:
+        for _ in range(2):
+            answer = await http_of(served).post("/tokenize", json={"prompt": "the quick " * 1000})
+            assert answer.status_code == 200
+
+
+async def test_garbage_ends_one_connection(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        await talk(served, b"\x00\xff\x13 nonsense\r\n\r\n")
+        assert (await http_of(served).get("/live")).status_code == 200
+
+
+async def test_a_request_in_flight_may_finish_after_stop(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(lambda _request, _index: [Token(5, "x"), Token(6, "y")], auto=False)
+    async with serving(engine) as served:
+        asked = asyncio.create_task(http_of(served).post("/generate", json={"text": "hello"}))
+        async with asyncio.timeout(10):
+            while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
+                await asyncio.sleep(0.002)
+        for delay in (0.05, 0.06):
+            asyncio.get_running_loop().call_later(delay, engine.step)
+    assert (await asked).json()["text"] == "xy"
+
+
+def test_a_socket_is_inherited_or_made() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as parent,
+        listening_socket(HttpConfig(fd=parent.dup().detach())) as child,
+    ):
+        assert child.getsockname() == parent.getsockname()
+    with listening_socket(HttpConfig(port=0)) as own:
+        assert url_of(own) == f"http://127.0.0.1:{own.getsockname()[1]}"
+    with listening_socket(HttpConfig(host="0.0.0.0", port=0)) as everywhere:
+        assert url_of(everywhere).startswith("http://127.0.0.1:")

@@ -1,0 +1,183 @@
+"""The process: its options, and a chat over real sockets with peers that are played here."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+from tercet.frontend.config import FrontendConfig
+from tercet.protocol.messages import (
+    BatchStrOutput,
+    FrontendInbox,
+    Heartbeat,
+    Message,
+    Ready,
+    SchedulerInbox,
+    SupervisorInbox,
+    TextOpening,
+    TokenizedGenerateReqInput,
+    TokenizerFiles,
+    TokenizerFilesReq,
+)
+from tercet.protocol.node import NodeConfig, PeerReady, ThreadNode
+from tercet.protocol.values import FinishReason, FinishType, ModelIdentity, ModelLimits, Phase, Role, pack_ints
+
+
+def parse(*arguments: str) -> FrontendConfig:
+    app = App()
+    seen: list[FrontendConfig] = []
+
+    @app.default
+    def take(config: FrontendConfig = FrontendConfig()) -> None:
+        seen.append(config)
+
+    app(arguments, result_action="return_value")
+    return seen[0]
+
+
+def test_options_reach_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERCET_API_KEYS", "one\ntwo")
+    config = parse(
+        *("--peer", "f-1", "--listen", "ipc:///x", "--scheduler", "ipc:///x/scheduler-*", "--scheduler", "tcp://h:1"),
+        *("--detokenizer", "ipc:///x/detokenizer-*", "--parent-fd=3", "--fd=4", "--served-model-name", "m"),
+        *("--routing-policy", "least_loaded", "--log-level=debug"),
+    )
+    assert config.link.scheduler == ("ipc:///x/scheduler-*", "tcp://h:1")
+    assert (config.link.peer, config.link.parent_fd, config.http.fd) == ("f-1", 3, 4)
+    assert config.http.api_keys() == ("one", "two")
+    assert (config.serving.served_model_name, config.serving.routing_policy) == (("m",), "least_loaded")
+
+
+def idle(peer: str) -> Heartbeat:
+    return Heartbeat(phase=Phase.IDLE)
+
+
+class Peers:
+    """A supervisor, a scheduler and a detokenizer: the scheduler hands every request to the other's answer."""
+
+    def __init__(self, directory: Path, files: dict[str, bytes], limits: ModelLimits) -> None:
+        listen = f"ipc://{directory}"
+        self.directory = directory
+        self.files = files
+        self.url = ""
+        self.ready = threading.Event()
+        self.supervisor = ThreadNode(NodeConfig(Role.SUPERVISOR, "supervisor", listen), SupervisorInbox, idle)
+        self.scheduler = ThreadNode(NodeConfig(Role.SCHEDULER, "scheduler-0", listen), SchedulerInbox, idle)
+        self.detokenizer = ThreadNode(NodeConfig(Role.DETOKENIZER, "detokenizer-0", listen), FrontendInbox, idle)
+        self._stopped = False
+        for node in (self.supervisor, self.scheduler, self.detokenizer):
+            node.start()
+        self.scheduler.set_ready(Ready(limits=limits, identity=ModelIdentity(weights="w")))
+        self.detokenizer.set_ready(Ready())
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopped = True
+        self._thread.join()
+        for node in (self.supervisor, self.scheduler, self.detokenizer):
+            node.close()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            for delivery in self.supervisor.drain(0.01):
+                if isinstance(delivery.message, PeerReady):
+                    self.url = delivery.message.ready.url
+                    self.ready.set()
+            for delivery in self.scheduler.drain(0.01):
+                self._answer(delivery.source, delivery.message)
+            self.detokenizer.drain(0)
+
+    def _answer(self, frontend: str, message: object) -> None:
+        match message:
+            case TokenizerFilesReq():
+                sums = [sha256(content).hexdigest() for content in self.files.values()]
+                reply = TokenizerFiles(id=message.id, model="tiny", names=list(self.files), sha256=sums)
+                self.scheduler.send(frontend, reply, *self.files.values())
+            case TokenizedGenerateReqInput():
+                self.detokenizer.send(frontend, says(message, "over real sockets"))
+
+
+def says(request: TokenizedGenerateReqInput, text: str) -> Message:
+    return BatchStrOutput(
+        rids=[request.rid],
+        indices=pack_ints([0]),
+        attempts=pack_ints([request.attempt]),
+        positions=pack_ints([0]),
+        offsets=pack_ints([0, 1]),
+        token_ids=pack_ints([5]),
+        texts=[text],
+        openings=[TextOpening(row=0, prompt_tokens=3, cached_tokens=0)],
+        finishes={0: FinishReason(FinishType.STOP)},
+    )
+
+
+@pytest.fixture
+def peers(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], limits: ModelLimits) -> Iterator[Peers]:
+    directory = tmp_path_factory.mktemp("r")
+    directory.chmod(0o700)
+    played = Peers(directory, files, limits)
+    yield played
+    played.close()
+
+
+def post(url: str, body: object) -> dict[str, object]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return dict(json.loads(answer.read()))
+
+
+def until_healthy(url: str) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except urllib.error.HTTPError as error:
+            error.close()
+            time.sleep(0.05)
+    raise TimeoutError(url)
+
+
+def test_a_process_serves_and_ends_with_its_parent(peers: Peers) -> None:
+    listen = f"ipc://{peers.directory}"
+    ours, theirs = os.pipe()
+    command = [sys.executable, "-m", "tercet.frontend", "--peer=frontend-0", f"--listen={listen}", "--port=0"]
+    command += [f"--scheduler={listen}/scheduler-*", f"--detokenizer={listen}/detokenizer-*"]
+    command += [f"--supervisor={listen}/supervisor.*", f"--parent-fd={ours}"]
+    process = subprocess.Popen(command, pass_fds=[ours])
+    os.close(ours)
+    try:
+        assert peers.ready.wait(30)
+        until_healthy(peers.url)
+        answer = post(f"{peers.url}/v1/completions", {"model": "tiny", "prompt": "hello"})
+        assert answer["choices"][0]["text"] == "over real sockets"  # type: ignore[index]
+        os.close(theirs)
+        assert process.wait(15) == 0
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["--listen=nonsense", "--host=256.0.0.1", "--api-key-file=/nowhere", "--recovery-timeout=soon", "--nonsense"],
+)
+def test_options_that_cannot_work_end_the_process_with_2(wrong: str) -> None:
+    command = [sys.executable, "-m", "tercet.frontend", "--port=0", wrong]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert wrong.partition("=")[2].encode() in ended.stderr
+    assert ended.stderr
+    assert b"Traceback" not in ended.stderr

@@ -1,0 +1,50 @@
+"""Log-probabilities as JSON can hold them."""
+
+import math
+
+from tokenizers import Tokenizer
+
+from tercet.frontend.openai.logprobs import CompletionLogprobs, chat_logprobs, entries, without_end
+from tercet.frontend.prompt_tokenizer import PromptTokenizer
+from tercet.frontend.token_bytes import TokenBytes
+from tercet.protocol.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
+
+SCORES = Logprobs(
+    pack_floats([math.nan, -math.inf]), 2, pack_ints([1, 2, 3, 4]), pack_floats([-0.5, -math.inf, math.nan, -1.0])
+)
+
+
+def test_what_json_cannot_hold_is_a_floor_or_null() -> None:
+    assert list(entries([SCORES])) == [(None, [(1, -0.5), (2, -9999.0)]), (-9999.0, [(4, -1.0)])]
+
+
+def test_parts_follow_one_another() -> None:
+    parts = [Logprobs(pack_floats([-0.25])), Logprobs(pack_floats([-0.5, -1.0]))]
+    assert [chosen for chosen, _ in entries(parts)] == [-0.25, -0.5, -1.0]
+
+
+def test_the_token_that_ends_an_answer_is_no_part_of_its_text() -> None:
+    assert without_end([1, 2], FinishReason(FinishType.STOP, 2)) == [1]
+    assert without_end([1, 2], FinishReason(FinishType.STOP, "2")) == [1, 2]
+    assert without_end([1, 2], FinishReason(FinishType.LENGTH)) == [1, 2]
+    assert without_end([], FinishReason(FinishType.STOP, 2)) == []
+    assert without_end([1, 2], None) == [1, 2]
+
+
+def test_offsets_count_characters_and_go_on_in_the_next_chunk(tokenizer: Tokenizer) -> None:
+    names = TokenBytes(PromptTokenizer(tokenizer.to_str()))
+    ids = tokenizer.encode("é€the").ids
+    assert len(ids) == 6
+    parts = [Logprobs(pack_floats([-1.0])) for _ in ids]
+    writer = CompletionLogprobs(names)
+    first, second = writer.write(ids[:2], parts[:2]), writer.write(ids[2:], parts[2:])
+    assert [*first["text_offset"], *second["text_offset"]] == [0, 0, 1, 1, 1, 2]
+    assert first["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert second["tokens"][-1] == "the"
+
+
+def test_entries_beyond_the_tokens_are_left_out(tokenizer: Tokenizer) -> None:
+    names = TokenBytes(PromptTokenizer(tokenizer.to_str()))
+    parts = [Logprobs(pack_floats([-1.0, -2.0]))]
+    assert len(chat_logprobs(names, [40], parts)["content"]) == 1
+    assert CompletionLogprobs(names).write([40], parts)["token_logprobs"] == [-1.0]
