@@ -332,6 +332,7 @@ def test_a_flood_beyond_what_may_wait_is_held_back_without_losing_peers(
         sent += frontend.send("scheduler-0", AbortReq(rid=str(sent)))
     time.sleep(2 * network.silence)
     assert [info.peer for info in frontend.peers()] == ["scheduler-0"], "it still sends heartbeats"
+    assert scheduler.counters["received"] < 1000 < sent, "the rest waits in the sockets"
     listener = Listener(scheduler)
     assert [listener.wait_for(AbortReq).message for _ in range(sent)] == [AbortReq(rid=str(i)) for i in range(sent)]
     assert not [delivery for delivery in listener.heard if isinstance(delivery.message, PeerDown)]

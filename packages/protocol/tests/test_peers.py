@@ -267,6 +267,32 @@ def test_who_did_not_listen_calls_nobody_silent(world: World) -> None:
     assert world.log(scheduler) == ["frontend-0 up as frontend"]
 
 
+def test_who_lost_us_and_says_hello_again_is_told_all_again(world: World) -> None:
+    scheduler = world.start(SCHEDULER)
+    world.apply(scheduler, scheduler.set_ready(Ready(url="s")))
+    frontend = world.start(FRONTEND, dial=(scheduler.me.address,))
+    world.deliver()
+    world.log(frontend)
+    world.apply(frontend, frontend.connection(scheduler.me.address, False, world.now))
+    world.run(0.7)
+    assert world.log(frontend) == [
+        "scheduler-0 down: its connection broke",
+        "scheduler-0 up as scheduler",
+        "scheduler-0 ready",
+    ]
+    assert world.log(scheduler) == ["frontend-0 up as frontend"], "to the other side nothing happened"
+
+
+def test_who_says_hello_is_not_silent(world: World) -> None:
+    scheduler = world.start(SCHEDULER)
+    frontend = world.start(FRONTEND, dial=(scheduler.me.address,))
+    world.deliver()
+    for _ in range(5):
+        world.run(1.0, beats=False)
+        world.apply(scheduler, scheduler.hello(frontend.me, world.now))
+    assert world.log(scheduler) == ["frontend-0 up as frontend"]
+
+
 def test_goodbye_takes_a_peer_down_with_its_reason(world: World) -> None:
     scheduler = world.start(SCHEDULER)
     frontend = world.start(FRONTEND, dial=(scheduler.me.address,))
@@ -303,6 +329,15 @@ def test_introductions_are_repeated_so_that_none_is_needed(world: World) -> None
     assert "detokenizer-0" not in scheduler.peers
     world.run(2.5)
     assert "detokenizer-0" in scheduler.peers
+
+
+def test_a_supervisor_knows_everybody_and_introduces_nobody(world: World) -> None:
+    supervisor = world.start(Role.SUPERVISOR)
+    for role in (SCHEDULER, DETOKENIZER):
+        world.start(role, dial=(supervisor.me.address,))
+    world.run(3.0)
+    assert set(supervisor.peers) == {"scheduler-0", "detokenizer-0"}
+    assert not [say for say in world.said if isinstance(say.message, Introduce)]
 
 
 def test_the_introduced_are_not_dialled_for_ever(world: World) -> None:

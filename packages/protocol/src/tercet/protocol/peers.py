@@ -85,7 +85,6 @@ class PeerTable:
             known.heard = now
             if hello.reply:
                 return []
-            known.told_at = None
             return [self._reply(known.hello), *self._tell_ready(known)]
         if known is None and len(self.peers) >= self.max_peers:
             return self._refuse(hello, f"{self.me.peer} has {self.max_peers} peers already", now)
