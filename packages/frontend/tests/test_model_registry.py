@@ -66,6 +66,7 @@ async def test_equal_files_are_read_once(registry: ModelRegistry, files: dict[st
 async def test_damaged_and_useless_files_are_not_used(registry: ModelRegistry, files: dict[str, bytes]) -> None:
     torn = {**files, "tokenizer.json": files["tokenizer.json"][:-9]}
     await registry.load("s", message(files), frames(torn))
+    await registry.load("s", message(files), frames({**files, "chat_template.jinja": b"another"}))
     await registry.load("s", message(files), frames(files)[:1])
     await registry.load("s", message(torn), frames(torn))
     await registry.load("s", message({"config.json": b"{}"}), frames({"config.json": b"{}"}))

@@ -59,7 +59,9 @@ async def test_rule_1_headers_events_and_done(engine_of: EngineOf, http_of: Http
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     for event in events[:-2]:
-        assert json.loads(event.removeprefix("data: "))["object"] == "chat.completion.chunk"
+        chunk = json.loads(event.removeprefix("data: "))
+        assert chunk["object"] == "chat.completion.chunk"
+        assert "usage" not in chunk
 
 
 async def test_rule_2_an_error_before_the_first_token_has_its_status(engine_of: EngineOf, openai_of: OpenAIOf) -> None:

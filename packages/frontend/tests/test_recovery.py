@@ -16,8 +16,9 @@ from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController, RoundRobin
 from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token
 from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.protocol.messages import AbortReq, Rejected, TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, FinishType, Role, SamplingParams, unpack_ints
+from tercet.protocol.events import Delivery
+from tercet.protocol.messages import AbortReq, Heartbeat, Rejected, TokenizedGenerateReqInput
+from tercet.protocol.values import FinishReason, FinishType, Phase, Role, SamplingParams, unpack_ints
 
 EngineOf = Callable[..., FakeEngine]
 
@@ -154,6 +155,33 @@ async def test_a_dead_detokenizers_request_stays_with_its_scheduler(engine_of: E
         assert engine.aborts() == []
         run_out(engine)
         assert said(generation) == expected(1)
+
+
+async def test_a_scheduler_that_a_request_leaves_behind_is_told(engine_of: EngineOf) -> None:
+    engine = engine_of(counting, schedulers=["scheduler-0", "scheduler-1"])
+    async with managed(engine) as manager:
+        generation = await submit(manager)
+        engine.step()
+        engine.deliver([Delivery("scheduler-0", Heartbeat(phase=Phase.DRAINING))])
+        engine.detokenizer_up("detokenizer-1")
+        engine.down(DETOKENIZER, Role.DETOKENIZER)
+        assert [peer for peer, message in engine.sent if isinstance(message, AbortReq)] == ["scheduler-0"]
+        run_out(engine)
+        assert said(generation) == expected(1)
+
+
+async def test_a_restarted_scheduler_is_asked_for_its_files_again(engine_of: EngineOf) -> None:
+    engine = engine_of(counting)
+    async with managed(engine) as manager:
+        engine.down("scheduler-0")
+        assert manager.models.peers == set()
+        engine.weights, engine.files = "weights-2", {"tokenizer.json": engine.files["tokenizer.json"]}
+        engine.scheduler_up("scheduler-0", "2")
+        assert manager.models.get("tiny").files.template is not None
+        async with asyncio.timeout(10):
+            while manager.models.get("tiny").identity.weights != "weights-2":  # noqa: ASYNC110 - read in a thread
+                await asyncio.sleep(0.001)
+        assert manager.models.get("tiny").files.template is None
 
 
 async def test_without_any_other_detokenizer_the_request_waits(engine_of: EngineOf) -> None:

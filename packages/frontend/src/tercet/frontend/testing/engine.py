@@ -103,7 +103,7 @@ class FakeEngine:
             case TokenizerFilesReq():
                 asyncio.get_running_loop().call_soon(self._send_files, peer, message.id)
             case AbortReq():
-                self._abort(message)
+                self._abort(peer, message)
             case TokenizedGenerateReqInput():
                 self._generate(peer, message)
         return True
@@ -164,18 +164,19 @@ class FakeEngine:
         reply = TokenizerFiles(id=request_id, model=self.limits.model, names=list(self.files), sha256=sums)
         self._from(peer, reply, *(memoryview(content) for content in self.files.values()))
 
-    def _abort(self, message: AbortReq) -> None:
+    def _abort(self, peer: str, message: AbortReq) -> None:
         self.running = [
             each
             for each in self.running
-            if each.request.rid != message.rid or (message.indices and each.index not in message.indices)
+            if (each.scheduler, each.request.rid) != (peer, message.rid)
+            or (message.indices and each.index not in message.indices)
         ]
 
     def _generate(self, peer: str, request: TokenizedGenerateReqInput) -> None:
         if rejected := self.reject(request):
             asyncio.get_running_loop().call_soon(self._from, peer, rejected)
             return
-        self.running = [each for each in self.running if each.request.rid != request.rid]
+        self.running = [each for each in self.running if (each.scheduler, each.request.rid) != (peer, request.rid)]
         for resume in request.resume or [Resume(index) for index in range(request.sampling.n)]:
             position = len(unpack_ints(resume.output_ids))
             tokens = self.script(request, resume.index)
