@@ -1,0 +1,198 @@
+"""The deployment files are valid, hardened, and agree with one another and with the parts they start."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tercet.detokenizer.config import DetokenizerConfig
+from tercet.frontend.config import HttpConfig
+from tercet.scheduler.config import ProcessOptions
+from tests.deploy_files import (
+    DEPLOY,
+    INBOX_PORTS,
+    PARTS,
+    ROOT,
+    Dockerfile,
+    compose,
+    container,
+    declared_closure,
+    kubernetes_files,
+    kustomization,
+    manifests,
+    option,
+    part_of,
+    pod,
+)
+
+SERVICES = {name: service for name, service in compose()["services"].items() if name != "keys"}
+EVERYBODY = {(sender, receiver) for sender in PARTS for receiver in PARTS if sender != receiver}
+
+
+def check(tool: str, *arguments: str | Path) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name(tool), *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_yaml_is_tidy() -> None:
+    check("yamllint", "--strict", "--config-file", DEPLOY / ".yamllint.yaml", DEPLOY)
+
+
+def test_compose_follows_its_specification() -> None:
+    check("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
+
+
+def test_manifests_follow_the_schemas_of_kubernetes() -> None:
+    check("kubernetes-validate", "--strict", *kubernetes_files())
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_dockerfiles_follow_good_practice(part: str) -> None:
+    check("hadolint", Dockerfile(part).path)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_image_holds_what_its_part_declares_and_no_more(part: str) -> None:
+    dockerfile = Dockerfile(part)
+    assert dockerfile.copies() == declared_closure(part)
+    assert dockerfile.installs()
+    assert all(packages == declared_closure(part) for packages in dockerfile.installs())
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_image_runs_as_nobody_in_particular_and_can_be_told_to_stop(part: str) -> None:
+    dockerfile = Dockerfile(part)
+    assert dockerfile.final["USER"] == "10001:10001"
+    assert dockerfile.final["STOPSIGNAL"] == "SIGTERM"
+    assert "constraints.txt" in dockerfile.values("COPY")[0]
+    bases = [base for base in dockerfile.values("FROM") if base.startswith("python")]
+    assert set(bases) == {base for base in bases if re.match(r"python:3\.12-slim-bookworm\b", base)}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_ports_are_the_same_everywhere(part: str) -> None:
+    listen = f"tcp://0.0.0.0:{INBOX_PORTS[part]}"
+    dockerfile = Dockerfile(part)
+    assert option(dockerfile.command(), "--listen") == listen
+    assert str(INBOX_PORTS[part]) in dockerfile.final["EXPOSE"].split()
+    assert option(container(part)["args"], "--listen") == listen
+    assert {"name": "inbox", "containerPort": INBOX_PORTS[part]} in container(part)["ports"]
+    for name, service in SERVICES.items():
+        if part_of(name) == part:
+            assert option(service["command"], "--listen") == listen
+
+
+@pytest.mark.parametrize("peer", ["scheduler", "detokenizer"])
+def test_the_frontend_looks_for_its_peers_where_they_are(peer: str) -> None:
+    spec = f"tcp://{peer}:{INBOX_PORTS[peer]}"
+    assert option(Dockerfile("frontend").command(), f"--{peer}") == spec
+    assert option(SERVICES["frontend"]["command"], f"--{peer}") == spec
+    assert option(container("frontend")["args"], f"--{peer}") == spec
+    service = manifests("Service")[peer]["spec"]
+    assert service["clusterIP"] == "None"
+    assert service["publishNotReadyAddresses"], "a part that loads would not be found, and a detokenizer never ready"
+    assert [port["port"] for port in service["ports"]] == [INBOX_PORTS[peer]]
+
+
+def test_schedulers_on_gpus_answer_to_the_same_name() -> None:
+    assert SERVICES["scheduler-gpu"]["networks"]["parts"]["aliases"] == ["scheduler"]
+    assert SERVICES["scheduler"]["profiles"] == ["cpu"]
+    assert "COMPOSE_PROFILES=cpu" in (DEPLOY / ".env").read_text().splitlines()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_images_have_one_name_and_the_version_of_their_part(part: str) -> None:
+    about = (ROOT / "packages" / part / "src/tercet" / part / "__about__.py").read_text()
+    version = about.partition('__version__ = "')[2].partition('"')[0]
+    image = f"tercet-{part}:{version}"
+    assert SERVICES[part]["image"] == image
+    assert container(part)["image"] == image
+    assert {"name": f"tercet-{part}", "newTag": version} in kustomization("kubernetes")["images"]
+    assert image in Dockerfile(part).path.read_text()
+
+
+def test_the_kustomization_names_every_file() -> None:
+    assert set(kustomization("kubernetes")["resources"]) == {path.name for path in kubernetes_files()}
+    assert kustomization("kubernetes")["namespace"] in manifests("Namespace")
+    assert kustomization("kubernetes-gpu")["resources"] == ["../kubernetes"]
+
+
+@pytest.mark.parametrize("name", [*SERVICES, "keys"])
+def test_containers_of_compose_can_do_little(name: str) -> None:
+    service = compose()["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    published = [port.rpartition(":")[0].rpartition(":")[0] for port in service.get("ports", ())]
+    assert published == (["127.0.0.1"] if name == "frontend" else [])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_pods_can_do_little(part: str) -> None:
+    assert pod(part)["securityContext"]["runAsNonRoot"] is True
+    assert pod(part)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod(part)["automountServiceAccountToken"] is False
+    assert container(part)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    # Whoever made the image, Kubernetes runs it as the same user.
+    assert f"{pod(part)['securityContext']['runAsUser']}:10001" == Dockerfile(part).final["USER"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_part_sees_no_key_but_its_own(name: str) -> None:
+    (keys,) = [volume for volume in SERVICES[name]["volumes"] if volume["source"] == "keys"]
+    assert keys["volume"] == {"subpath": part_of(name)}
+    assert keys["read_only"] is True
+    assert option(SERVICES[name]["command"], "--keys") == keys["target"]
+    assert SERVICES[name]["depends_on"]["keys"]["condition"] == "service_completed_successfully"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_pod_sees_no_key_but_its_own(part: str) -> None:
+    secrets = {volume["secret"]["secretName"] for volume in pod(part)["volumes"] if "secret" in volume}
+    assert secrets == {f"tercet-keys-{part}"} | ({"tercet-api-keys"} if part == "frontend" else set())
+    assert all(f"create secret generic {secret}" in (DEPLOY / "README.md").read_text() for secret in secrets)
+    (mount,) = [mount for mount in container(part)["volumeMounts"] if mount["name"] == "keys"]
+    assert option(container(part)["args"], "--keys") == mount["mountPath"]
+
+
+def test_links_are_open_to_those_that_use_them_and_to_nobody_else() -> None:
+    allowed: set[tuple[str, str]] = set()
+    policies = manifests("NetworkPolicy")
+    for part in PARTS:
+        for rule in policies[part]["spec"]["ingress"]:
+            if rule["ports"] == [{"port": INBOX_PORTS[part]}]:
+                allowed |= {
+                    (peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"], part) for peer in rule["from"]
+                }
+            else:
+                assert (part, rule) == ("frontend", {"ports": [{"port": 8000}]})
+    assert allowed == EVERYBODY, "membership runs both ways on every link"
+    assert policies["egress"]["spec"]["policyTypes"] == ["Egress"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_get_the_time_they_take_to_finish(part: str) -> None:
+    needed = {
+        "frontend": HttpConfig().shutdown_grace,
+        "scheduler": ProcessOptions().drain_grace,
+        "detokenizer": DetokenizerConfig().drain_grace,
+    }[part]
+    before = container(part).get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    assert pod(part)["terminationGracePeriodSeconds"] > before + needed
+    assert float(SERVICES[part]["stop_grace_period"].removesuffix("s")) > needed
+
+
+def test_every_part_scales_and_keeps_a_pod_through_disruptions() -> None:
+    assert set(manifests("PodDisruptionBudget")) == set(manifests("Deployment")) == set(PARTS)
+    autoscaler = manifests("HorizontalPodAutoscaler")["scheduler"]["spec"]
+    assert autoscaler["minReplicas"] > 1, "a budget of one pod unavailable must leave another"
+    assert "replicas" not in manifests("Deployment")["scheduler"]["spec"], "applying again would undo the autoscaler"
+    assert autoscaler["metrics"][0]["external"]["metric"]["name"] == "tercet_queued"

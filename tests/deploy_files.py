@@ -1,0 +1,140 @@
+"""What the files in deploy/ say: images, the commands they run, and the packages they hold."""
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+PARTS = ("frontend", "scheduler", "detokenizer")
+INBOX_PORTS = {"frontend": 30000, "scheduler": 30100, "detokenizer": 30200}
+
+
+class Dockerfile:
+    """The instructions of one image, those of its last stage apart."""
+
+    def __init__(self, part: str) -> None:
+        self.path = DEPLOY / "docker" / f"{part}.Dockerfile"
+        lines = [line for line in self.path.read_text().splitlines() if not line.startswith("#")]
+        joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+        self.instructions = [tuple(line.split(maxsplit=1)) for line in joined.splitlines() if line]
+        last = max(number for number, (name, *_) in enumerate(self.instructions) if name == "FROM")
+        self.final = dict(each for each in self.instructions[last:] if len(each) == 2)
+
+    def values(self, name: str) -> list[str]:
+        """What every instruction of a name says, in all stages."""
+        return [rest[0] for instruction, *rest in self.instructions if instruction == name]
+
+    def command(self) -> list[str]:
+        """What a container of it runs."""
+        return list(json.loads(self.final["ENTRYPOINT"])) + list(json.loads(self.final["CMD"]))
+
+    def health_command(self) -> list[str]:
+        """What asks whether it is healthy."""
+        return list(json.loads(self.final["HEALTHCHECK"].partition("CMD ")[2]))
+
+    def installs(self) -> list[set[str]]:
+        """The packages of this repository that each pip command installs."""
+        runs = [set(re.findall(r"packages/([a-z]+)", run)) for run in self.values("RUN")]
+        return [packages for packages in runs if packages]
+
+    def copies(self) -> set[str]:
+        """The packages of this repository that are copied in."""
+        return {found[1] for copy in self.values("COPY") if (found := re.match(r"packages/([a-z]+)", copy))}
+
+
+def compose() -> dict[str, Any]:
+    """compose.yaml with the values of deploy/.env for its variables."""
+    values = dict(
+        line.split("=", 1) for line in (DEPLOY / ".env").read_text().splitlines() if line[:1] not in {"", "#"}
+    )
+    text = re.sub(
+        r"\$\{(\w+):-([^}]*)\}", lambda found: values.get(found[1], found[2]), (DEPLOY / "compose.yaml").read_text()
+    )
+    assert "$" not in text, "a variable without a default"
+    parsed: dict[str, Any] = yaml.safe_load(text)
+    return parsed
+
+
+def part_of(service: str) -> str:
+    """The part that a service of compose.yaml runs."""
+    return service.removesuffix("-gpu")
+
+
+def manifests(kind: str) -> dict[str, dict[str, Any]]:
+    """The Kubernetes objects of a kind, by name."""
+    return {each["metadata"]["name"]: each for each in _objects() if each["kind"] == kind}
+
+
+def kubernetes_files() -> list[Path]:
+    """Everything in deploy/kubernetes but the kustomization."""
+    return sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.name != "kustomization.yaml")
+
+
+def kustomization(directory: str) -> dict[str, Any]:
+    """deploy/<directory>/kustomization.yaml."""
+    parsed: dict[str, Any] = yaml.safe_load((DEPLOY / directory / "kustomization.yaml").read_text())
+    return parsed
+
+
+def pod(part: str) -> dict[str, Any]:
+    """The pod that a part's Deployment makes."""
+    spec: dict[str, Any] = manifests("Deployment")[part]["spec"]["template"]["spec"]
+    return spec
+
+
+def container(part: str) -> dict[str, Any]:
+    """The one container of that pod."""
+    (only,) = pod(part)["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every command line in deploy/, and where it stands."""
+    for part in PARTS:
+        yield f"{part}.Dockerfile", Dockerfile(part).command()
+        yield f"{part}.Dockerfile, health", Dockerfile(part).health_command()
+        yield f"kubernetes {part}", [f"tercet-{part}", *container(part)["args"]]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if "exec" in container(part)[probe]:
+                yield f"kubernetes {part}, {probe}", container(part)[probe]["exec"]["command"]
+    for name, service in compose()["services"].items():
+        entry = service.get("entrypoint") or [f"tercet-{part_of(name)}"]
+        yield f"compose {name}", [*entry, *service["command"]]
+        if "test" in service["healthcheck"]:
+            yield f"compose {name}, health", service["healthcheck"]["test"][1:]
+    for number, line in enumerate((DEPLOY / "README.md").read_text().splitlines(), 1):
+        if (words := shlex.split(line, comments=True) if line.startswith("    ") else []) and words[0] == "tercet":
+            yield f"README.md:{number}", words
+
+
+def option(command: list[str], name: str) -> str:
+    """The value of an option, in either way of writing it."""
+    for position, word in enumerate(command):
+        if word == name:
+            return command[position + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    raise AssertionError(f"no {name} in {command}")
+
+
+def declared_closure(part: str) -> set[str]:
+    """The packages of this repository that a part needs, by what their pyproject.toml files declare."""
+    project = tomllib.loads((ROOT / "packages" / part / "pyproject.toml").read_text())["project"]
+    found = {part}
+    for requirement in project["dependencies"]:
+        if sibling := re.match(r"tercet-([a-z]+)", requirement):
+            found |= declared_closure(sibling[1])
+    return found
+
+
+def _objects() -> Iterator[dict[str, Any]]:
+    for path in kubernetes_files():
+        yield from yaml.safe_load_all(path.read_text())
