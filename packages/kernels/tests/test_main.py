@@ -6,6 +6,8 @@ import torch
 from tercet.kernels import check
 from tercet.kernels.__main__ import main
 from tercet.kernels.bench import Figure
+from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native.library import load_library, missing_library
 
 
 def test_check_passes_here_and_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -13,7 +15,31 @@ def test_check_passes_here_and_names_everything(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("torch ")] == [f"{'torch':14} {torch.__version__}"]
     passed = {line.removesuffix(" ok").strip() for line in lines if line.endswith(" ok")}
-    assert passed == {"attention torch_native", *check.OPS}
+    native = [] if missing_library() else ["attention cpu"]
+    assert passed == {"attention torch_native", *native, *check.OPS}
+
+
+@pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+def test_check_tells_which_native_kernels_run(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("native kernels")]
+    library = load_library()
+    assert line.split()[2] == library.level
+    assert line.endswith(f"{library.threads} threads")
+
+
+def test_what_cannot_run_here_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unavailable(*_: object) -> None:
+        raise UnavailableBackendError("libtercet_portable.so was not built")
+
+    monkeypatch.setattr("tercet.kernels.attention.select.load_library", unavailable)
+    monkeypatch.setattr("tercet.kernels.__main__.missing_library", lambda: "it was not built")
+    assert main(["check"]) == 0
+    output = capsys.readouterr().out
+    assert "native kernels none: it was not built\n" in output
+    assert f"{'attention cpu':24} not here: libtercet_portable.so was not built\n" in output
 
 
 def test_check_fails_on_a_wrong_operation_and_says_which(

@@ -9,9 +9,13 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import attention_backend, backend_names
 from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native.library import missing_library
 
 PAGE = 4
 CPU = torch.device("cpu")
+
+
+BACKENDS = [name for name in backend_names() if name != "cpu" or not missing_library()]
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,16 @@ CASES = {
     "no groups": Case(MIXED, heads=3, kv_heads=3),
     "one kv head": Case(MIXED, heads=6, kv_heads=1),
     "odd head": Case(MIXED, head_dim=5),
+    "long": Case(((1, 700), (1, 257), (40, 40), (30, 600)), head_dim=20),
+    "long window": Case(((1, 700), (1, 513), (70, 600)), window=300),
     "window": Case(MIXED, window=4),
     "window of one": Case(MIXED, window=1),
     "window beyond all": Case(MIXED, window=1000),
     "softcap": Case(MIXED, softcap=2.0),
     "sinks": Case(MIXED, sinks=True),
     "everything": Case(MIXED, heads=6, window=7, softcap=3.0, sinks=True),
+    "wide head": Case(MIXED, head_dim=100),
+    "many heads": Case(MIXED, heads=40, kv_heads=1),
     "bfloat16": Case(MIXED, dtype=torch.bfloat16),
     "float16": Case(MIXED, dtype=torch.float16),
 }
@@ -73,11 +81,11 @@ def make_batch(rows: tuple[tuple[int, int], ...], pages: int) -> AttentionBatch:
     )
 
 
-@pytest.mark.parametrize("name", backend_names())
+@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_equals_the_reference(name: str, case: Case) -> None:
     torch.manual_seed(0)
-    pages = 64
+    pages = 1024
     batch = make_batch(case.rows, pages)
     k = torch.randn(pages, PAGE, case.kv_heads, case.head_dim).to(case.dtype)
     v = torch.randn(pages, PAGE, case.kv_heads, case.head_dim).to(case.dtype)
@@ -93,14 +101,14 @@ def test_equals_the_reference(name: str, case: Case) -> None:
     torch.testing.assert_close(outputs[0], outputs[1], rtol=2 * step, atol=max(2e-6, step))
 
 
-@pytest.mark.parametrize("name", backend_names())
+@pytest.mark.parametrize("name", BACKENDS)
 def test_a_long_extend_is_cut_into_blocks_without_a_seam(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tercet.kernels.attention.torch_native._SCORES", 4 * 300 * 7)
     test_equals_the_reference(name, Case(((90, 150), (31, 31)), window=33))
     test_equals_the_reference(name, Case(((90, 150), (31, 31))))
 
 
-@pytest.mark.parametrize("name", backend_names())
+@pytest.mark.parametrize("name", BACKENDS)
 def test_a_row_with_nan_in_its_cache_harms_no_other(name: str) -> None:
     torch.manual_seed(0)
     batch = make_batch(MIXED, 64)
@@ -118,7 +126,7 @@ def test_a_row_with_nan_in_its_cache_harms_no_other(name: str) -> None:
     assert torch.equal(poisoned[others], healthy[others])
 
 
-@pytest.mark.parametrize("name", backend_names())
+@pytest.mark.parametrize("name", BACKENDS)
 def test_stale_nan_past_the_end_of_a_row_is_never_seen(name: str) -> None:
     batch = make_batch(MIXED, 64)
     k, v = torch.full((64 * PAGE, 2, 8), torch.nan), torch.full((64 * PAGE, 2, 8), torch.nan)
@@ -140,6 +148,8 @@ def test_rows_of_one_token_lead() -> None:
 
 
 def test_auto_takes_what_there_is_and_a_bad_name_is_refused() -> None:
-    assert attention_backend("auto", CPU)() is not None
+    assert attention_backend("auto", CPU) is attention_backend("torch_native" if missing_library() else "cpu", CPU)
+    with pytest.raises(UnavailableBackendError, match="'cpu' does not run on cuda"):
+        attention_backend("cpu", torch.device("cuda"))
     with pytest.raises(UnavailableBackendError, match="no attention backend 'flash'"):
         attention_backend("flash", CPU)

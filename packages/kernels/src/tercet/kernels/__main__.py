@@ -11,6 +11,8 @@ from tercet.kernels.attention.select import attention_backend, backend_names
 from tercet.kernels.bench import ceilings, figures
 from tercet.kernels.check import OPS, check_attention, verdict
 from tercet.kernels.device import default_device, describe_machine
+from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native.library import describe_library, load_library, missing_library
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,11 +32,17 @@ def _check() -> int:
     for name, value in describe_machine().items():
         _say(f"{name:14} {value}")
     device = default_device()
+    missing = missing_library()
+    _say(f"{'native kernels':14} {f'none: {missing}' if missing else describe_library(load_library())}")
     checks = {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
     checks |= {name: partial(op, device) for name, op in OPS.items()}
     failures = 0
     for name, run in checks.items():
-        trouble = verdict(run)
+        try:
+            trouble = verdict(run)
+        except UnavailableBackendError as error:
+            _say(f"{name:24} not here: {error}")
+            continue
         failures += bool(trouble)
         _say(f"{name:24} {trouble or 'ok'}")
     return min(failures, 1)

@@ -7,6 +7,7 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import attention_backend
+from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.ops.bitmask import apply_bitmask, pack_bitmask
 from tercet.kernels.ops.logprobs import token_logprobs
@@ -143,10 +144,15 @@ OPS: dict[str, Callable[[torch.device], Pair]] = {
 
 
 def verdict(run: Callable[[], Pair]) -> str:
-    """Empty if a check passes, and otherwise one line that says why not."""
+    """Empty if a check passes, and otherwise one line that says why not.
+
+    Raises UnavailableBackendError for what cannot run here and is therefore not wrong.
+    """
     torch.manual_seed(0)
     try:
         torch.testing.assert_close(*run(), rtol=1e-4, atol=1e-4)
+    except UnavailableBackendError:
+        raise
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return ""

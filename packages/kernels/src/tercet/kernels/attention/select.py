@@ -7,13 +7,12 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native.library import load_library, missing_library
 
 _BACKENDS = {
+    "cpu": "tercet.kernels.attention.cpu:CpuAttention",
     "torch_native": "tercet.kernels.attention.torch_native:TorchNativeAttention",
 }
-
-_PREFERRED = {"cpu": ["torch_native"], "cuda": ["torch_native"]}
-"""What `auto` tries for each kind of device, best first; other kinds take `torch_native`."""
 
 
 def backend_names() -> list[str]:
@@ -22,11 +21,18 @@ def backend_names() -> list[str]:
 
 
 def attention_backend(name: str, device: torch.device) -> Callable[[], AttentionBackend]:
-    """A factory of backends, called once for each cache group. Raises UnavailableBackendError for a bad name."""
+    """A factory of backends, called once for each cache group. `auto` takes the fastest that runs here.
+
+    Raises UnavailableBackendError for a name that does not exist, or cannot be had on this device.
+    """
     if name == "auto":
-        name = _PREFERRED.get(device.type, ["torch_native"])[0]
+        name = "cpu" if device.type == "cpu" and not missing_library() else "torch_native"
     if name not in _BACKENDS:
         raise UnavailableBackendError(f"no attention backend {name!r}: there are auto, {', '.join(backend_names())}")
+    if name == "cpu":
+        if device.type != "cpu":
+            raise UnavailableBackendError(f"attention backend 'cpu' does not run on {device.type}")
+        load_library()
     module, _, attribute = _BACKENDS[name].partition(":")
     factory: Callable[[], AttentionBackend] = getattr(import_module(module), attribute)
     return factory

@@ -1,0 +1,33 @@
+// Attention over paged keys and values. See attention.cpp for how.
+#pragma once
+
+#include <cstdint>
+
+// One layer's cache, [pages, page_size, kv_heads, head_dim] for keys and for values; format FLOAT32 or BFLOAT16.
+struct Cache {
+    char* k;
+    char* v;
+    int64_t format;
+    int64_t pages, page_size, kv_heads, head_dim;
+};
+
+// The rows of a step: see AttentionBatch in attention/api.py.
+struct Rows {
+    int64_t rows, tokens;
+    const int32_t* query_start;   // [rows + 1]
+    const int32_t* kv_lens;       // [rows]
+    const int32_t* page_table;    // [rows, page_stride]
+    int64_t page_stride;
+    const int64_t* slot_mapping;  // [tokens]
+};
+
+struct Scoring {
+    float scale;
+    float softcap;       // 0: none
+    int64_t window;      // 0: none
+    const float* sinks;  // [heads], or null
+};
+
+// q and out are [tokens, heads, head_dim], rows of tokens `q_stride` and `out_stride` floats apart.
+void attend(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
+            int64_t heads, float* out, int64_t out_stride);

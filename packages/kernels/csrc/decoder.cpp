@@ -1,0 +1,209 @@
+#include "decoder.h"
+
+#include <cstdlib>
+#include <new>
+
+#include "format.h"
+#include "pool.h"
+#include "rows.h"
+
+namespace {
+
+constexpr int64_t GRAIN = 1 << 14;  // elements of simple work that are worth another thread
+
+// Memory that is kept from step to step and only grows.
+class Buffer {
+  public:
+    ~Buffer() { std::free(memory_); }
+
+    char* bytes(int64_t size) {
+        if (size > size_) {
+            std::free(memory_);
+            size_ = round_up(size, 4096);
+            memory_ = static_cast<char*>(std::aligned_alloc(4096, size_t(size_)));
+            if (!memory_) throw std::bad_alloc();
+        }
+        return memory_;
+    }
+
+    float* floats(int64_t count) { return reinterpret_cast<float*>(bytes(4 * count)); }
+
+  private:
+    char* memory_ = nullptr;
+    int64_t size_ = 0;
+};
+
+// The activations of a step. A thread that runs models keeps one.
+struct Workspace {
+    Buffer residual, qkv, attention, gated, operand, scales;
+
+    Operand operand_of(const Linear& linear, int64_t tokens) {
+        int64_t stride = operand_stride(linear.format, linear.k);
+        return {operand.bytes(stride * tokens), stride, scales.floats(tokens)};
+    }
+};
+
+Workspace& workspace() {
+    static thread_local Workspace workspace;
+    return workspace;
+}
+
+template <class F>
+void for_rows(int64_t rows, int64_t elements, const F& body) {
+    pool::run_pieces(rows, (GRAIN + elements - 1) / elements, [&](int64_t from, int64_t to) {
+        for (int64_t row = from; row < to; row++) body(row);
+    });
+}
+
+template <class T>
+const T* table_row(const char* table, int64_t index, int64_t width) {
+    return reinterpret_cast<const T*>(table) + index * width;
+}
+
+void embed(const Model& model, const Step& step, float* out) {
+    for_rows(step.tokens, model.hidden, [&](int64_t token) {
+        int64_t id = step.input_ids[token], n = model.hidden;
+        if (!model.embedding)
+            unpack_row(model.head, id, out + token * n);
+        else if (model.embedding_format == FLOAT32)
+            copy_row(table_row<float>(model.embedding, id, n), n, out + token * n);
+        else
+            copy_row(table_row<Bf16>(model.embedding, id, n), n, out + token * n);
+    });
+}
+
+// Normalised rows, in the format of the weights they meet next.
+Operand normed(const Model& model, const Linear& next, const float* x, const float* weight, int64_t tokens) {
+    Operand operand = workspace().operand_of(next, tokens);
+    for_rows(tokens, model.hidden, [&](int64_t token) {
+        static thread_local Buffer buffer;
+        float* row = buffer.floats(model.hidden);
+        rmsnorm_row(x + token * model.hidden, weight, model.hidden, model.eps, row);
+        fill_operand(next.format, row, model.hidden, operand, token);
+    });
+    return operand;
+}
+
+Operand operand_from(const Linear& next, const float* x, int64_t tokens) {
+    Operand operand = workspace().operand_of(next, tokens);
+    for_rows(tokens, next.k, [&](int64_t token) { fill_operand(next.format, x + token * next.k, next.k, operand, token); });
+    return operand;
+}
+
+template <class T>
+void store_token(const Cache& cache, int64_t slot, const float* k, const float* v) {
+    int64_t size = cache.kv_heads * cache.head_dim;
+    copy_row(k, size, reinterpret_cast<T*>(cache.k) + slot * size);
+    copy_row(v, size, reinterpret_cast<T*>(cache.v) + slot * size);
+}
+
+// Norms of queries and keys, rotation, and new keys and values into the cache; `qkv` [tokens, all heads] in place.
+void rotate_and_store(const Model& model, const Layer& layer, const Step& step, float* qkv, int64_t width) {
+    const int64_t* slots = step.rows[layer.group].slot_mapping;
+    for_rows(step.tokens, width, [&](int64_t token) {
+        float* row = qkv + token * width;
+        const float* table = model.rope + step.positions[token] * model.rotary_dim;
+        for (int64_t head = 0; head < model.heads + model.kv_heads; head++) {
+            float* x = row + head * model.head_dim;
+            const float* norm = head < model.heads ? layer.q_norm : layer.k_norm;
+            if (norm) rmsnorm_row(x, norm, model.head_dim, model.eps, x);
+            rotate_head(x, table, model.rotary_dim / 2, model.head_dim, x);
+        }
+        const float* k = row + model.heads * model.head_dim;
+        const float* v = k + model.kv_heads * model.head_dim;
+        if (layer.cache.format == FLOAT32)
+            store_token<float>(layer.cache, slots[token], k, v);
+        else
+            store_token<Bf16>(layer.cache, slots[token], k, v);
+    });
+}
+
+// Adds a layer's attention to the residual.
+void add_attention(const Model& model, const Layer& layer, const Step& step, float* residual) {
+    Workspace& space = workspace();
+    int64_t width = layer.qkv.n, size = model.heads * model.head_dim;
+    float *qkv = space.qkv.floats(step.tokens * width), *out = space.attention.floats(step.tokens * size);
+    multiply(layer.qkv, normed(model, layer.qkv, residual, layer.input_norm, step.tokens), step.tokens,
+             {Output::STORE, qkv, width});
+    rotate_and_store(model, layer, step, qkv, width);
+    Scoring scoring = {1.0f / std::sqrt(float(model.head_dim)), 0, layer.window, nullptr};
+    attend(qkv, width, layer.cache, step.rows[layer.group], scoring, model.heads, out, size);
+    multiply(layer.o, operand_from(layer.o, out, step.tokens), step.tokens, {Output::ADD, residual, model.hidden});
+}
+
+// Adds a layer's MLP to the residual. Gated rows go straight into the format that `down` reads; only int8 needs all of a
+// row before it knows its scale.
+void add_mlp(const Model& model, const Layer& layer, const Step& step, float* residual) {
+    Workspace& space = workspace();
+    const Linear& down = layer.down;
+    Operand x = normed(model, layer.gate_up, residual, layer.post_norm, step.tokens);
+    if (down.format == INT8) {
+        float* gated = space.gated.floats(step.tokens * down.k);
+        multiply(layer.gate_up, x, step.tokens, {Output::GATE, gated, down.k});
+        multiply(down, operand_from(down, gated, step.tokens), step.tokens, {Output::ADD, residual, model.hidden});
+        return;
+    }
+    int64_t stride = operand_stride(down.format, down.k), size = down.format == FLOAT32 ? 4 : 2;
+    Operand gated = {space.gated.bytes(stride * step.tokens), stride, nullptr};
+    if (down.k * size != stride)
+        for (int64_t token = 0; token < step.tokens; token++)
+            std::memset(gated.rows + token * stride + down.k * size, 0, size_t(stride - down.k * size));
+    if (down.format == FLOAT32)
+        multiply(layer.gate_up, x, step.tokens, {Output::GATE, reinterpret_cast<float*>(gated.rows), stride / 4});
+    else
+        multiply(layer.gate_up, x, step.tokens, {Output::GATE, nullptr, stride, gated.rows});
+    multiply(down, gated, step.tokens, {Output::ADD, residual, model.hidden});
+}
+
+}  // namespace
+
+const char* find_fault(const Rows& rows, const Cache& cache) {
+    if (rows.query_start[0] != 0 || rows.query_start[rows.rows] != rows.tokens) return "rows do not make up the tokens";
+    for (int64_t row = 0; row < rows.rows; row++) {
+        int64_t count = rows.query_start[row + 1] - rows.query_start[row], length = rows.kv_lens[row];
+        if (count < 0 || count > length) return "a row has more new tokens than tokens";
+        int64_t pages = (length + cache.page_size - 1) / cache.page_size;
+        if (pages > rows.page_stride) return "a row is longer than its page table";
+        for (int64_t i = 0; i < pages; i++) {
+            int32_t page = rows.page_table[row * rows.page_stride + i];
+            if (page < 0 || page >= cache.pages) return "a page is not in the cache";
+        }
+    }
+    for (int64_t token = 0; rows.slot_mapping && token < rows.tokens; token++)
+        if (rows.slot_mapping[token] < 0 || rows.slot_mapping[token] >= cache.pages * cache.page_size)
+            return "a slot is not in the cache";
+    return nullptr;
+}
+
+const char* find_fault(const Model& model, const Step& step) {
+    for (int64_t token = 0; token < step.tokens; token++) {
+        if (step.input_ids[token] < 0 || step.input_ids[token] >= model.vocab) return "a token is not in the vocabulary";
+        if (step.positions[token] < 0 || step.positions[token] >= model.positions) return "a position is past the last";
+    }
+    for (int64_t group = 0; group < step.groups; group++) {
+        if (step.rows[group].tokens != step.tokens) return "groups differ in tokens";
+        for (int64_t i = 0; i < model.layer_count; i++)
+            if (model.layers[i].group == group) {
+                if (const char* fault = find_fault(step.rows[group], model.layers[i].cache)) return fault;
+                break;
+            }
+    }
+    return nullptr;
+}
+
+void forward(const Model& model, const Step& step, float* hidden) {
+    float* residual = workspace().residual.floats(step.tokens * model.hidden);
+    embed(model, step, residual);
+    for (int64_t i = 0; i < model.layer_count; i++) {
+        add_attention(model, model.layers[i], step, residual);
+        add_mlp(model, model.layers[i], step, residual);
+    }
+    for_rows(step.tokens, model.hidden, [&](int64_t token) {
+        const float* row = residual + token * model.hidden;
+        rmsnorm_row(row, model.norm, model.hidden, model.eps, hidden + token * model.hidden);
+    });
+}
+
+void linear(const Linear& linear, const float* x, int64_t m, float* out) {
+    multiply(linear, operand_from(linear, x, m), m, {Output::STORE, out, linear.n});
+}

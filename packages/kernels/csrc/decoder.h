@@ -1,0 +1,46 @@
+// A decoder-only model: every layer of a step in one call, so that between two parallel loops there is nothing to wait
+// for. The struct fields are mirrored in native/abi.py.
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+
+struct Layer {
+    Linear qkv, o, gate_up, down;  // gate_up's panels alternate
+    const float* input_norm;
+    const float* post_norm;
+    const float* q_norm;  // or null
+    const float* k_norm;  // or null
+    Cache cache;
+    int64_t window;  // 0: none
+    int64_t group;   // which of a step's `Rows`
+};
+
+struct Model {
+    int64_t layer_count, hidden, heads, kv_heads, head_dim, intermediate, vocab;
+    int64_t positions, rotary_dim;  // of the table
+    const float* rope;              // [positions, rotary_dim]: cosines, then sines
+    const float* norm;
+    const Layer* layers;
+    const char* embedding;  // [vocab, hidden], or null where it is the head's weights
+    int64_t embedding_format;
+    Linear head;
+    float eps;
+};
+
+struct Step {
+    int64_t tokens, groups;
+    const int64_t* input_ids;
+    const int64_t* positions;
+    const Rows* rows;  // [groups]
+};
+
+// Null, or what is wrong with a step: nothing outside the model's memory is touched after it passed.
+const char* find_fault(const Model& model, const Step& step);
+const char* find_fault(const Rows& rows, const Cache& cache);
+
+// The normalised hidden states after the last layer, [tokens, hidden]; new keys and values go into the caches.
+void forward(const Model& model, const Step& step, float* hidden);
+
+// out [m, n] = x [m, k] @ weight.T + bias.
+void linear(const Linear& linear, const float* x, int64_t m, float* out);

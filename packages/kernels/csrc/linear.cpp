@@ -1,0 +1,229 @@
+#include "linear.h"
+
+#include "amx.h"
+#include "format.h"
+#include "pool.h"
+
+namespace {
+
+constexpr int64_t CHUNK_BYTES = 1 << 20;  // inputs that stay in a core's second-level cache while weights pass by
+constexpr int64_t GRAIN_BYTES = 1 << 16;  // weights that are worth a task of their own
+constexpr int64_t AHEAD = 1024;           // bytes of weights to prefetch ahead
+
+// Products of ROWS inputs with WIDTH panels, in registers: out [ROWS][WIDTH * 16]. The order of additions is that of k,
+// whatever the block, so that a row's result does not depend on the rows beside it.
+template <class Format, int ROWS, int WIDTH>
+void multiply_block(const char* x, int64_t stride, const char* panels, int64_t panel_bytes, typename Format::Sums* out) {
+    typename Format::Sums sums[ROWS][WIDTH][PARTS] = {};
+    for (int64_t at = 0, group = 0; at < panel_bytes; at += ROW_BYTES, group++) {
+        uint32_t words[ROWS];
+        for (int row = 0; row < ROWS; row++) std::memcpy(&words[row], x + row * stride + 4 * group, 4);
+        for (int panel = 0; panel < WIDTH; panel++) {
+            const char* weights = panels + panel * panel_bytes + at;
+            __builtin_prefetch(weights + AHEAD);
+            for (int part = 0; part < PARTS; part++)
+                for (int row = 0; row < ROWS; row++)
+                    sums[row][panel][part] = Format::dot(sums[row][panel][part], words[row], weights + part * 4 * LANES);
+        }
+    }
+    std::memcpy(out, sums, sizeof sums);
+}
+
+inline F32 as_floats(F32 x) { return x; }
+inline F32 as_floats(I32 x) { return __builtin_convertvector(x, F32); }
+
+// Scales and bias of one row of sums, then where they go. `sums` is [width * PARTS].
+template <class Format>
+void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel, int width,
+                const typename Format::Sums* sums, const Output& output) {
+    F32 values[4 * PARTS];
+    for (int i = 0; i < width * PARTS; i++) {
+        int64_t column = panel * PANEL + i * LANES;
+        if constexpr (Format::GROUP == 4) {
+            I32 offset;
+            std::memcpy(&offset, linear.offsets + column, sizeof offset);
+            values[i] = as_floats(sums[i] - offset) * load(linear.scales + column) * x.scales[m];
+        } else {
+            values[i] = as_floats(sums[i]);
+        }
+        if (linear.bias) values[i] = values[i] + load(linear.bias + column);
+    }
+    if (output.mode == Output::GATE) {
+        for (int pair = 0; pair < width; pair += 2)
+            for (int part = 0; part < PARTS; part++) {
+                int64_t column = (panel + pair) / 2 * PANEL + part * LANES;
+                int64_t count = linear.n / 2 - column;
+                F32 gated = silu(values[pair * PARTS + part]) * values[(pair + 1) * PARTS + part];
+                if (count > LANES) count = LANES;
+                if (count <= 0) continue;
+                if (output.rows)
+                    store_first(reinterpret_cast<Bf16*>(output.rows + m * output.stride) + column, gated, count);
+                else
+                    store_first(output.out + m * output.stride + column, gated, count);
+            }
+        return;
+    }
+    for (int i = 0; i < width * PARTS; i++) {
+        int64_t column = panel * PANEL + i * LANES, count = linear.n - column;
+        if (count <= 0) return;
+        if (count > LANES) count = LANES;
+        float* out = output.out + m * output.stride + column;
+        if (output.mode == Output::ADD) values[i] = values[i] + load_first(out, count);
+        store_first(out, values[i], count);
+    }
+}
+
+template <class Format, int ROWS, int WIDTH>
+void block(const Linear& linear, const Operand& x, int64_t m, int64_t panel, const Output& output) {
+    typename Format::Sums sums[ROWS][WIDTH * PARTS];
+    int64_t bytes = panel_rows<Format>(linear.k) * ROW_BYTES;
+    multiply_block<Format, ROWS, WIDTH>(x.rows + m * x.stride, x.stride, linear.panels + panel * bytes, bytes, sums[0]);
+    for (int row = 0; row < ROWS; row++) finish_row<Format>(linear, x, m + row, panel, WIDTH, sums[row], output);
+}
+
+// Rows [first, last) of the input times WIDTH panels.
+template <class Format, int WIDTH>
+void strip(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, const Output& output) {
+    constexpr int MOST = LANES == 16 ? (WIDTH == 4 ? 4 : 8) : LANES == 8 ? 4 : 2;
+    int64_t m = first;
+    for (; m + MOST <= last; m += MOST) block<Format, MOST, WIDTH>(linear, x, m, panel, output);
+    if constexpr (MOST > 4)
+        if (m + 4 <= last) block<Format, 4, WIDTH>(linear, x, m, panel, output), m += 4;
+    if constexpr (MOST > 2)
+        if (m + 2 <= last) block<Format, 2, WIDTH>(linear, x, m, panel, output), m += 2;
+    if (m < last) block<Format, 1, WIDTH>(linear, x, m, panel, output);
+}
+
+// Two panels by up to 32 rows a time, on the tile unit.
+template <class Format>
+void tile_strip(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int width,
+                const Output& output) {
+    typename Format::Sums sums[32][2 * PARTS];
+    int64_t bytes = panel_rows<Format>(linear.k) * ROW_BYTES;
+    for (int64_t m = first; m < last; m += 32) {
+        int rows = int(last - m < 32 ? last - m : 32);
+        amx::multiply<Format>(x.rows + m * x.stride, x.stride, rows, linear.panels + panel * bytes, bytes, width,
+                              sums[0]);
+        for (int row = 0; row < rows; row++) finish_row<Format>(linear, x, m + row, panel, width, sums[row], output);
+    }
+}
+
+template <class Format>
+void panels_of(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
+               const Output& output) {
+    if constexpr (Format::GROUP > 1 && amx::usable()) {
+        if (last - first >= amx::FEWEST_ROWS) {
+            amx::Session session;
+            for (; panel < end; panel += 2)
+                tile_strip<Format>(linear, x, first, last, panel, end - panel < 2 ? 1 : 2, output);
+            return;
+        }
+    }
+    if (last - first <= 4)
+        for (; panel + 4 <= end; panel += 4) strip<Format, 4>(linear, x, first, last, panel, output);
+    for (; panel + 2 <= end; panel += 2) strip<Format, 2>(linear, x, first, last, panel, output);
+    if (panel < end) strip<Format, 1>(linear, x, first, last, panel, output);
+}
+
+template <class Format>
+void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Output& output) {
+    int64_t panels = round_up(linear.n, PANEL) / PANEL;
+    int64_t pairs = (panels + 1) / 2, pair_bytes = 2 * panel_rows<Format>(linear.k) * ROW_BYTES;
+    int64_t chunk = round_up(CHUNK_BYTES / x.stride, 32);
+    int64_t grain = round_up(GRAIN_BYTES, pair_bytes) / pair_bytes;
+    for (int64_t first = 0; first < m; first += chunk) {
+        int64_t last = first + chunk < m ? first + chunk : m;
+        pool::run_pieces(pairs, grain, [&](int64_t from, int64_t to) {
+            int64_t end = 2 * to < panels ? 2 * to : panels;
+            panels_of<Format>(linear, x, first, last, 2 * from, end, output);
+        });
+    }
+}
+
+template <class Format>
+void pack_all(const typename Format::Element* weight, int64_t n, int64_t k, int64_t start, int64_t step, char* panels) {
+    using Element = typename Format::Element;
+    int64_t rows = panel_rows<Format>(k), count = round_up(n, PANEL) / PANEL;
+    pool::run_pieces(count, 4, [&](int64_t from, int64_t to) {
+        for (int64_t panel = from; panel < to; panel++) {
+            auto* out = reinterpret_cast<Element*>(panels + (start + panel * step) * rows * ROW_BYTES);
+            std::memset(out, 0, size_t(rows * ROW_BYTES));
+            for (int64_t lane = 0; lane < PANEL && panel * PANEL + lane < n; lane++) {
+                const Element* row = weight + (panel * PANEL + lane) * k;
+                for (int64_t i = 0; i < k; i++)
+                    out[(i / Format::GROUP * PANEL + lane) * Format::GROUP + i % Format::GROUP] = row[i];
+            }
+        }
+    });
+}
+
+// int8 inputs: the largest of a row becomes 127.
+void quantise(const float* x, int64_t k, const Operand& operand, int64_t m) {
+    F32 most = {};
+    over(k, [&](int64_t i, auto get, auto) {
+        F32 value = get(x + i);
+        most = max(most, max(value, -value));
+    });
+    float scale = max(most) / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    auto* row = reinterpret_cast<uint8_t*>(operand.rows + m * operand.stride);
+    for (int64_t i = 0; i < k; i++) row[i] = uint8_t(int(std::nearbyint(x[i] * inverse)) + 128);
+    std::memset(row + k, 0, size_t(operand.stride - k));  // meets weights of zero
+    operand.scales[m] = scale;
+}
+
+}  // namespace
+
+int64_t operand_stride(int64_t format, int64_t k) {
+    switch (format) {
+        case FLOAT32: return panel_rows<Floats>(k) * 4;
+        case BFLOAT16: return panel_rows<Bfloats>(k) * 4;
+        default: return panel_rows<Bytes>(k) * 4;
+    }
+}
+
+void fill_operand(int64_t format, const float* x, int64_t k, const Operand& operand, int64_t m) {
+    char* row = operand.rows + m * operand.stride;
+    switch (format) {
+        case FLOAT32:
+            std::memcpy(row, x, size_t(4 * k));
+            std::memset(row + 4 * k, 0, size_t(operand.stride - 4 * k));
+            break;
+        case BFLOAT16:
+            over(k, [&](int64_t i, auto get, auto put) { put(reinterpret_cast<Bf16*>(row) + i, get(x + i)); });
+            std::memset(row + 2 * k, 0, size_t(operand.stride - 2 * k));
+            break;
+        default: quantise(x, k, operand, m);
+    }
+}
+
+void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& output) {
+    switch (linear.format) {
+        case FLOAT32: return multiply_all<Floats>(linear, x, m, output);
+        case BFLOAT16: return multiply_all<Bfloats>(linear, x, m, output);
+        default: return multiply_all<Bytes>(linear, x, m, output);
+    }
+}
+
+int64_t packed_bytes(int64_t n, int64_t k, int64_t format) {
+    return round_up(n, PANEL) * operand_stride(format, k);
+}
+
+void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step, char* panels) {
+    switch (format) {
+        case FLOAT32: return pack_all<Floats>(static_cast<const float*>(weight), n, k, start, step, panels);
+        case BFLOAT16: return pack_all<Bfloats>(static_cast<const Bf16*>(weight), n, k, start, step, panels);
+        default: return pack_all<Bytes>(static_cast<const int8_t*>(weight), n, k, start, step, panels);
+    }
+}
+
+void unpack_row(const Linear& linear, int64_t index, float* out) {
+    int64_t bytes = operand_stride(linear.format, linear.k) * PANEL, lane = index % PANEL;
+    const char* panel = linear.panels + index / PANEL * bytes;
+    for (int64_t i = 0; i < linear.k; i++) {
+        switch (linear.format) {
+            case FLOAT32: out[i] = reinterpret_cast<const float*>(panel)[i * PANEL + lane]; break;
+            case BFLOAT16: out[i] = to_float(reinterpret_cast<const Bf16*>(panel)[(i / 2 * PANEL + lane) * 2 + i % 2]); break;
+            default: out[i] = float(panel[(i / 4 * PANEL + lane) * 4 + i % 4]) * linear.scales[index];
+        }
+    }
+}

@@ -1,0 +1,52 @@
+// y = x @ weight.T + bias for packed weights: see format.h for the layout.
+#pragma once
+
+#include <cstdint>
+
+enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+
+// Weights [n, k], packed by `pack_panels`. Arrays of n are padded to whole panels.
+struct Linear {
+    int64_t n, k;
+    int64_t format;
+    const char* panels;
+    const float* scales;     // int8 only: what one step of each output's weights means
+    const int32_t* offsets;  // int8 only: 128 * the sum of each output's weights, due to inputs being 128 too large
+    const float* bias;       // or null
+};
+
+// Inputs in the format of the weights they meet: rows of `stride` bytes, zero past k up to a whole number of tiles.
+struct Operand {
+    char* rows;
+    int64_t stride;
+    float* scales;  // int8 only: what one step of each row means
+};
+
+int64_t operand_stride(int64_t format, int64_t k);
+
+// Writes a row of floats into row m of an operand.
+void fill_operand(int64_t format, const float* x, int64_t k, const Operand& operand, int64_t m);
+
+// Where products go.
+struct Output {
+    enum Mode {
+        STORE,  // out = product
+        ADD,    // out += product
+        GATE    // panels alternate between gate and up: out = silu(gate) * up, half as wide
+    } mode;
+    float* out;
+    int64_t stride;        // elements between rows
+    char* rows = nullptr;  // GATE into rows of bfloat16 in place of `out`
+};
+
+void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& output);
+
+// Bytes of the packed weights.
+int64_t packed_bytes(int64_t n, int64_t k, int64_t format);
+
+// Packs rows [first, first + rows) of a matrix [*, k]; `first` is a multiple of 16 unless it is the end. Source elements
+// are those of the format. `step` and `start` say where panels go: panel p of the source is panel start + p * step.
+void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step, char* panels);
+
+// Row `index` of the matrix, as floats.
+void unpack_row(const Linear& linear, int64_t index, float* out);

@@ -1,0 +1,145 @@
+#include "pool.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace pool {
+namespace {
+
+// Between the loops of a step threads spin this long; then they sleep, so that an idle server costs nothing and a
+// core is lent to the server's other processes.
+constexpr std::chrono::microseconds SPIN{30};
+
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Waits until done(): spinning first, then asleep. Whoever makes it true calls `wake` after.
+class Gate {
+  public:
+    template <class Done>
+    void wait(Done done) {
+        auto end = std::chrono::steady_clock::now() + SPIN;
+        do {
+            for (int i = 0; i < 32; i++) {
+                if (done()) return;
+                relax();
+            }
+        } while (std::chrono::steady_clock::now() < end);
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleepers_.fetch_add(1);  // before the last look at done(), and wake() looks at it after done() was made true
+        while (!done()) changed_.wait(lock);
+        sleepers_.fetch_sub(1);
+    }
+
+    void wake() {
+        if (sleepers_.load() == 0) return;
+        std::lock_guard<std::mutex> lock(mutex_);
+        changed_.notify_all();
+    }
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::atomic<int> sleepers_{0};
+};
+
+constexpr uint32_t CLOSED = UINT32_MAX;
+
+// One loop at a time. `ticket_` is (number of the loop) << 32 | (next task): a thread takes a task by raising it, which
+// fails when another loop has begun, so a late thread can never take a task of a loop whose body it has not read. While
+// a loop's fields are written its ticket is CLOSED.
+class Threads {
+  public:
+    ~Threads() { resize(1); }
+
+    int count() const { return int(workers_.size()) + 1; }
+
+    void resize(int threads) {
+        std::lock_guard<std::mutex> lock(caller_);
+        stopping_.store(true);
+        posted_.wake();
+        for (auto& worker : workers_) worker.join();
+        workers_.clear();
+        stopping_.store(false);
+        for (int i = 1; i < threads; i++) workers_.emplace_back([this] { work(); });
+    }
+
+    void run(int64_t tasks, Body body, void* context) {
+        std::unique_lock<std::mutex> lock(caller_, std::try_to_lock);
+        if (tasks < 2 || !lock.owns_lock() || workers_.empty() || tasks > INT32_MAX) {
+            for (int64_t task = 0; task < tasks; task++) body(context, task);
+            return;
+        }
+        uint64_t loop = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+        ticket_.store(loop << 32 | CLOSED);
+        body_.store(body, std::memory_order_relaxed);
+        context_.store(context, std::memory_order_relaxed);
+        tasks_.store(tasks, std::memory_order_relaxed);
+        done_.store(0, std::memory_order_relaxed);
+        ticket_.store(loop << 32);
+        posted_.wake();
+        take_tasks(uint32_t(loop));
+        finished_.wait([&] { return done_.load() == tasks; });
+    }
+
+  private:
+    void work() {
+        uint32_t seen = uint32_t(ticket_.load() >> 32);
+        for (;;) {
+            posted_.wait([&] { return stopping_.load() || is_open_after(seen); });
+            if (stopping_.load()) return;
+            seen = uint32_t(ticket_.load() >> 32);
+            take_tasks(seen);
+        }
+    }
+
+    bool is_open_after(uint32_t loop) const {
+        uint64_t ticket = ticket_.load();
+        return uint32_t(ticket >> 32) != loop && uint32_t(ticket) != CLOSED;
+    }
+
+    void take_tasks(uint32_t loop) {
+        for (;;) {
+            uint64_t ticket = ticket_.load();
+            int64_t tasks = tasks_.load(std::memory_order_relaxed), task = uint32_t(ticket);
+            Body body = body_.load(std::memory_order_relaxed);
+            void* context = context_.load(std::memory_order_relaxed);
+            if (uint32_t(ticket >> 32) != loop || task >= tasks) return;
+            if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
+            body(context, task);
+            if (done_.fetch_add(1) + 1 == tasks) finished_.wake();
+        }
+    }
+
+    std::mutex caller_;
+    std::vector<std::thread> workers_;
+    Gate posted_, finished_;
+    std::atomic<bool> stopping_{false};
+    std::atomic<uint64_t> ticket_{0};
+    std::atomic<int64_t> tasks_{0}, done_{0};
+    std::atomic<Body> body_{nullptr};
+    std::atomic<void*> context_{nullptr};
+};
+
+// Never destroyed: at the end of a process its threads may be gone already.
+Threads& shared() {
+    static Threads* threads = new Threads;
+    return *threads;
+}
+
+}  // namespace
+
+void set_threads(int threads) { shared().resize(threads < 1 ? 1 : threads); }
+int threads() { return shared().count(); }
+void run_tasks(int64_t tasks, Body body, void* context) { shared().run(tasks, body, context); }
+
+}  // namespace pool

@@ -1,0 +1,38 @@
+// What is done to one row of floats: norms, rotations. Parallel loops over rows are the callers'.
+#pragma once
+
+#include "vec.h"
+
+// weight * x / sqrt(mean(x * x) + eps); in place if out is x.
+template <class X, class Weight, class Out>
+inline void rmsnorm_row(const X* x, const Weight* weight, int64_t n, float eps, Out* out) {
+    F32 squares = {};
+    over(n, [&](int64_t i, auto get, auto) {
+        F32 value = get(x + i);
+        squares = value * value + squares;
+    });
+    float factor = 1.0f / std::sqrt(sum(squares) / float(n) + eps);
+    over(n, [&](int64_t i, auto get, auto put) { put(out + i, get(x + i) * factor * get(weight + i)); });
+}
+
+// silu(gate) * up of a row that holds gate in its first half and up in its second.
+template <class T>
+inline void silu_and_mul_row(const T* x, int64_t n, T* out) {
+    over(n, [&](int64_t i, auto get, auto put) { put(out + i, silu(get(x + i)) * get(x + n + i)); });
+}
+
+// Rotates the first 2 * half elements of a head, half against half; `table` holds half cosines, then half sines.
+template <class X, class Out>
+inline void rotate_head(const X* x, const float* table, int64_t half, int64_t head_dim, Out* out) {
+    over(half, [&](int64_t i, auto get, auto put) {
+        F32 low = get(x + i), high = get(x + half + i), cosine = get(table + i), sine = get(table + half + i);
+        put(out + i, low * cosine - high * sine);
+        put(out + half + i, high * cosine + low * sine);
+    });
+    over(head_dim - 2 * half, [&](int64_t i, auto get, auto put) { put(out + 2 * half + i, get(x + 2 * half + i)); });
+}
+
+template <class X, class Out>
+inline void copy_row(const X* x, int64_t n, Out* out) {
+    over(n, [&](int64_t i, auto get, auto put) { put(out + i, get(x + i)); });
+}

@@ -1,0 +1,75 @@
+"""Build hook: compiles csrc/ into one shared library for each instruction set that the compiler knows.
+
+Every library holds the same functions; `tercet.kernels.native.library` loads the best one that the processor runs.
+Where there is no compiler the package installs without them, and says so.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_AVX2 = ["-mavx2", "-mfma"]
+_AVX512 = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "bf16"))]
+_AMX = [*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
+LEVELS: dict[str, list[str]] = {"portable": [], "avx2": _AVX2, "avx512": _AVX512, "amx": _AMX}
+"""Instruction sets, each with its compiler flags; beyond the first they are those of x86-64."""
+
+FLAGS = [
+    *["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno"],
+    *["-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi"],
+]
+
+
+class NativeBuildHook(BuildHookInterface[Any]):
+    """Runs before a wheel or an editable install is made."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        """Compile, and mark the wheel as one for this platform if anything was compiled."""
+        if self.target_name != "wheel":
+            return
+        root = Path(self.root)
+        built = build(root / "csrc", root / "src/tercet/kernels/native/lib", self.app.display_warning)
+        if built:
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+            build_data["artifacts"] += [str(path.relative_to(root)) for path in built]
+
+
+def build(sources: Path, target: Path, warn: Any, extra: list[str] | None = None) -> list[Path]:
+    """Compile every instruction set into `target`; returns the libraries. One that cannot be compiled is left out."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None or sys.platform == "win32":
+        warn("no C++ compiler: tercet-kernels is installed without its native library, and runs on torch alone")
+        return []
+    x86 = platform.machine().lower() in {"x86_64", "amd64"}
+    levels = LEVELS if x86 else {"portable": LEVELS["portable"]}
+    target.mkdir(parents=True, exist_ok=True)
+    running = {}
+    for level, flags in levels.items():
+        library = target / f"libtercet_{level}.so"
+        command = [compiler, *FLAGS, *flags, *(extra or []), *map(str, sorted(sources.glob("*.cpp")))]
+        partial = library.with_suffix(f".{os.getpid()}")
+        process = subprocess.Popen([*command, "-o", str(partial)], stderr=subprocess.PIPE, text=True)
+        running[library] = partial, process
+    built = []
+    for library, (partial, process) in running.items():
+        _, errors = process.communicate()
+        if process.returncode:
+            warn(f"{library.name} is left out: the compiler says\n{errors}")
+        else:
+            partial.replace(library)  # a process that has the old one mapped keeps it
+            built.append(library)
+    return built
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    made = build(here / "csrc", here / "src/tercet/kernels/native/lib", sys.stderr.write, sys.argv[1:])
+    sys.exit(0 if made else 1)

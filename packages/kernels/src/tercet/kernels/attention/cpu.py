@@ -1,0 +1,83 @@
+"""Attention by the native library: csrc/attention.cpp tells how. Keys and values in float32 or bfloat16."""
+
+import ctypes
+
+import torch
+
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.native import abi
+from tercet.kernels.native.library import Library, load_library
+
+
+class CpuAttention:
+    """The native backend. See `AttentionBackend`. float16, which it does not know, it leaves to plain torch."""
+
+    def __init__(self, library: Library | None = None) -> None:
+        """Raises UnavailableBackendError where the library was not built."""
+        self._attend = (library or load_library()).functions.attend
+        self._batch: AttentionBatch | None = None
+        self._rows = abi.Rows()
+        self._torch = TorchNativeAttention()
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Keep the batch: the library cuts it up itself."""
+        self._batch = batch
+        self._rows = rows_of(batch)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`. Raises ValueError for pages that are not in the cache."""
+        if self._batch is None:
+            raise RuntimeError("attend was called before plan")
+        if k_cache.dtype not in (torch.float32, torch.bfloat16):
+            self._torch.plan(self._batch)
+            return self._torch.attend(q, k_cache, v_cache, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        tokens, heads, _ = q.shape
+        query, out = q.float().contiguous(), torch.empty(q.shape)
+        if tokens != self._rows.tokens:
+            raise ValueError(f"{tokens} queries for a batch of {self._rows.tokens} tokens")
+        if sinks is not None:
+            sinks = sinks.float().contiguous()
+        cache = cache_of(k_cache, v_cache, self._batch.page_size)
+        if heads % cache.kv_heads or q.shape[2] != cache.head_dim or (sinks is not None and sinks.shape != (heads,)):
+            raise ValueError(f"queries {list(q.shape)} do not fit keys {list(k_cache.shape)}")
+        scoring = abi.Scoring(scale, softcap, window, None if sinks is None else sinks.data_ptr())
+        structs = ctypes.byref(cache), ctypes.byref(self._rows), ctypes.byref(scoring)
+        fault = self._attend(query.data_ptr(), *structs, heads, out.data_ptr())
+        if fault is not None:
+            raise ValueError(fault.decode())
+        return out.to(q.dtype)
+
+
+def rows_of(batch: AttentionBatch) -> abi.Rows:
+    """A batch as the library reads it: pointers into the batch's tensors, which must live as long."""
+    expected = (torch.int32, torch.int32, torch.int32, torch.int64)
+    tensors = (batch.query_start, batch.kv_lens, batch.page_table, batch.slot_mapping)
+    for tensor, dtype in zip(tensors, expected, strict=True):
+        if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
+            raise ValueError("a batch for native attention has contiguous int32 and int64 tensors on the CPU")
+    rows, width = batch.page_table.shape
+    if batch.query_start.shape != (rows + 1,) or batch.kv_lens.shape != (rows,):
+        raise ValueError("a batch's tensors differ in rows")
+    starts, lengths, pages, slots = (tensor.data_ptr() for tensor in tensors)
+    return abi.Rows(rows, len(batch.slot_mapping), starts, lengths, pages, width, slots)
+
+
+def cache_of(k: torch.Tensor, v: torch.Tensor, page_size: int) -> abi.Cache:
+    """A layer's cache as the library reads it."""
+    pages, size, kv_heads, head_dim = k.shape
+    if v.shape != k.shape or v.dtype != k.dtype or size != page_size:
+        raise ValueError(f"caches {list(k.shape)} and {list(v.shape)} do not fit pages of {page_size} tokens")
+    if not (k.is_contiguous() and v.is_contiguous()) or k.device.type != "cpu":
+        raise ValueError("native attention needs contiguous caches on the CPU")
+    return abi.Cache(k.data_ptr(), v.data_ptr(), abi.FORMATS[k.dtype], pages, size, kv_heads, head_dim)

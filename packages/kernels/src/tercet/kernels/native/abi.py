@@ -1,0 +1,112 @@
+"""The C interface in ctypes: structs and signatures as `csrc/*.h` have them, field for field."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+
+FLOAT32, BFLOAT16, INT8 = 0, 1, 2
+FORMATS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
+"""Number formats by dtype."""
+
+
+Field = tuple[str, Any]
+
+
+def _ints(*names: str) -> list[Field]:
+    return [(name, c_int64) for name in names]
+
+
+def _pointers(*names: str) -> list[Field]:
+    return [(name, c_void_p) for name in names]
+
+
+class Linear(Structure):
+    """`Linear` of linear.h."""
+
+    _fields_ = (*_ints("n", "k", "format"), *_pointers("panels", "scales", "offsets", "bias"))
+
+
+class Cache(Structure):
+    """`Cache` of attention.h."""
+
+    _fields_ = (*_pointers("k", "v"), *_ints("format", "pages", "page_size", "kv_heads", "head_dim"))
+
+
+class Rows(Structure):
+    """`Rows` of attention.h."""
+
+    _fields_ = (
+        *_ints("rows", "tokens"),
+        *_pointers("query_start", "kv_lens", "page_table"),
+        *_ints("page_stride"),
+        *_pointers("slot_mapping"),
+    )
+
+
+class Scoring(Structure):
+    """`Scoring` of attention.h."""
+
+    _fields_ = (("scale", c_float), ("softcap", c_float), *_ints("window"), *_pointers("sinks"))
+
+
+class Layer(Structure):
+    """`Layer` of decoder.h."""
+
+    _fields_ = (
+        *[(name, Linear) for name in ("qkv", "o", "gate_up", "down")],
+        *_pointers("input_norm", "post_norm", "q_norm", "k_norm"),
+        ("cache", Cache),
+        *_ints("window", "group"),
+    )
+
+
+class Model(Structure):
+    """`Model` of decoder.h."""
+
+    _fields_ = (
+        *_ints("layer_count", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab"),
+        *_ints("positions", "rotary_dim"),
+        *_pointers("rope", "norm", "layers", "embedding"),
+        *_ints("embedding_format"),
+        ("head", Linear),
+        ("eps", c_float),
+    )
+
+
+class Step(Structure):
+    """`Step` of decoder.h."""
+
+    _fields_ = (*_ints("tokens", "groups"), *_pointers("input_ids", "positions", "rows"))
+
+
+_I, _P = c_int64, c_void_p
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "best_level": (_I, []),
+    "set_threads": (None, [_I]),
+    "threads": (_I, []),
+    "rmsnorm": (None, [_P, _P, _P, _P, _P, _I, _I, c_float, _I]),
+    "silu_and_mul": (None, [_P, _P, _I, _I, _I]),
+    "rope": (None, [_P, _I, _P, _P, _P, _I, _I, _I, _I, _I]),
+    "attend": (c_char_p, [_P, POINTER(Cache), POINTER(Rows), POINTER(Scoring), _I, _P]),
+    "packed_bytes": (_I, [_I, _I, _I]),
+    "pack": (None, [_P, _I, _I, _I, _I, _I, _P]),
+    "linear": (None, [POINTER(Linear), _P, _I, _P]),
+    "unpack_rows": (None, [POINTER(Linear), _P, _I, _P]),
+    "forward": (c_char_p, [POINTER(Model), POINTER(Step), _P]),
+    "argmax": (None, [_P, _I, _I, _P, _P]),
+    "apply_bitmask": (None, [_P, _I, _I, _P, _I]),
+    "gumbel": (None, [_P, _P, _P, _I, _P]),
+}
+"""Each function without its prefix `tercet_`: what it returns, and what it is given."""
+
+
+def declare(library: ctypes.CDLL) -> dict[str, Any]:
+    """The functions of a loaded library. Raises AttributeError for one it has not."""
+    functions = {}
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(library, f"tercet_{name}")
+        function.restype, function.argtypes = result, arguments
+        functions[name] = function
+    return functions

@@ -1,0 +1,91 @@
+"""Loading the native library: the build for the best instruction set that this processor has."""
+
+import ctypes
+import logging
+import os
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native.abi import declare
+
+logger = logging.getLogger(__name__)
+
+LEVELS = ("portable", "avx2", "avx512", "amx")
+"""Instruction sets, each a superset of those before it."""
+
+FOLDER = Path(__file__).parent / "lib"
+
+
+class Library:
+    """One build of the library. `functions` has what csrc/api.cpp exports, without the prefix."""
+
+    def __init__(self, level: str, folder: Path = FOLDER) -> None:
+        """Raises UnavailableBackendError if it was not built or does not load."""
+        path = folder / f"libtercet_{level}.so"
+        if not path.is_file():
+            raise UnavailableBackendError(f"{path.name} was not built: there was no C++ compiler at installation")
+        try:
+            self.functions: Any = SimpleNamespace(**declare(ctypes.CDLL(str(path))))
+        except (OSError, AttributeError) as error:
+            raise UnavailableBackendError(f"{path.name} does not load: {error}") from error
+        self.level = level
+
+    def set_threads(self, count: int) -> None:
+        """How many threads its loops run on, that of the caller among them."""
+        self.functions.set_threads(count)
+
+    @property
+    def threads(self) -> int:
+        """See `set_threads`."""
+        return int(self.functions.threads())
+
+
+@cache
+def load_library(level: str | None = None) -> Library:
+    """The library for an instruction set, by default the best one that was built and runs here.
+
+    Raises UnavailableBackendError, always the same one, where there is none.
+    """
+    best = LEVELS[int(Library("portable").functions.best_level())]
+    usable = LEVELS[: LEVELS.index(best) + 1]
+    if level is not None:
+        if level not in usable:
+            raise UnavailableBackendError(f"this processor has {best} at best, not {level}")
+        return _started(level)
+    for candidate in reversed(usable):
+        if (FOLDER / f"libtercet_{candidate}.so").is_file():
+            logger.info("native kernels for %s", candidate)
+            return _started(candidate)
+    raise AssertionError("the portable library was loaded above")
+
+
+def describe_library(library: Library) -> str:
+    """Which build is loaded, and why this one."""
+    best = LEVELS[int(library.functions.best_level())]
+    why = "the best this processor has" if best == library.level else f"this processor has {best}, which was not built"
+    return f"{library.level} ({why}), {library.threads} threads"
+
+
+@cache
+def missing_library() -> str:
+    """Why there is no native library here; empty if there is one. Says it in the log, the first time."""
+    try:
+        load_library()
+    except UnavailableBackendError as error:
+        logger.warning("plain torch takes the place of native kernels: %s", error)
+        return str(error)
+    return ""
+
+
+def _started(level: str) -> Library:
+    library = Library(level)
+    library.set_threads(available_cores())
+    return library
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,116 @@
+"""Single operations of the native library, with the names and the meaning of those in `tercet.kernels.ops`.
+
+Tensors lie on the CPU and are float32 or bfloat16. bfloat16 is rounded once, at the end of an operation.
+"""
+
+import torch
+
+from tercet.kernels.native.abi import FORMATS
+from tercet.kernels.native.library import Library
+from tercet.kernels.ops import philox
+
+
+class NativeOps:
+    """Operations on one library."""
+
+    def __init__(self, library: Library) -> None:
+        self._call = library.functions
+
+    def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `tercet.kernels.ops.rmsnorm.rmsnorm`."""
+        x, weight = _given(x), _given(weight, x.dtype, (x.shape[-1],))
+        out = torch.empty_like(x)
+        self._call.rmsnorm(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None, *_rows(x), eps, _format(x))
+        return out
+
+    def add_rmsnorm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `tercet.kernels.ops.rmsnorm.add_rmsnorm`."""
+        x, residual, weight = _given(x), _given(residual, x.dtype, x.shape), _given(weight, x.dtype, (x.shape[-1],))
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        pointers = (tensor.data_ptr() for tensor in (x, residual, weight, out, total))
+        self._call.rmsnorm(*pointers, *_rows(x), eps, _format(x))
+        return out, total
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """See `tercet.kernels.ops.activation.silu_and_mul`."""
+        x = _given(x)
+        if x.shape[-1] % 2:
+            raise ValueError("gate and up must be of one size")
+        out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+        self._call.silu_and_mul(x.data_ptr(), out.data_ptr(), *_rows(out), _format(x))
+        return out
+
+    def apply_rope(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `tercet.kernels.ops.rope.apply_rope`. q and k may be parts of a wider row."""
+        positions, cache = _given(positions, torch.int64, (len(q),)), _given(cache, torch.float32)
+        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < len(cache):
+            raise IndexError("a position is not in the table")
+        return self._rotate(q, positions, cache), self._rotate(k, positions, cache)
+
+    def _rotate(self, x: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        tokens, heads, head_dim = x.shape
+        if x.stride()[1:] != (head_dim, 1):
+            x = x.contiguous()
+        if cache.shape[1] > head_dim:
+            raise ValueError("the table is wider than a head")
+        out = x.new_empty(x.shape)
+        given = (x.data_ptr(), x.stride(0), out.data_ptr(), positions.data_ptr(), cache.data_ptr(), cache.shape[1])
+        self._call.rope(*given, tokens, heads, head_dim, _format(x))
+        return out
+
+    def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the largest of each row float32 [rows], its lowest index int64 [rows]); NaN is larger than all."""
+        logits = _given(logits, torch.float32)
+        rows, vocab = logits.shape
+        most, index = logits.new_empty(rows), torch.empty(rows, dtype=torch.int64)
+        if not vocab:
+            raise ValueError("nothing is largest of nothing")
+        self._call.argmax(logits.data_ptr(), rows, vocab, most.data_ptr(), index.data_ptr())
+        return most, index
+
+    def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
+        """See `tercet.kernels.ops.bitmask.apply_bitmask`."""
+        logits = _given(logits, torch.float32).clone()
+        rows, vocab = logits.shape
+        bitmask = _given(bitmask, torch.int32)
+        if len(bitmask) != rows or bitmask.shape[1] * 32 < vocab:
+            raise ValueError(f"a mask {list(bitmask.shape)} does not cover logits {list(logits.shape)}")
+        self._call.apply_bitmask(logits.data_ptr(), rows, vocab, bitmask.data_ptr(), bitmask.shape[1])
+        return logits
+
+    def gumbel(self, key: philox.NoiseKey, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """See `tercet.kernels.ops.philox.gumbel`."""
+        words = (key.seed_low, key.seed_high, key.choice, key.position)
+        table = torch.stack([word.to(torch.int64) for word in words], 1).to(torch.uint32).contiguous()
+        rows, tokens = _given(rows, torch.int64), _given(tokens, torch.int64, rows.shape)
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(table):
+            raise IndexError("a row has no key")
+        out = torch.empty(len(rows))
+        self._call.gumbel(table.data_ptr(), rows.data_ptr(), tokens.data_ptr(), len(rows), out.data_ptr())
+        return out
+
+
+def _given(x: torch.Tensor, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    """The tensor, contiguous. Raises for one that the library must not be handed."""
+    if x.device.type != "cpu":
+        raise ValueError(f"a native operation was given a tensor on {x.device}")
+    if dtype is not None and x.dtype != dtype:
+        raise TypeError(f"expected {dtype}, not {x.dtype}")
+    if shape is not None and tuple(x.shape) != tuple(shape):
+        raise ValueError(f"expected shape {list(shape)}, not {list(x.shape)}")
+    return x.contiguous()
+
+
+def _format(x: torch.Tensor) -> int:
+    if x.dtype not in (torch.float32, torch.bfloat16):
+        raise TypeError(f"native operations take float32 and bfloat16, not {x.dtype}")
+    return FORMATS[x.dtype]
+
+
+def _rows(x: torch.Tensor) -> tuple[int, int]:
+    """(rows, elements of a row)."""
+    return x.numel() // max(1, x.shape[-1]), x.shape[-1]

@@ -1,0 +1,89 @@
+"""What native attention promises beyond being right: equal bits however a step is put together, and bounds."""
+
+import pytest
+import torch
+
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.cpu import CpuAttention
+from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.check import make_batch
+from tercet.kernels.native.library import Library
+
+CPU = torch.device("cpu")
+PAGE = 8
+HEADS, KV_HEADS, HEAD_DIM = 6, 2, 24
+
+
+def attend(backend: CpuAttention | TorchNativeAttention, batch: AttentionBatch, *, window: int = 0) -> torch.Tensor:
+    """Random queries, keys and values, the same for the same positions of the first row."""
+    generator = torch.Generator().manual_seed(3)
+    k, v = torch.randn(2, 400, PAGE, KV_HEADS, HEAD_DIM, generator=generator).unbind()
+    tokens = sum(batch.host_query_lens)
+    q = torch.randn(1000, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(4))
+    first = batch.host_kv_lens[0] - batch.host_query_lens[0]
+    backend.plan(batch)
+    return backend.attend(q[first : first + tokens], k, v, scale=0.2, window=window)
+
+
+@pytest.mark.parametrize("rows", [[(1, 600)], [(1, 900), (1, 3), (1, 258)], [(40, 300), (1, 1), (33, 700)]])
+@pytest.mark.parametrize("window", [0, 270])
+def test_every_instruction_set_equals_torch(library: Library, rows: list[tuple[int, int]], window: int) -> None:
+    batch = make_batch(rows, PAGE, CPU)
+    expected = attend(TorchNativeAttention(), batch, window=window)
+    torch.testing.assert_close(attend(CpuAttention(library), batch, window=window), expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [0, 270])
+def test_a_token_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(library: Library, window: int) -> None:
+    backend, threads = CpuAttention(library), library.threads
+    whole = attend(backend, make_batch([(700, 700)], PAGE, CPU), window=window)
+    try:
+        for count in (1, 3):
+            library.set_threads(count)
+            for new, kv_len in [(1, 700), (1, 256), (1, 257), (7, 640), (90, 513), (699, 700)]:
+                for others in ([], [(5, 60), (1, 900)], [(1, 30)] * 40):
+                    out = attend(backend, make_batch([(new, kv_len), *others], PAGE, CPU), window=window)
+                    assert torch.equal(out[:new], whole[kv_len - new : kv_len])
+    finally:
+        library.set_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"page_table": torch.tensor([[99]], dtype=torch.int32)}, "a page is not in the cache"),
+        ({"page_table": torch.tensor([[-1]], dtype=torch.int32)}, "a page is not in the cache"),
+        ({"kv_lens": torch.tensor([9], dtype=torch.int32)}, "longer than its page table"),
+        ({"kv_lens": torch.tensor([1], dtype=torch.int32)}, "more new tokens than tokens"),
+        ({"query_start": torch.tensor([0, 2], dtype=torch.int32)}, "do not make up the tokens"),
+        ({"slot_mapping": torch.tensor([0, 1, 8])}, "a slot is not in the cache"),
+    ],
+)
+def test_nothing_outside_the_cache_is_read(change: dict[str, torch.Tensor], message: str, library: Library) -> None:
+    tensors = {
+        "query_start": torch.tensor([0, 3], dtype=torch.int32),
+        "kv_lens": torch.tensor([5], dtype=torch.int32),
+        "page_table": torch.tensor([[0]], dtype=torch.int32),
+        "slot_mapping": torch.tensor([0, 1, 2]),
+    }
+    batch = AttentionBatch(**(tensors | change), page_size=PAGE, host_query_lens=[3], host_kv_lens=[5])
+    backend, cache = CpuAttention(library), torch.zeros(1, PAGE, 1, 4)
+    backend.plan(batch)
+    with pytest.raises(ValueError, match=message):
+        backend.attend(torch.zeros(3, 2, 4), cache, cache, scale=1.0)
+
+
+def test_shapes_that_do_not_fit_are_refused(library: Library) -> None:
+    backend, cache = CpuAttention(library), torch.zeros(2, PAGE, 2, 4)
+    with pytest.raises(RuntimeError, match="before plan"):
+        backend.attend(torch.zeros(1, 2, 4), cache, cache, scale=1.0)
+    backend.plan(make_batch([(1, 3)], PAGE, CPU))
+    for q, k in [
+        (torch.zeros(1, 3, 4), cache),
+        (torch.zeros(1, 2, 5), cache),
+        (torch.zeros(2, 2, 4), cache),
+        (torch.zeros(1, 2, 4), cache[:, ::2]),
+        (torch.zeros(1, 2, 4), cache.transpose(1, 2)),
+    ]:
+        with pytest.raises(ValueError, match=r"fit|queries|contiguous"):
+            backend.attend(q, k, k, scale=1.0)

@@ -1,0 +1,93 @@
+import logging
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native.library import FOLDER, LEVELS, Library, load_library
+from tercet.kernels.native.ops import NativeOps
+
+needs_library = pytest.mark.skipif(not (FOLDER / "libtercet_portable.so").is_file(), reason="there was no compiler")
+
+
+def test_a_library_that_was_not_built_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableBackendError, match=r"libtercet_avx2\.so was not built: there was no C\+\+ compiler"):
+        Library("avx2", tmp_path)
+
+
+def test_a_broken_library_says_so(tmp_path: Path) -> None:
+    (tmp_path / "libtercet_portable.so").write_bytes(b"not a library")
+    with pytest.raises(UnavailableBackendError, match="does not load"):
+        Library("portable", tmp_path)
+
+
+@needs_library
+def test_the_best_level_is_loaded_once_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    load_library.cache_clear()
+    with caplog.at_level(logging.INFO):
+        assert load_library() is load_library()
+    assert [record.message for record in caplog.records] == [f"native kernels for {load_library().level}"]
+    assert load_library().level == LEVELS[int(Library("portable").functions.best_level())]
+
+
+@needs_library
+def test_results_do_not_depend_on_threads(library: Library) -> None:
+    x, weight = torch.randn(3000, 96), torch.randn(96)
+    before = library.threads
+    try:
+        results = []
+        for threads in (1, 2, 5):
+            library.set_threads(threads)
+            assert library.threads == threads
+            results.append(NativeOps(library).rmsnorm(x, weight, 1e-5))
+    finally:
+        library.set_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@needs_library
+def test_callers_in_many_threads_get_their_own_results(library: Library) -> None:
+    ops, weight = NativeOps(library), torch.ones(64)
+    inputs = [torch.randn(2000, 64) for _ in range(6)]
+    outputs: dict[int, list[torch.Tensor]] = {}
+
+    def work(index: int) -> None:
+        outputs[index] = [ops.rmsnorm(inputs[index], weight, 1e-5) for _ in range(20)]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, x in enumerate(inputs):
+        expected = ops.rmsnorm(x, weight, 1e-5)
+        assert all(torch.equal(out, expected) for out in outputs[index])
+
+
+def test_without_any_library_the_error_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.kernels.native.library.FOLDER", tmp_path)
+    monkeypatch.setattr(Library.__init__, "__defaults__", (tmp_path,))
+    load_library.cache_clear()
+    try:
+        with pytest.raises(UnavailableBackendError, match="was not built"):
+            load_library()
+    finally:
+        load_library.cache_clear()
+
+
+@needs_library
+def test_an_unknown_level_is_refused_and_a_lower_one_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnavailableBackendError, match="not neon"):
+        load_library("neon")
+    shutil.copy(FOLDER / "libtercet_portable.so", tmp_path)
+    monkeypatch.setattr("tercet.kernels.native.library.FOLDER", tmp_path)
+    monkeypatch.setattr(Library.__init__, "__defaults__", (tmp_path,))
+    load_library.cache_clear()
+    try:
+        assert load_library().level == "portable"
+    finally:
+        load_library.cache_clear()
