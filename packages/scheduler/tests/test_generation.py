@@ -73,8 +73,7 @@ class Server(Driver):
             overlap=overlap > 0,
         )
         worker = TpModelWorker(options)
-        super().__init__(worker.capacity, CoreConfig(**config), overlap=overlap)
-        self.executor = worker  # type: ignore[assignment]
+        super().__init__(worker.capacity, CoreConfig(**config), overlap=overlap, executor=worker)
 
     def ask(self, rid: str, prompt: str | list[int], **more: Any) -> None:
         ids = PROMPTS[prompt] if isinstance(prompt, str) else prompt

@@ -3,7 +3,6 @@
 import itertools
 from collections import deque
 
-import msgspec
 import pytest
 
 from tercet.protocol.messages import BatchTokenIDOutput, Message, Rejected
@@ -21,10 +20,10 @@ from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 class World:
     """Everything around a loop. Time passes by 50 ms at each look at the clock."""
 
-    def __init__(self, overlap: int = 0) -> None:
+    def __init__(self, overlap: int = 0, core: Scheduler | None = None) -> None:
         capacity = small_capacity()
         ticks = itertools.count()
-        self.core = Scheduler(CoreConfig(), capacity)
+        self.core = core or Scheduler(CoreConfig(), capacity)
         self.board = StatusBoard(lambda: next(ticks) * 0.05)
         self.mail: deque[Delivery] = deque()
         self.waits: list[float | None] = []
@@ -118,17 +117,33 @@ def test_a_draining_loop_finishes_what_it_holds_and_ends() -> None:
     assert world.board.heartbeat("frontend-0").phase == Phase.DRAINING
 
 
-def test_a_loop_whose_memory_is_held_by_blocked_requests_does_not_spin() -> None:
+def test_blocked_requests_give_way_and_the_loop_then_waits() -> None:
     world = World()
     held = request("a", [1] * 100, max_new_tokens=20, ignore_eos=True)
-    waits = msgspec.structs.replace(request("b", [2] * 100), detokenizer="detokenizer-1")
     world.full = True
     world.mail.append(Delivery("frontend-0", held))
     world.loop.turn()
     world.loop.turn()
-    world.mail.append(Delivery("frontend-0", waits))
+    world.mail.append(Delivery("frontend-0", request("b", [2] * 100, detokenizer="detokenizer-1")))
     for _ in range(5):
         world.loop.turn()
-    assert world.core.runnable
-    assert world.core.counters.steps == 1
+    assert world.core.counters.steps == 2
+    assert world.core.counters.retractions == 1
     assert world.waits[-3:] == pytest.approx([0.005] * 3)
+    assert violations(world.core) == []
+
+
+class Hopeless(Scheduler):
+    """A core that has work and never a plan."""
+
+    runnable = True
+
+    def schedule(self) -> None:
+        return None
+
+
+def test_a_loop_that_can_plan_nothing_does_not_spin() -> None:
+    world = World(core=Hopeless(CoreConfig(), small_capacity()))
+    for _ in range(5):
+        world.loop.turn()
+    assert world.waits[1:] == pytest.approx([0.005] * 4)

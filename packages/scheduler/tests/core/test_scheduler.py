@@ -109,7 +109,7 @@ def test_retracted_requests_end_with_the_text_they_would_have_had() -> None:
         assert len(run.output[name, 0]) == 24
         tokens = [ord(name) % 50, *PROMPT]
         for token in run.output[name, 0]:
-            assert token == run.executor.next_token(tokens)
+            assert token == run.fake.next_token(tokens)
             tokens.append(token)
     run.assert_empty()
 

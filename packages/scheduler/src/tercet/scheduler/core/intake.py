@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tercet.protocol.messages import AbortReq, Rejected, TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, FinishType, Resume, unpack_ints
+from tercet.protocol.values import FinishReason, FinishType, Resume, pack_ints, unpack_ints
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_at_arrival
 from tercet.scheduler.core.outputs import Outputs
@@ -11,6 +11,7 @@ from tercet.scheduler.core.plan import Capacity
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.roster import Roster
+from tercet.scheduler.core.screening import fault_in, strange_ids
 
 
 class Intake:
@@ -25,7 +26,8 @@ class Intake:
         roster: Roster,
         counters: Counters,
     ) -> None:
-        self._capacity = capacity
+        self._vocab_size = capacity.vocab_size
+        self._ends = [token for token in capacity.eos_token_ids if 0 <= token < capacity.vocab_size]
         self._longest = min(longest, capacity.context_length)
         """Tokens of prompt and output that one choice can ever have."""
         self._max_queued = max_queued
@@ -37,7 +39,7 @@ class Intake:
 
     def accept(self, source: str, request: TokenizedGenerateReqInput, outputs: Outputs) -> None:
         """Queue a request. A higher attempt of one still held takes it over, an equal or lower one is ignored."""
-        held = self._roster.choices(request.rid)
+        held = self._roster.choices(source, request.rid)
         if any(req.attempt >= request.attempt for req in held.values()):
             self._counters.ignored += 1
             return
@@ -45,17 +47,22 @@ class Intake:
         if refused is not None:
             self._counters.rejected += 1
             outputs.tell(source, refused)
+            self._give_up(held)
             return
         choices = request.resume or [Resume(index) for index in range(request.sampling.n)]
         known = {choice.index: unpack_ints(choice.output_ids) for choice in choices}
-        for index, req in held.items():
-            if req.finish is None and (index not in known or not _continues(req, known[index])):
-                self._roster.end(req, FinishReason(FinishType.ABORT), None)
+        self._give_up(
+            {
+                index: req
+                for index, req in held.items()
+                if index not in known or not _continues(req, request, known[index])
+            }
+        )
         fresh = []
         for index, output_ids in known.items():
             kept = held.get(index)
             if kept is not None and kept.finish is None:
-                kept.route(request, source, len(output_ids))
+                kept.route(request, len(output_ids))
                 if kept.sent < kept.output_tokens:
                     outputs.emit(kept)
             else:
@@ -66,9 +73,9 @@ class Intake:
             if finish is not None:
                 self._roster.end(req, finish, outputs)
 
-    def abort(self, message: AbortReq, outputs: Outputs) -> None:
+    def abort(self, source: str, message: AbortReq, outputs: Outputs) -> None:
         """End the named choices, at whatever stage they are."""
-        for index, req in self._roster.choices(message.rid).items():
+        for index, req in self._roster.choices(source, message.rid).items():
             if req.finish is None and (not message.indices or index in message.indices):
                 self._counters.aborted += 1
                 self._roster.end(req, FinishReason(FinishType.ABORT, message=message.reason), outputs)
@@ -85,34 +92,46 @@ class Intake:
         self._arrivals += 1
         sampling = request.sampling
         req.end = req.prompt_tokens + sampling.max_new_tokens
-        ends = [] if sampling.ignore_eos else self._capacity.eos_token_ids
+        ends = [] if sampling.ignore_eos else self._ends
         req.stop_ids = frozenset([*sampling.stop_token_ids, *ends])
         return req
 
+    def _give_up(self, held: dict[int, Req]) -> None:
+        """End choices that a later attempt does not go on with: nobody waits for their answers."""
+        for req in held.values():
+            if req.finish is None:
+                self._roster.end(req, FinishReason(FinishType.ABORT), None)
+
     def _refusal(self, request: TokenizedGenerateReqInput) -> Rejected | None:
-        """Why a request cannot be run, if it cannot. The frontend has checked the same; this guards the executor."""
+        """Why a request cannot be run, if it cannot."""
+
+        def rejected(code: str, message: str, *, retry: bool = False) -> Rejected:
+            return Rejected(rid=request.rid, attempt=request.attempt, code=code, message=message, retry=retry)
+
         if self.draining:
-            message = "this scheduler is leaving"
-            return Rejected(rid=request.rid, attempt=request.attempt, code="draining", message=message, retry=True)
+            return rejected("draining", "this scheduler is leaving", retry=True)
+        fault = fault_in(request, self._vocab_size)
+        if fault is not None:
+            return rejected("invalid_request", fault)
         ids = unpack_ints(request.input_ids)
-        outputs = [unpack_ints(choice.output_ids) for choice in request.resume]
-        total = len(ids) + request.sampling.max_new_tokens
-        if total > self._longest or any(len(ids) + len(output) > total for output in outputs):
+        known = [unpack_ints(choice.output_ids) for choice in request.resume]
+        total = len(ids) + max([request.sampling.max_new_tokens, *map(len, known)])
+        if total > self._longest or any(len(part) > request.sampling.max_new_tokens for part in known):
             message = f"prompt and output together have {total} tokens; at most {self._longest} are possible here"
-            return Rejected(rid=request.rid, attempt=request.attempt, code="context_length_exceeded", message=message)
-        vocabulary = self._capacity.vocab_size
-        if not ids or any(min(part) < 0 or max(part) >= vocabulary for part in (ids, *outputs) if len(part)):
-            message = "the prompt is empty or holds a token id outside the vocabulary"
-            return Rejected(rid=request.rid, attempt=request.attempt, code="invalid_token_ids", message=message)
-        if not request.resume and len(self._waiting) + request.sampling.n > self._max_queued:
-            message = "too many requests are waiting"
-            return Rejected(rid=request.rid, attempt=request.attempt, code="overloaded", message=message, retry=True)
+            return rejected("context_length_exceeded", message)
+        if not ids or strange_ids(self._vocab_size, ids, *known):
+            return rejected("invalid_token_ids", "the prompt is empty or holds a token id outside the vocabulary")
+        if not request.resume and self._roster.queued + request.sampling.n > self._max_queued:
+            return rejected("overloaded", "too many requests are waiting", retry=True)
         return None
 
 
-def _continues(req: Req, output_ids: Sequence[int]) -> bool:
-    """Whether a held choice has emitted exactly `output_ids`, and perhaps more."""
+def _continues(req: Req, request: TokenizedGenerateReqInput, output_ids: Sequence[int]) -> bool:
+    """Whether a held choice has the same prompt and sampling, and has emitted exactly `output_ids`, perhaps more."""
     count = len(output_ids)
     if count > req.output_tokens or (req.logprobs is not None and req.output_tokens - count > len(req.token_logprobs)):
         return False
-    return req.tokens[req.prompt_tokens : req.prompt_tokens + count].tolist() == list(output_ids)
+    if req.sampling != request.sampling or req.logprobs != request.logprobs or req.salt != request.cache_salt:
+        return False
+    known = req.cache_key(req.prompt_tokens + count)
+    return known == bytes(request.input_ids) + pack_ints(output_ids)

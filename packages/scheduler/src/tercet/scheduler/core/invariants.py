@@ -22,6 +22,9 @@ def _slots(core: Scheduler) -> list[str]:
 def _requests(core: Scheduler) -> list[str]:
     found = []
     held = set(core.roster)
+    places = len(core.waiting) + sum(len(req.followers) for req in {*held, *core.planner.running})
+    if core.roster.queued != places:
+        found.append(f"{core.roster.queued} choices are counted as queued, not {places}")
     for req in core.planner.running:
         if req.slot < 0 or req in core.waiting:
             found.append(f"{req.rid}/{req.index} runs without a slot or waits as well")
@@ -35,6 +38,8 @@ def _requests(core: Scheduler) -> list[str]:
         follows = req.leader is not None and req in req.leader.followers
         if (req in core.planner.running) + (req in core.waiting) + follows != 1:
             found.append(f"{req.rid}/{req.index} is not in exactly one place")
+        if req.leader is not None and req.leader.finish is not None and follows and not req.leader.in_flight:
+            found.append(f"{req.rid}/{req.index} follows a choice that is gone")
         if req.slot < 0 and (req.pages or req.node is not None or req.in_flight):
             found.append(f"{req.rid}/{req.index} holds memory without a slot")
     return found
@@ -66,6 +71,8 @@ def _in_flight(core: Scheduler) -> list[str]:
     for plan, reqs in core.in_flight:
         for row, req in zip(plan.rows, reqs, strict=True):
             named[id(req)] += 1
+            if row.count < 1:
+                found.append(f"plan {plan.step} has a row that computes nothing")
             if req.slot != row.slot or req.room < row.start + row.count:
                 found.append(f"{req.rid}/{req.index} lost slot or pages to plan {plan.step} in flight")
     found += [

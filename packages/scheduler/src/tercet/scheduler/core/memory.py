@@ -51,7 +51,7 @@ class KVMemory:
         """
         if not self.free_slots:
             return None
-        reusable = 0 if req.wants_prompt_logprobs else len(req.tokens) - 1
+        reusable = 0 if req.to_score else len(req.tokens) - 1
         match = self.cache.match(req.salt, req.cache_key(reusable))
         self.cache.lock(match.node)
         leader, common = self._common_with_leader(req, reusable)

@@ -80,13 +80,14 @@ class Outputs:
 
     @staticmethod
     def _opening(req: Req, row: int) -> Opening:
+        wanted = req.logprobs is not None and req.logprobs.prompt
         return Opening(
             row=row,
             frontend=req.frontend,
             decode_spec=req.decode_spec,
             prompt_tokens=req.prompt_tokens,
             cached_tokens=max(req.cached, 0),
-            prompt_logprobs=joined([first_of(req), *req.prompt_logprobs]) if req.wants_prompt_logprobs else None,
+            prompt_logprobs=joined([first_of(req), *req.prompt_logprobs]) if wanted and req.scored else None,
         )
 
 

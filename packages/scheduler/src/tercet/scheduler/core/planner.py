@@ -9,6 +9,8 @@ from tercet.scheduler.core.request import Req
 
 RESERVE_DECAY = 0.998
 RESERVE_RISE = 0.1
+MOST_RETRACTIONS = 4
+"""After so many a choice is spared as long as there is another one."""
 LONGEST_FORESEEN = 4096
 """Output tokens of one choice that admission sets pages aside for, at most."""
 
@@ -54,10 +56,15 @@ class Planner:
         """The next step, or None when there is nothing to compute."""
         draft = Draft(self._budget)
         starved = self._plan_decodes(draft, step)
+        draft.budget -= len(starved)
         self._plan_prefills(draft, step)
+        draft.budget += len(starved)
         if starved:
             self._relieve(starved, draft, step)
-        elif self._waiting:
+        if self._waiting and not (starved and draft.rows):
+            self._admit(draft, step)
+        while not draft.rows and (victim := self._obstacle()):
+            self.retract(victim)
             self._admit(draft, step)
         if not draft.rows:
             return None
@@ -134,7 +141,7 @@ class Planner:
                 sampling=req.sampling,
                 suppressed_ids=sorted(req.stop_ids) if req.sampling.min_new_tokens else [],
                 top_logprobs=-1 if logprobs is None else logprobs.top,
-                prompt_logprobs=req.wants_prompt_logprobs,
+                prompt_logprobs=req.to_score,
             )
         )
         draft.add(req, step)
@@ -147,13 +154,13 @@ class Planner:
     def _relieve(self, starved: list[Req], draft: Draft, step: int) -> None:
         """Retract the choices that cost least to compute again, until everybody left has a page.
 
-        Only choices that no plan names can go. Where all are in flight, the starved sit out until one has committed.
+        Only choices that no plan names can go. While others make progress, a starved one rather sits out.
         """
         self._reserve = min(1.0, self._reserve + RESERVE_RISE)
         for req in starved:
             while req.slot >= 0 and not self._memory.grow(req):
                 victim = self._cheapest()
-                if victim is None:
+                if victim is None or (victim is req and any(other.in_flight for other in self.running)):
                     break
                 self.retract(victim)
             else:
@@ -161,12 +168,32 @@ class Planner:
                     draft.add(req, step)
 
     def _cheapest(self) -> Req | None:
-        idle = [req for req in self.running if req.in_flight == 0 and req.finish is None]
-        return min(idle, key=lambda req: (req.priority, len(req.tokens), -req.arrival), default=None)
+        return min((req for req in self.running if _is_idle(req)), key=_cost, default=None)
+
+    def _obstacle(self) -> Req | None:
+        """Of choices whose peer is blocked, the cheapest, if they hold what others wait for and nothing else moves."""
+        if not self.blocked_peers or any(req.in_flight for req in self.running):
+            return None
+        if all(self.is_blocked(req) for req in self._waiting):
+            return None
+        return min((req for req in self.running if self.is_blocked(req) and _is_idle(req)), key=_cost, default=None)
 
     def retract(self, req: Req) -> None:
         """Take slot and pages from a running choice; it computes again later what the prefix cache has lost by then."""
         del self.running[req]
         self._memory.release(req)
         self._waiting.add(req, first=True)
+        req.retractions += 1
         self._counters.retractions += 1
+
+
+def _is_idle(req: Req) -> bool:
+    """Whether it could give up its slot now."""
+    return req.in_flight == 0 and req.finish is None
+
+
+def _cost(req: Req) -> tuple[int, ...]:
+    """Orders choices by what their retraction costs. One that was retracted often goes only for an older such one."""
+    if req.retractions < MOST_RETRACTIONS:
+        return 0, req.priority, len(req.tokens), -req.arrival
+    return 1, -req.arrival

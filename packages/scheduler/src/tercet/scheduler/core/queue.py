@@ -30,9 +30,11 @@ class WaitingQueue:
         """Let a choice wait; `first` is for those that ran already, or resume what another scheduler began."""
         (self._first if first else self._rest)[req] = None
 
-    def remove(self, req: Req) -> None:
-        """Take a choice out, admitted or aborted."""
-        del (self._first if req in self._first else self._rest)[req]
+    def remove(self, req: Req) -> bool:
+        """Take a choice out, admitted or aborted. Says whether it was among those that go first."""
+        first = req in self._first
+        del (self._first if first else self._rest)[req]
+        return first
 
     def in_order(self, cache: PrefixCache) -> list[Req]:
         """Who should be admitted next: those that go first, those that lost patience, then the policy's choice."""

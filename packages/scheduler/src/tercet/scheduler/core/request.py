@@ -43,10 +43,12 @@ class Req:
         "prompt_logprobs",
         "prompt_tokens",
         "published",
+        "retractions",
         "rid",
         "room",
         "salt",
         "sampling",
+        "scored",
         "sent",
         "shared",
         "slot",
@@ -68,26 +70,30 @@ class Req:
         self.logprobs = request.logprobs
         self.priority = request.priority
         self.salt = request.cache_salt
-        self.alone = request.alone
         self.end = 0
         self.stop_ids: frozenset[int] = frozenset()
         self.finish: FinishReason | None = None
         self.prompt_logprobs: list[Logprobs] = []
+        """Of runs of prompt tokens, from the second on."""
         self.token_logprobs: list[Logprobs] = []
         """Of the last output tokens, one each, where wanted: kept so that a later attempt can be told again."""
+        self.scored = False
+        """Whether `prompt_logprobs` has all it will have."""
         self.passed_over = 0
+        self.retractions = 0
         self.cached = -1
         self.followers: list[Req] = []
         """Choices of the same request that wait for this one to compute the prompt."""
         self.leader: Req | None = None
         """Whose prompt pages this choice can share when it is admitted."""
-        self.route(request, frontend, len(output_ids))
+        self.frontend = frontend
+        self.route(request, len(output_ids))
         self.forget_memory()
 
-    def route(self, request: TokenizedGenerateReqInput, frontend: str, sent: int) -> None:
+    def route(self, request: TokenizedGenerateReqInput, sent: int) -> None:
         """Take the route of this or a later attempt; `sent` output tokens are known at the other end."""
         self.attempt = request.attempt
-        self.frontend = frontend
+        self.alone = request.alone
         self.detokenizer = request.detokenizer
         self.decode_spec = request.decode_spec
         self.sent = sent
@@ -105,6 +111,8 @@ class Req:
         self.in_flight = 0
         self.last_step = -1
         self.published = False
+        if not self.scored:
+            self.prompt_logprobs = []
 
     @property
     def output_tokens(self) -> int:
@@ -112,9 +120,9 @@ class Req:
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
+    def to_score(self) -> bool:
         """Whether every prompt position must be computed for its log-probability."""
-        return self.logprobs is not None and self.logprobs.prompt
+        return self.logprobs is not None and self.logprobs.prompt and not self.scored
 
     @property
     def has_work(self) -> bool:

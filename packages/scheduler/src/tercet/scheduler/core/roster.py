@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from tercet.protocol.values import FinishReason
+from tercet.protocol.values import FinishReason, FinishType
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import Outputs
@@ -12,27 +12,36 @@ from tercet.scheduler.core.request import Req
 
 
 class Roster:
-    """Choices by rid and index: waiting, following, or running. One that ended stays until no plan names it."""
+    """Choices by frontend, rid and index: waiting, following, or running.
+
+    One that ended stays until no plan names it. Frontends choose rids by themselves: equal ones of two are strangers.
+    """
 
     def __init__(self, memory: KVMemory, waiting: WaitingQueue, planner: Planner, counters: Counters) -> None:
         self._memory = memory
         self._waiting = waiting
         self._planner = planner
         self._counters = counters
-        self._held: dict[str, dict[int, Req]] = {}
+        self._held: dict[tuple[str, str], dict[int, Req]] = {}
+        self._following = 0
 
     def __iter__(self) -> Iterator[Req]:
         for choices in self._held.values():
             yield from choices.values()
 
-    def choices(self, rid: str) -> dict[int, Req]:
-        """The choices held of a request, by index."""
-        return dict(self._held.get(rid, {}))
+    @property
+    def queued(self) -> int:
+        """Choices that wait, or follow one that computes their prompt."""
+        return len(self._waiting) + self._following
+
+    def choices(self, frontend: str, rid: str) -> dict[int, Req]:
+        """The choices held of a frontend's request, by index."""
+        return dict(self._held.get((frontend, rid), {}))
 
     def add(self, reqs: Sequence[Req], *, first: bool) -> None:
         """Let new choices of a request in: one queues, the others follow it until it has computed their prompt."""
         for req in reqs:
-            self._held.setdefault(req.rid, {})[req.index] = req
+            self._held.setdefault((req.frontend, req.rid), {})[req.index] = req
         if reqs:
             self._lead(list(reqs), first=first)
 
@@ -40,8 +49,7 @@ class Roster:
         """`tokens` of a choice, its whole prompt among them, are computed: share them, and let its followers queue."""
         req.published = True
         self._memory.publish(req, tokens)
-        followers, req.followers = req.followers, []
-        for follower in followers:
+        for follower in self._leave(req):
             self._waiting.add(follower, first=True)
 
     def end(self, req: Req, finish: FinishReason, outputs: Outputs | None) -> None:
@@ -50,31 +58,43 @@ class Roster:
         self._counters.finished += 1
         if outputs is not None:
             outputs.emit(req)
+        first = True
         if req in self._waiting:
-            self._waiting.remove(req)
+            first = self._waiting.remove(req)
         elif req.leader is not None and req in req.leader.followers:
             req.leader.followers.remove(req)
+            self._following -= 1
         if req.in_flight == 0:
-            self.free(req)
+            self.free(req, first=first)
 
-    def free(self, req: Req) -> None:
-        """Forget an ended choice that no plan in flight names; what it computed stays in the prefix cache."""
+    def free(self, req: Req, *, first: bool = True) -> None:
+        """Forget an ended choice that no plan in flight names; what it computed stays in the prefix cache.
+
+        Its followers get a new leader, which queues `first` unless this one did not.
+        """
         if req.slot >= 0:
             del self._planner.running[req]
-            self._memory.release(req, reuse=req.finish is None or req.finish.type != "error")
-        choices = self._held.get(req.rid, {})
+            self._memory.release(req, reuse=req.finish is None or req.finish.type != FinishType.ERROR)
+        key = req.frontend, req.rid
+        choices = self._held.get(key, {})
         if choices.get(req.index) is req:
             del choices[req.index]
             if not choices:
-                del self._held[req.rid]
-        followers, req.followers = req.followers, []
-        if followers:
-            self._lead(followers, first=True)
+                del self._held[key]
+        if followers := self._leave(req):
+            self._lead(followers, first=first)
 
     def _lead(self, reqs: list[Req], *, first: bool) -> None:
         leader, *followers = reqs
         leader.leader = None
         leader.followers = followers
+        self._following += len(followers)
         for follower in followers:
             follower.leader = leader
         self._waiting.add(leader, first=first)
+
+    def _leave(self, leader: Req) -> list[Req]:
+        """Take a choice's followers from it."""
+        followers, leader.followers = leader.followers, []
+        self._following -= len(followers)
+        return followers

@@ -43,8 +43,14 @@ class Scheduler:
         self.roster = Roster(self.memory, self.waiting, self.planner, self.counters)
         self.intake = Intake(capacity, self.memory.tokens, config.max_queued, self.waiting, self.roster, self.counters)
         self.in_flight: deque[tuple[Plan, list[Req]]] = deque()
-        self.paused = False
+        self.paused_by = ""
+        """The frontend that paused generation; whoever continues it, or the end of that frontend, ends the pause."""
         self._steps = 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is planned until somebody continues."""
+        return bool(self.paused_by)
 
     @property
     def runnable(self) -> bool:
@@ -69,15 +75,17 @@ class Scheduler:
                 case TokenizedGenerateReqInput():
                     self.intake.accept(source, message, outputs)
                 case AbortReq():
-                    self.intake.abort(message, outputs)
+                    self.intake.abort(source, message, outputs)
                 case FlushCacheReq():
                     freed = self.memory.flush()
                     outputs.tell(source, ControlReply(id=message.id, ok=True, message=f"{freed} pages freed"))
                 case PauseGenerationReq() | ContinueGenerationReq():
-                    self.paused = isinstance(message, PauseGenerationReq)
+                    self.paused_by = source if isinstance(message, PauseGenerationReq) else ""
                     outputs.tell(source, ControlReply(id=message.id, ok=True))
                 case PeerGone():
                     self.intake.drop_frontend(message.peer)
+                    if self.paused_by == message.peer:
+                        self.paused_by = ""
                 case PeerBlocked():
                     self.planner.blocked_peers.add(message.peer)
                 case PeerDrained():
@@ -116,11 +124,16 @@ class Scheduler:
                 if req.in_flight == 0:
                     self.roster.free(req)
                 continue
+            token = result.token_ids[index]
+            if row.sample and not 0 <= token < self.capacity.vocab_size:  # before anybody can share what gave it
+                error = FinishReason(FinishType.ERROR, message="the model gave no finite logits")
+                self.roster.end(req, error, outputs)
+                continue
             computed = row.start + row.count
             if index in result.prompt_logprobs:
                 req.prompt_logprobs.append(result.prompt_logprobs[index])
-            token = result.token_ids[index]
-            if not req.published and computed >= req.prompt_tokens and (token >= 0 or not row.sample):
+            if not req.published and computed >= req.prompt_tokens:
+                req.scored = True
                 self.roster.publish(req, computed)
             if row.sample:
                 self._append(req, token, result.logprobs.get(index), outputs)
@@ -149,7 +162,7 @@ class Scheduler:
         """How busy it is."""
         running = self.planner.running
         return Load(
-            queued=len(self.waiting),
+            queued=self.roster.queued,
             running=len(running),
             queued_tokens=sum(len(req.tokens) for req in self.waiting),
             running_tokens=sum(len(req.tokens) for req in running),
@@ -166,10 +179,7 @@ class Scheduler:
         )
 
     def _append(self, req: Req, token: int, logprobs: Logprobs | None, outputs: Outputs) -> None:
-        """A sampled token: part of the output, or proof that the logits were not finite."""
-        if not 0 <= token < self.capacity.vocab_size:
-            self.roster.end(req, FinishReason(FinishType.ERROR, message="the model gave no finite logits"), outputs)
-            return
+        """A sampled token is part of the output, and may end it."""
         req.tokens.append(token)
         if logprobs is not None:
             req.token_logprobs.append(logprobs)

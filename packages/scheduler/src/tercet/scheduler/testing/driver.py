@@ -4,17 +4,21 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from tercet.protocol.messages import BatchTokenIDOutput, Rejected, TokenizedGenerateReqInput
+from tercet.protocol.messages import BatchTokenIDOutput, Opening, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.values import FinishReason, LogprobParams, Resume, SamplingParams, pack_ints, unpack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, CoreMessage
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.testing.fake_executor import Done, FakeExecutor
+from tercet.scheduler.ports import Executor, Pending
+from tercet.scheduler.testing.fake_executor import FakeExecutor
 
 FRONTEND = "frontend-0"
 DETOKENIZER = "detokenizer-0"
+
+Choice = tuple[str, int]
+"""(rid, index)"""
 
 
 def request(
@@ -22,6 +26,7 @@ def request(
     prompt: Sequence[int],
     *,
     attempt: int = 0,
+    detokenizer: str = DETOKENIZER,
     resume: Sequence[Resume] = (),
     priority: int = 0,
     salt: str = "",
@@ -33,7 +38,7 @@ def request(
     return TokenizedGenerateReqInput(
         rid=rid,
         attempt=attempt,
-        detokenizer=DETOKENIZER,
+        detokenizer=detokenizer,
         input_ids=pack_ints(prompt),
         sampling=SamplingParams(**{"max_new_tokens": 16, **sampling}),
         decode_spec=b"",
@@ -46,20 +51,37 @@ def request(
 
 
 class Driver:
-    """A core, its executor, and what came out."""
+    """A core, its executor, and what came out.
 
-    def __init__(self, capacity: Capacity, config: CoreConfig | None = None, *, overlap: int = 0) -> None:
+    It is every frontend and detokenizer at once. Books are kept by rid and choice; those of a frontend other than
+    FRONTEND by `frontend/rid`. A later attempt may say again what an earlier one said.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        config: CoreConfig | None = None,
+        *,
+        overlap: int = 0,
+        executor: Executor | None = None,
+    ) -> None:
         self.core = Scheduler(config or CoreConfig(token_budget=16), capacity)
-        self.executor = FakeExecutor(capacity)
+        self.fake = FakeExecutor(capacity)
+        """Knows every answer; runs the plans, too, unless another executor was given."""
+        self.executor = self.fake if executor is None else executor
         self.overlap = overlap
-        self.in_flight: deque[Done] = deque()
+        self.in_flight: deque[Pending] = deque()
         self.plans: list[Plan] = []
-        self.output: dict[tuple[str, int], list[int]] = {}
-        self.finishes: dict[tuple[str, int], FinishReason] = {}
+        self.output: dict[Choice, list[int]] = {}
+        self.finishes: dict[Choice, FinishReason] = {}
+        self.attempts: dict[Choice, int] = {}
+        """Of the last row."""
         self.rejected: dict[str, Rejected] = {}
         self.others: list[Outgoing] = []
-        self.logprob_count: dict[tuple[str, int], int] = {}
-        self.prompt_logprob_count: dict[tuple[str, int], int] = {}
+        self.logprob_count: dict[Choice, int] = {}
+        """Consecutive output tokens, up to the last, whose log-probabilities were told."""
+        self.prompt_logprob_count: dict[Choice, int] = {}
+        self._frontends: dict[tuple[str, str, int, int], str] = {}
 
     def send(self, *messages: CoreMessage, source: str = FRONTEND) -> None:
         """Hand messages to the core."""
@@ -102,41 +124,61 @@ class Driver:
 
     def expected(self, prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:
         """What the model says after a prompt, up to and with its end id."""
-        tokens = list(prompt)
-        for _ in range(count):
-            tokens.append(self.executor.next_token(tokens, choice))
-            if tokens[-1] in self.core.capacity.eos_token_ids:
+        return self.answer(request("", prompt, max_new_tokens=count), choice)
+
+    def answer(self, wanted: TokenizedGenerateReqInput, choice: int) -> list[int]:
+        """What the fake model says to a request, up to and with whatever ends it."""
+        sampling = wanted.sampling
+        ends = {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self.core.capacity.eos_token_ids)}
+        tokens = list(unpack_ints(wanted.input_ids))
+        for position in range(sampling.max_new_tokens):
+            suppressed = ends if position < sampling.min_new_tokens else ()
+            tokens.append(self.fake.next_token(tokens, choice, suppressed))
+            if tokens[-1] in ends:
                 break
-        return tokens[len(prompt) :]
+        return tokens[len(unpack_ints(wanted.input_ids)) :]
 
     def _take(self, outgoing: list[Outgoing]) -> None:
         for peer, message in outgoing:
             match message:
                 case BatchTokenIDOutput():
-                    assert peer == DETOKENIZER
-                    self._rows(message)
+                    self._rows(peer, message)
                 case Rejected():
                     assert message.rid not in self.rejected
                     self.rejected[message.rid] = message
                 case _:
                     self.others.append((peer, message))
 
-    def _rows(self, batch: BatchTokenIDOutput) -> None:
+    def _rows(self, peer: str, batch: BatchTokenIDOutput) -> None:
         offsets, ids = unpack_ints(batch.offsets), unpack_ints(batch.token_ids)
         openings = {opening.row: opening for opening in batch.openings}
-        for row, (rid, index, position) in enumerate(
-            zip(batch.rids, unpack_ints(batch.indices), unpack_ints(batch.positions), strict=True)
-        ):
-            key = rid, index
-            assert key not in self.finishes, f"{key} got tokens after its final answer"
-            if row in openings:
-                assert openings[row].frontend == FRONTEND
-                if (given := openings[row].prompt_logprobs) is not None:
-                    self.prompt_logprob_count[key] = len(given)
+        columns = (batch.rids, *map(unpack_ints, (batch.indices, batch.attempts, batch.positions)))
+        for row, (rid, index, attempt, position) in enumerate(zip(*columns, strict=True)):
+            key = self._opened(peer, rid, index, attempt, openings.get(row))
             tokens = self.output.setdefault(key, [])
             assert position <= len(tokens), f"{key} skipped from {len(tokens)} to {position}"
             tokens[position:] = list(ids[offsets[row] : offsets[row + 1]])
             if row in batch.logprobs:
-                self.logprob_count[key] = self.logprob_count.get(key, 0) + len(batch.logprobs[row])
+                count = len(batch.logprobs[row])
+                assert count == offsets[row + 1] - offsets[row]
+                self.logprob_count[key] = min(self.logprob_count.get(key, 0), position) + count
             if row in batch.finishes:
                 self.finishes[key] = batch.finishes[row]
+
+    def _opened(self, peer: str, rid: str, index: int, attempt: int, opening: Opening | None) -> Choice:
+        """Whose row this is. The first row of an attempt, and no other, says whom its text is for."""
+        route = peer, rid, index, attempt
+        assert (opening is None) == (route in self._frontends), f"{route} is opened never or twice"
+        if opening is not None:
+            self._frontends[route] = opening.frontend
+        frontend = self._frontends[route]
+        key = rid if frontend == FRONTEND else f"{frontend}/{rid}", index
+        last = self.attempts.get(key, -1)
+        assert attempt >= last, f"{key} of attempt {attempt} comes after one of {last}"
+        if attempt == last:
+            assert key not in self.finishes, f"{key} got tokens after its final answer"
+        self.attempts[key] = attempt
+        self.finishes.pop(key, None)
+        if opening is not None and opening.prompt_logprobs is not None:
+            self.prompt_logprob_count[key] = len(opening.prompt_logprobs)
+        return key

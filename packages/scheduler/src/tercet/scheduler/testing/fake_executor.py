@@ -1,6 +1,6 @@
 """A model that costs nothing: `FakeExecutor` runs plans in plain Python, for tests, simulations and load tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from tercet.protocol.values import Logprobs, pack_floats, unpack_ints
@@ -86,12 +86,12 @@ class FakeExecutor:
     def close(self) -> None:
         """Nothing to free."""
 
-    def next_token(self, tokens: list[int], choice: int = 0) -> int:
+    def next_token(self, tokens: Sequence[int], choice: int = 0, suppressed: Collection[int] = ()) -> int:
         """What the model says after `tokens`: for tests that know the answer without a scheduler."""
         value = 0
         for token in tokens:
             value = _extend(value, token)
-        return _extend(value, choice) % self._capacity.vocab_size
+        return self._sampled(value, choice, suppressed)
 
     def _result(self, plan: Plan) -> StepResult:
         token_ids, logprobs, prompt_logprobs = [], {}, {}
@@ -103,15 +103,20 @@ class FakeExecutor:
                 prompt_logprobs[index] = Logprobs(pack_floats([-1.0] * count))
             token = -1
             if row.sample:
-                token = _extend(slot.hashes[-1], slot.init.choice) % self._capacity.vocab_size
                 known = len(slot.tokens) - slot.init.prompt_tokens
-                if token in slot.init.suppressed_ids and known < slot.init.sampling.min_new_tokens:
-                    token = max(slot.init.suppressed_ids) + 1
+                early = known < slot.init.sampling.min_new_tokens
+                token = self._sampled(slot.hashes[-1], slot.init.choice, slot.init.suppressed_ids if early else ())
                 slot.tokens.append(token)
                 if slot.init.top_logprobs >= 0:
                     logprobs[index] = Logprobs(pack_floats([-0.5]))
             token_ids.append(token)
         return StepResult(step=plan.step, token_ids=token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def _sampled(self, value: int, choice: int, suppressed: Collection[int]) -> int:
+        token = _extend(value, choice) % self._capacity.vocab_size
+        while token in suppressed:
+            token = (token + 1) % self._capacity.vocab_size
+        return token
 
     def _compute(self, slot: _Slot, row: Row) -> None:
         size, end = self._capacity.page_size, row.start + row.count

@@ -1,0 +1,86 @@
+"""Everybody's turn comes: under every policy, when memory is short, and when somebody's peer takes nothing."""
+
+import pytest
+
+from tercet.scheduler.core.config import CoreConfig, PeerBlocked, PeerDrained, PolicyName
+from tercet.scheduler.core.planner import MOST_RETRACTIONS
+from tercet.scheduler.testing import Driver, request, small_capacity
+
+SLOW = "detokenizer-slow"
+
+
+def test_no_row_is_empty_when_prefills_take_the_budget_beside_starved_decodes() -> None:
+    config = CoreConfig(token_budget=4, reserve=0.0, reserve_floor=0.0)
+    run = Driver(small_capacity(pages=12, page_size=4, slots=4), config)
+    for rid in "ac":
+        run.send(request(rid, [ord(rid) % 50] * 2, max_new_tokens=30, ignore_eos=True))
+    run.step()
+    run.send(request("b", [2] * 32, max_new_tokens=1, ignore_eos=True))
+    run.run()
+    assert all(row.count >= 1 for plan in run.plans for row in plan.rows)
+    run.assert_empty()
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("what", ["pages", "slots", "alone"])
+def test_blocked_requests_give_way_to_those_whose_peer_listens(what: str, overlap: int) -> None:
+    capacity = small_capacity(pages=20, slots=2 if what == "slots" else 8)
+    run = Driver(capacity, CoreConfig(token_budget=64), overlap=overlap)
+    for rid in "ab":
+        run.send(request(rid, [ord(rid) % 50] * 30, max_new_tokens=8, ignore_eos=True, detokenizer=SLOW))
+    run.step()
+    run.step()
+    run.send(PeerBlocked(SLOW))
+    run.run()
+    wanted = request("c", [3] * 70, max_new_tokens=4, ignore_eos=True, alone=what == "alone")
+    run.send(wanted)
+    run.run()
+    assert run.output["c", 0] == run.answer(wanted, 0)
+    assert not {("a", 0), ("b", 0)} & run.finishes.keys()
+    run.send(PeerDrained(SLOW))
+    run.run()
+    assert len(run.output["a", 0]) == len(run.output["b", 0]) == 8
+    run.assert_empty()
+
+
+def test_blocked_requests_keep_their_pages_while_nobody_needs_them() -> None:
+    run = Driver(small_capacity(pages=40))
+    run.send(request("a", [1] * 30, max_new_tokens=8, ignore_eos=True, detokenizer=SLOW))
+    run.step()
+    run.step()
+    run.send(PeerBlocked(SLOW))
+    run.send(request("c", [3] * 30, max_new_tokens=4, ignore_eos=True))
+    run.run()
+    assert run.core.counters.retractions == 0
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_a_passed_over_request_gets_its_turn(policy: PolicyName) -> None:
+    """Better placed requests keep coming: with cached prompts, and of higher priority."""
+    run = Driver(small_capacity(slots=1), CoreConfig(policy=policy, patience=8))
+    run.send(request("warm", [5] * 20, max_new_tokens=1, ignore_eos=True))
+    run.run()
+    run.send(request("x0", [5] * 20, max_new_tokens=1, ignore_eos=True, priority=9))
+    run.send(request("poor", [4] * 3, max_new_tokens=1, ignore_eos=True))
+    for number in range(1, 40):
+        run.send(request(f"x{number}", [5] * 20, max_new_tokens=1, ignore_eos=True, priority=9))
+        run.step()
+        if ("poor", 0) in run.finishes:
+            break
+    assert number <= 12
+
+
+def test_a_request_is_not_retracted_for_ever() -> None:
+    """Longer requests of higher priority keep coming, so that the short one always costs least to retract."""
+    config = CoreConfig(token_budget=64, reserve=0.0, reserve_floor=0.0, radix_cache=False)
+    run = Driver(small_capacity(pages=16, page_size=4, slots=4), config)
+    run.send(request("poor", [4] * 3, max_new_tokens=40, ignore_eos=True))
+    poor = next(iter(run.core.roster))
+    for number in range(400):
+        if run.core.roster.queued < 3:
+            run.send(request(f"x{number}", [5] * 12, max_new_tokens=20, ignore_eos=True, priority=9))
+        run.step()
+        if ("poor", 0) in run.finishes:
+            break
+    assert ("poor", 0) in run.finishes
+    assert 0 < poor.retractions <= MOST_RETRACTIONS + 1
