@@ -157,16 +157,23 @@ void pack_all(const typename Format::Element* weight, int64_t n, int64_t k, int6
     });
 }
 
-// int8 inputs: the largest of a row becomes 127.
+// int8 inputs: the largest of a row becomes 127. A row with a NaN or an infinity gets a scale of NaN.
 void quantise(const float* x, int64_t k, const Operand& operand, int64_t m) {
-    F32 most = {};
+    F32 most = {}, poison = {};
     over(k, [&](int64_t i, auto get, auto) {
         F32 value = get(x + i);
-        most = max(most, max(value, -value));
+        most = max(value, max(-value, most));
+        poison = poison + value * 0.0f;
     });
-    float scale = max(most) / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    float largest = max(most), scale = largest / 127.0f + sum(poison);
+    float divisor = largest > 0 && scale == scale ? scale : 1.0f;
     auto* row = reinterpret_cast<uint8_t*>(operand.rows + m * operand.stride);
-    for (int64_t i = 0; i < k; i++) row[i] = uint8_t(int(std::nearbyint(x[i] * inverse)) + 128);
+    const F32 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the lowest bits
+    over(k, [&](int64_t i, auto get, auto) {
+        F32 value = get(x + i);
+        I32 steps = bit_cast<I32>(value / divisor + magic) + (128 - 0x4B400000);
+        for (int64_t lane = 0; lane < LANES && i + lane < k; lane++) row[i + lane] = uint8_t(steps[lane]);
+    });
     std::memset(row + k, 0, size_t(operand.stride - k));  // meets weights of zero
     operand.scales[m] = scale;
 }
