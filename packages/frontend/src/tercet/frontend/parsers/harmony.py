@@ -1,0 +1,85 @@
+"""Harmony, the notation of gpt-oss: messages with a header that names role, channel and recipient.
+
+Source: docs/format.md of openai/harmony. `<|start|>{header}<|message|>{content}` and one of `<|end|>`, `<|call|>` and
+`<|return|>`; the prompt ends with `<|start|>assistant`, so the first header is already open. A message without an end
+is ended by the next header. A header that the end of the output cuts off is dropped: harmony's own parser has no
+message then. What is in no message is text.
+"""
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from tercet.frontend.parsers.reader import Emit, MalformedError, Markers, Reader, Steps
+
+_LONGEST_HEADER = 1024
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_OPENERS = (_START, _CHANNEL)
+_OPEN = Markers(_START, _CHANNEL, _MESSAGE)
+_HEADER_ENDS = Markers(_MESSAGE, _START, "<|end|>", "<|call|>", "<|return|>")
+ENDS = Markers("<|end|>", "<|call|>", "<|return|>", *_OPENERS)
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([A-Za-z]+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What is known of a message before its content. `written` is the header with its markers."""
+
+    written: str
+    channel: str
+    recipient: str | None
+
+    @property
+    def function(self) -> str | None:
+        """The name of the client's tool that this message calls."""
+        if self.recipient is None or not self.recipient.startswith("functions."):
+            return None
+        return self.recipient.removeprefix("functions.") or None
+
+
+Content = Callable[[Header], Steps[str]]
+"""Reads a message's content with the marker that ends it, and returns that marker."""
+
+
+def read_messages(reader: Reader, content: Content, stray: Emit) -> Steps[None]:
+    """All messages, one after the other; what is in none goes to `stray`."""
+    reader.hold("", _LONGEST_HEADER)
+    opener = yield from reader.accept_any(*_OPENERS, _MESSAGE, " to=")
+    while True:
+        if not opener:
+            reader.commit()
+            opener = yield from reader.until(_OPEN, stray)
+            if not opener:
+                return
+            reader.hold(opener, _LONGEST_HEADER)
+        try:
+            header = yield from _read_header(reader, opener)
+        except MalformedError:
+            stray(reader.release())
+            opener = ""
+            continue
+        closer = (yield from content(header)) if header else ""
+        opener = closer if closer in _OPENERS else ""
+        reader.hold(opener, _LONGEST_HEADER)
+
+
+def _read_header(reader: Reader, opener: str) -> Steps[Header | None]:
+    """The header whose `opener` is held already, through `<|message|>`; None where the output ends within it."""
+    parts = [opener]
+    marker = "" if opener != _MESSAGE else _MESSAGE
+    if not marker:
+        marker = yield from reader.until(_HEADER_ENDS, parts.append)
+    if marker and marker != _MESSAGE:
+        raise MalformedError
+    reader.commit()
+    if not marker:
+        return None
+    text = "".join(parts)
+    channel = _CHANNEL_NAME.search(text)
+    recipient = _RECIPIENT.search(text)
+    return Header(
+        written=text if opener == _MESSAGE else text + _MESSAGE,
+        channel=channel.group(1) if channel else "final",
+        recipient=recipient.group(1) if recipient else None,
+    )

@@ -1,0 +1,111 @@
+"""The port: what a parser is, and what each notation of tool calls says about itself."""
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from tercet.frontend.parsers.events import Event
+from tercet.frontend.parsers.reader import Reader, Steps
+from tercet.frontend.parsers.sink import Sink
+
+Schema = Mapping[str, object]
+
+
+class Parser(Protocol):
+    """Reads one choice's text as it arrives. Never raises for anything a model writes."""
+
+    def feed(self, text: str) -> list[Event]:
+        """What is certain with this text."""
+        ...
+
+    def finish(self) -> list[Event]:
+        """What was held back, once, when no more text comes."""
+        ...
+
+
+class ToolSpec(msgspec.Struct, frozen=True):
+    """A tool the model may call, and the JSON schema of its arguments."""
+
+    name: str
+    parameters: Schema = {}
+
+
+class Tools:
+    """The tools of one request. None at all means that nothing is known about them."""
+
+    def __init__(self, specs: Iterable[ToolSpec] = ()) -> None:
+        self._schemas = {spec.name: spec.parameters for spec in specs}
+
+    def admits(self, name: str) -> bool:
+        """Whether a call in unmarked text may have this name."""
+        return not self._schemas or name in self._schemas
+
+    def schema(self, name: str) -> Schema:
+        """The schema of a tool's arguments; empty when unknown."""
+        return self._schemas.get(name, {})
+
+
+class Style(StrEnum):
+    """How arguments are written."""
+
+    JSON = "json"
+    """One JSON object."""
+    TAGGED = "tagged"
+    """Key by key between tags; strings as they are, other values as JSON."""
+    PYTHON = "python"
+    """Keyword arguments of a Python call."""
+
+
+class ToolFraming(msgspec.Struct, frozen=True, kw_only=True):
+    """How calls are written, exactly: what a grammar for required, named or strict calls is made of.
+
+    An answer with calls is `begin`, then the calls with `separator` between them, then `end`. A call is `prefix`,
+    its arguments in `style`, and `suffix`; an argument that is not part of one JSON object is `key_prefix`, the value
+    and `key_suffix`, with `key_separator` between. `$name`, `$index` (the call's) and `$key` stand for themselves.
+    """
+
+    begin: str = ""
+    prefix: str
+    suffix: str
+    separator: str = ""
+    end: str = ""
+    style: Style = Style.JSON
+    key_prefix: str = ""
+    key_suffix: str = ""
+    key_separator: str = ""
+    trigger: str
+    """When this appears in free text a call follows: where a structural tag begins."""
+    special_tokens: bool = False
+    """Some markers are special tokens of the vocabulary: decode with `skip_special_tokens` off."""
+    short_ids: bool = False
+    """The chat template takes call ids of exactly nine letters and digits."""
+
+    def prefix_of(self, name: str, index: int = 0) -> str:
+        """What comes before the arguments of one call."""
+        return self.prefix.replace("$name", name).replace("$index", str(index))
+
+    def key_prefix_of(self, key: str) -> str:
+        """What comes before the value of one argument."""
+        return self.key_prefix.replace("$key", key)
+
+
+Grammar = Callable[[Reader, Sink, Tools], Steps[None]]
+
+
+class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """One notation of tool calls: how it is written and how it is read."""
+
+    framing: ToolFraming
+    grammar: Grammar
+    reasons: bool = False
+    """It sets reasoning apart itself: no reasoning parser goes before it."""
+
+
+class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """One notation of reasoning. `parser` takes the end of the rendered prompt, which may have opened it already."""
+
+    parser: Callable[[str], Parser]
+    special_tokens: bool = False
+    """As in `ToolFraming`."""

@@ -1,0 +1,158 @@
+"""Python literals as models write them in calls, turned into JSON as they arrive."""
+
+import math
+import re
+
+from tercet.frontend.parsers.json_scan import escaped
+from tercet.frontend.parsers.reader import Emit, MalformedError, Reader, Steps
+
+_MOST_NESTED = 64
+_WORD = re.compile(r"[A-Za-z_]+")
+_NUMBER = re.compile(r"[0-9A-Za-z_.+\-]+")
+_HEX = re.compile(r"[0-9A-Fa-f]+")
+_PLAIN = {"'": re.compile(r"[^'\\\n]+"), '"': re.compile(r'[^"\\\n]+')}
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "a": "\a",
+    "v": "\v",
+    "0": "\0",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "\n": "",
+}
+_CODES = {"x": 2, "u": 4, "U": 8}
+
+
+def copy_literal(reader: Reader, emit: Emit, depth: int = 0) -> Steps[None]:
+    """Emit, as JSON, the literal that stands here: a string, number, word, list, tuple or dict with string keys."""
+    if depth > _MOST_NESTED:
+        raise MalformedError
+    char = yield from reader.solid()
+    if char in {"'", '"'}:
+        yield from copy_text(reader, emit)
+    elif char == "[":
+        yield from _copy_items(reader, emit, "]", depth)
+    elif char == "(":
+        yield from _copy_items(reader, emit, ")", depth)
+    elif char == "{":
+        yield from _copy_dict(reader, emit, depth)
+    elif char and (char.isdigit() or char in "+-."):
+        emit(_json_number((yield from reader.run(_NUMBER))))
+    else:
+        word = yield from reader.run(_WORD)
+        if word not in _WORDS:
+            raise MalformedError
+        emit(_WORDS[word])
+
+
+def copy_text(reader: Reader, emit: Emit) -> Steps[None]:
+    """Emit, as a JSON string, the string literal in one pair of quotes that stands here."""
+    quote = reader.take()
+    emit('"')
+    while True:
+        yield from reader.stream(_PLAIN[quote], lambda text: emit(escaped(text)))
+        char = yield from reader.peek()
+        if char not in {quote, "\\"}:
+            raise MalformedError
+        reader.take()
+        if char == quote:
+            emit('"')
+            return
+        yield from _copy_escape(reader, emit)
+
+
+def _copy_escape(reader: Reader, emit: Emit) -> Steps[None]:
+    """What follows a backslash; an unknown escape keeps it, as Python does."""
+    char = yield from reader.peek()
+    if not char:
+        raise MalformedError
+    reader.take()
+    if char not in _CODES:
+        emit(escaped(_ESCAPES.get(char, "\\" + char)))
+        return
+    digits = ""
+    while len(digits) < _CODES[char]:
+        if not _HEX.match((yield from reader.peek())):
+            raise MalformedError
+        digits += reader.take()
+    code = int(digits, 16)
+    if code > 0x10FFFF:
+        raise MalformedError
+    # A surrogate stays an escape: two of them, each escaped by the model, are one character to JSON.
+    emit(f"\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else escaped(chr(code)))
+
+
+def _json_number(text: str) -> str:
+    try:
+        return str(int(text, 0))
+    except ValueError:
+        pass  # not an integer: perhaps a float
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise MalformedError from error
+    if not math.isfinite(value):
+        raise MalformedError
+    return repr(value)
+
+
+def _copy_items(reader: Reader, emit: Emit, closer: str, depth: int) -> Steps[None]:
+    reader.take()
+    emit("[")
+    first = True
+    while (yield from reader.solid()) != closer:
+        if not first:
+            emit(", ")
+        first = False
+        yield from copy_literal(reader, emit, depth + 1)
+        yield from _separated(reader, closer)
+    reader.take()
+    emit("]")
+
+
+def _copy_dict(reader: Reader, emit: Emit, depth: int) -> Steps[None]:
+    reader.take()
+    emit("{")
+    first = True
+    while (char := (yield from reader.solid())) != "}":
+        if char not in {"'", '"'}:
+            raise MalformedError
+        if not first:
+            emit(", ")
+        first = False
+        yield from copy_text(reader, emit)
+        yield from reader.solid()
+        yield from reader.expect(":")
+        emit(": ")
+        yield from copy_literal(reader, emit, depth + 1)
+        yield from _separated(reader, "}")
+    reader.take()
+    emit("}")
+
+
+def _separated(reader: Reader, closer: str) -> Steps[None]:
+    """A comma, or the closer still to come."""
+    if (yield from reader.solid()) != closer:
+        yield from reader.expect(",")
+
+
+def python_to_json(text: str) -> str | None:
+    """A whole text that is one Python literal, as JSON; None if it is not."""
+    reader = Reader()
+    reader.push(text)
+    reader.end()
+    parts: list[str] = []
+    try:
+        for _ in copy_literal(reader, parts.append):
+            raise AssertionError("a literal asked for more text after the end")
+        for _ in reader.spaces():
+            raise AssertionError("white space asked for more text after the end")
+    except MalformedError:
+        return None
+    return "".join(parts) if reader.exhausted else None

@@ -1,0 +1,186 @@
+"""Text that arrives in pieces, read by generators that yield where they need more of it.
+
+A grammar is thus written from top to bottom, and its place in the text is its state. What it decides depends on the
+characters alone, never on where the pieces were cut. Every character is consumed once, so reading is linear.
+"""
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+Emit = Callable[[str], None]
+
+MOST_HELD = 262_144
+"""Characters held back before they can be told to be a call; more is text."""
+LONGEST_NAME = 256
+
+_SPACES = re.compile(r"\s+")
+_ANYTHING = re.compile(r"[\s\S]+")
+
+
+class MalformedError(Exception):
+    """What stands here is not what the notation says. Caught by the grammar that began the attempt."""
+
+
+class Markers:
+    """Literals to look for at once. None may begin with another; one may end with another: the longer then wins."""
+
+    def __init__(self, *literals: str) -> None:
+        for literal in literals:
+            if any(literal != other and other in literal and not literal.endswith(other) for other in literals):
+                raise ValueError(f"{literal!r} contains another marker")
+        self._literals = literals
+        self._firsts = frozenset(literal[0] for literal in literals)
+        self._reach = max(map(len, literals)) - 1
+        self.search = re.compile("|".join(map(re.escape, literals))).search
+
+    def beginning(self, text: str, start: int) -> int:
+        """Where at the end of `text`, and not before `start`, a marker may have begun; its length if none."""
+        for at in range(max(start, len(text) - self._reach), len(text)):
+            if text[at] in self._firsts and any(literal.startswith(text[at:]) for literal in self._literals):
+                return at
+        return len(text)
+
+
+class Reader:
+    """The text not yet consumed, and what was consumed since `hold` in case it has to come out as text."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._ended = False
+        self._held: list[str] | None = None
+        self._room = 0
+
+    def push(self, text: str) -> None:
+        """More text arrived."""
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def end(self) -> None:
+        """No more will arrive."""
+        self._ended = True
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing is left of what has arrived."""
+        return self._at >= len(self._text)
+
+    def hold(self, begun: str = "", limit: int = MOST_HELD) -> None:
+        """Keep what is consumed from here on, after `begun`; more than `limit` of it raises MalformedError."""
+        self._held = [begun]
+        self._room = limit - len(begun)
+
+    def commit(self) -> None:
+        """What was held is understood."""
+        self._held = None
+
+    def release(self) -> str:
+        """What was held is not understood: here it is, as it was written."""
+        held, self._held = self._held or [], None
+        return "".join(held)
+
+    def _consume(self, stop: int) -> str:
+        at, self._at = self._at, stop
+        if self._held is not None:
+            if stop - at > self._room:
+                self._at = at + self._room
+                self._held.append(self._text[at : self._at])
+                raise MalformedError
+            self._held.append(self._text[at:stop])
+            self._room -= stop - at
+        return self._text[at:stop]
+
+    def take(self) -> str:
+        """The character that `peek` has shown."""
+        return self._consume(self._at + 1)
+
+    def peek(self) -> Steps[str]:
+        """The next character, not consumed; empty at the end."""
+        while self._at >= len(self._text):
+            if self._ended:
+                return ""
+            yield
+        return self._text[self._at]
+
+    def accept(self, literal: str) -> Steps[bool]:
+        """Consume `literal` if it stands here."""
+        while True:
+            here = self._text[self._at : self._at + len(literal)]
+            if here == literal:
+                self._consume(self._at + len(literal))
+                return True
+            if self._ended or not literal.startswith(here):
+                return False
+            yield
+
+    def accept_any(self, *literals: str) -> Steps[str]:
+        """Consume whichever stands here; empty if none."""
+        for literal in literals:
+            if (yield from self.accept(literal)):
+                return literal
+        return ""
+
+    def expect(self, literal: str) -> Steps[None]:
+        """Consume `literal`. Raises MalformedError if it does not stand here."""
+        if not (yield from self.accept(literal)):
+            raise MalformedError
+
+    def stream(self, run: re.Pattern[str], emit: Emit, limit: int | None = None) -> Steps[None]:
+        """Consume and emit characters while they match `run`, one repeated class of characters.
+
+        Raises MalformedError, after `limit` of them, where one more would match.
+        """
+        room = limit
+        while True:
+            if found := run.match(self._text, self._at):
+                stop = found.end() if room is None else min(found.end(), self._at + room)
+                if room is not None:
+                    room -= stop - self._at
+                if stop > self._at:
+                    emit(self._consume(stop))
+                if stop < found.end():
+                    raise MalformedError
+            if self._ended or self._at < len(self._text):
+                return
+            yield
+
+    def rest(self, emit: Emit) -> Steps[None]:
+        """Consume and emit everything there will be."""
+        yield from self.stream(_ANYTHING, emit)
+
+    def run(self, run: re.Pattern[str], limit: int | None = LONGEST_NAME) -> Steps[str]:
+        """Consume characters while they match `run`. Raises MalformedError for more than `limit`."""
+        parts: list[str] = []
+        yield from self.stream(run, parts.append, limit)
+        return "".join(parts)
+
+    def spaces(self) -> Steps[str]:
+        """Consume white space."""
+        return (yield from self.run(_SPACES, None))
+
+    def solid(self) -> Steps[str]:
+        """Consume white space; the character after it, not consumed; empty at the end."""
+        yield from self.spaces()
+        return (yield from self.peek())
+
+    def until(self, markers: Markers, emit: Emit) -> Steps[str]:
+        """Consume and emit what is before the first marker, then consume and return that; empty at the end."""
+        marker = yield from self.find(markers, emit)
+        self._consume(self._at + len(marker))
+        return marker
+
+    def find(self, markers: Markers, emit: Emit) -> Steps[str]:
+        """Consume and emit what is before the first marker, and return that, not consumed; empty at the end."""
+        while True:
+            if found := markers.search(self._text, self._at):
+                emit(self._consume(found.start()))
+                return found.group()
+            stop = len(self._text) if self._ended else markers.beginning(self._text, self._at)
+            if stop > self._at:
+                emit(self._consume(stop))
+            if self._ended:
+                return ""
+            yield

@@ -1,0 +1,1 @@
+"""One file for each notation that models set reasoning apart with."""

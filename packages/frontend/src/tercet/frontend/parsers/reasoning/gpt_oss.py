@@ -1,0 +1,35 @@
+"""gpt-oss without tools: the analysis channel of the harmony notation is reasoning, other messages are text.
+
+A call, of which there can be none without tools, is text as it is written. With tools, `tools/gpt_oss.py` does both.
+"""
+
+from tercet.frontend.parsers.harmony import ENDS, Header, read_messages
+from tercet.frontend.parsers.machine import Machine
+from tercet.frontend.parsers.port import Parser, ReasoningFormat
+from tercet.frontend.parsers.reader import Emit, Reader, Steps
+from tercet.frontend.parsers.sink import Sink
+
+
+def _read(reader: Reader, sink: Sink) -> Steps[None]:
+    said: set[Emit] = set()
+
+    def content(header: Header) -> Steps[str]:
+        emit = sink.reasoning if header.channel == "analysis" and header.function is None else sink.text
+        if emit in said:
+            emit("\n")
+        said.add(emit)
+        if header.function is not None:
+            emit(header.written)
+        marker = yield from reader.until(ENDS, emit)
+        if header.function is not None and marker == "<|call|>":
+            emit(marker)
+        return marker
+
+    yield from read_messages(reader, content, sink.text)
+
+
+def _parser(prompt: str) -> Parser:  # noqa: ARG001
+    return Machine(_read)
+
+
+FORMAT = ReasoningFormat(parser=_parser, special_tokens=True)

@@ -1,0 +1,128 @@
+"""Every parser by name, the names a chat template calls for, and one parser out of both."""
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import TypeVar
+
+import msgspec
+
+from tercet.frontend.parsers.machine import Chain, Machine
+from tercet.frontend.parsers.port import Parser, ReasoningFormat, ToolFormat, Tools, ToolSpec
+
+F = TypeVar("F", ToolFormat, ReasoningFormat)
+
+
+def _lazy(kind: type[F], place: str) -> Callable[[], F]:
+    """The value at "module:name" within this package, imported when it is asked for."""
+
+    def load() -> F:
+        module, _, name = place.partition(":")
+        value = getattr(import_module(f"{__package__}.{module}"), name)
+        if not isinstance(value, kind):
+            raise TypeError(f"{place} is no {kind.__name__}")
+        return value
+
+    return load
+
+
+TOOL_FORMATS: dict[str, Callable[[], ToolFormat]] = {
+    "deepseek_v3": _lazy(ToolFormat, "tools.deepseek_v3:FORMAT"),
+    "deepseek_v31": _lazy(ToolFormat, "tools.deepseek_v3:V31_FORMAT"),
+    "generic": _lazy(ToolFormat, "tools.generic:FORMAT"),
+    "glm": _lazy(ToolFormat, "tools.glm:FORMAT"),
+    "gpt_oss": _lazy(ToolFormat, "tools.gpt_oss:FORMAT"),
+    "hermes": _lazy(ToolFormat, "tools.hermes:FORMAT"),
+    "kimi_k2": _lazy(ToolFormat, "tools.kimi_k2:FORMAT"),
+    "llama3_json": _lazy(ToolFormat, "tools.llama3_json:FORMAT"),
+    "llama_pythonic": _lazy(ToolFormat, "tools.llama_pythonic:FORMAT"),
+    "mistral": _lazy(ToolFormat, "tools.mistral:FORMAT"),
+    "mistral_array": _lazy(ToolFormat, "tools.mistral:ARRAY_FORMAT"),
+    "qwen3_coder": _lazy(ToolFormat, "tools.qwen3_coder:FORMAT"),
+}
+
+REASONING_FORMATS: dict[str, Callable[[], ReasoningFormat]] = {
+    "deepseek_r1": _lazy(ReasoningFormat, "reasoning.deepseek_r1:DEEPSEEK_R1"),
+    "generic": _lazy(ReasoningFormat, "reasoning.generic:FORMAT"),
+    "gpt_oss": _lazy(ReasoningFormat, "reasoning.gpt_oss:FORMAT"),
+    "kimi_k2": _lazy(ReasoningFormat, "reasoning.deepseek_r1:KIMI_K2"),
+    "mistral": _lazy(ReasoningFormat, "reasoning.mistral:FORMAT"),
+    "qwen3": _lazy(ReasoningFormat, "reasoning.deepseek_r1:QWEN3"),
+}
+
+_TOOL_SIGNS: list[tuple[str, tuple[str, ...]]] = [
+    ("gpt_oss", ("<|channel|>", "<|message|>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("glm", ("<arg_key>",)),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("mistral", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral_array", ("[TOOL_CALLS]",)),
+    ("llama_pythonic", ("[func_name1(",)),
+    ("llama_pythonic", ("<|python_start|>",)),
+    ("llama3_json", ('"parameters": dictionary',)),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("hermes", ("<tool_call>",)),
+]
+"""Notation, and what a template that uses it says. The first whose every sign is there is it."""
+
+_REASONING_SIGNS: list[tuple[str, tuple[str, ...]]] = [
+    ("gpt_oss", ("<|channel|>", "<|message|>")),
+    ("mistral", ("[THINK]",)),
+    ("kimi_k2", ("<|im_middle|>", "</think>")),
+    ("deepseek_r1", ("<｜Assistant｜><think>",)),
+    ("qwen3", ("</think>",)),
+]
+
+
+class ParserNames(msgspec.Struct, frozen=True):
+    """Which parsers read one model's answers; None for what it has no notation for."""
+
+    reasoning: str | None = None
+    tools: str | None = None
+
+
+def detect(chat_template: str) -> ParserNames:
+    """The parsers for models with this chat template, by what it says itself."""
+    return ParserNames(_first(_REASONING_SIGNS, chat_template), _first(_TOOL_SIGNS, chat_template))
+
+
+def _first(signs: list[tuple[str, tuple[str, ...]]], template: str) -> str | None:
+    return next((name for name, all_of in signs if all(sign in template for sign in all_of)), None)
+
+
+def tool_format(name: str) -> ToolFormat:
+    """One notation of tool calls. Raises ValueError for a name there is not."""
+    if name not in TOOL_FORMATS:
+        raise ValueError(f"no tool parser is called {name!r}; there are {', '.join(TOOL_FORMATS)}")
+    return TOOL_FORMATS[name]()
+
+
+def reasoning_format(name: str) -> ReasoningFormat:
+    """One notation of reasoning. Raises ValueError for a name there is not."""
+    if name not in REASONING_FORMATS:
+        raise ValueError(f"no reasoning parser is called {name!r}; there are {', '.join(REASONING_FORMATS)}")
+    return REASONING_FORMATS[name]()
+
+
+def make_parser(names: ParserNames, tools: Iterable[ToolSpec] = (), prompt: str = "") -> Parser | None:
+    """A parser for one choice, reasoning first and tool calls in the rest; None where there is nothing to parse.
+
+    `prompt` is the end of the rendered prompt, which may have opened the reasoning. Where the tools' notation sets
+    reasoning apart itself, its parser is all there is.
+    """
+    readers: list[Parser] = []
+    calls = tool_format(names.tools) if names.tools else None
+    if names.reasoning and not (calls and calls.reasons):
+        readers.append(reasoning_format(names.reasoning).parser(prompt))
+    if calls:
+        readers.append(tool_parser(calls, tools))
+    if len(readers) == 2:
+        return Chain(*readers)
+    return readers[0] if readers else None
+
+
+def tool_parser(form: ToolFormat, tools: Iterable[ToolSpec] = ()) -> Parser:
+    """A parser of one choice's calls in this notation."""
+    known = Tools(tools)
+    return Machine(lambda reader, sink: form.grammar(reader, sink, known))

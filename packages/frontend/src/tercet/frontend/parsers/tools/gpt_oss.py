@@ -1,0 +1,53 @@
+"""gpt-oss: messages of the harmony notation (`tercet.frontend.parsers.harmony`) that are addressed to `functions.name`.
+
+It sets reasoning apart too: the analysis channel is reasoning, and so are calls of the model's own tools there; every
+other message is text. Messages of one kind are a line break apart. Arguments that stop being JSON half-way go on, as
+they are written, to the message's end.
+"""
+
+from tercet.frontend.parsers.harmony import ENDS, Header, read_messages
+from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
+from tercet.frontend.parsers.reader import Emit, Reader, Steps
+from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.call_object import read_arguments
+
+
+def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
+    """Messages of every channel."""
+    said: set[Emit] = set()
+
+    def content(header: Header) -> Steps[str]:
+        if header.function is not None:
+            return (yield from _read_call(reader, sink, header.function))
+        emit = sink.reasoning if header.channel == "analysis" else sink.text
+        if emit in said:
+            emit("\n")
+        said.add(emit)
+        return (yield from reader.until(ENDS, emit))
+
+    yield from read_messages(reader, content, sink.text)
+
+
+def _read_call(reader: Reader, sink: Sink, name: str) -> Steps[str]:
+    sink.start(name)
+    yield from reader.solid()
+    if marker := (yield from reader.accept_any("<|call|>", "<|end|>")):
+        sink.arguments("{}")
+        sink.end()
+        return marker
+    if marker := (yield from read_arguments(reader, sink, ENDS)):
+        return marker
+    return (yield from reader.until(ENDS, sink.text))
+
+
+FORMAT = ToolFormat(
+    framing=ToolFraming(
+        prefix="<|channel|>commentary to=functions.$name <|constrain|>json<|message|>",
+        suffix="<|call|>",
+        separator="<|start|>assistant",
+        trigger="<|channel|>commentary to=functions.",
+        special_tokens=True,
+    ),
+    grammar=read,
+    reasons=True,
+)

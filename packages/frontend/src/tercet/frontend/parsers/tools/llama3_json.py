@@ -1,0 +1,56 @@
+"""Llama 3.1, 3.2 and 3.3: a bare JSON object with a name and parameters, perhaps after `<|python_tag|>`.
+
+Source: the chat template of meta-llama/Llama-3.1-8B-Instruct, and the prompt formats of meta-llama/llama-models.
+Several calls are separated by semicolons, as vLLM's and SGLang's parsers read them. Where tools are known only their
+names make an object a call; every other object, and code after the tag, is text.
+"""
+
+from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
+from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
+from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.call_object import read_call
+
+_TAG = "<|python_tag|>"
+_BEGIN = Markers(_TAG, "{")
+
+
+def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+    """Text and calls."""
+    while (yield from _find(reader, sink)):
+        try:
+            while True:
+                yield from read_call(reader, sink, tools.admits, bare=True)
+                reader.hold()
+                yield from reader.solid()
+                if not (yield from reader.accept(";")):
+                    break
+                yield from reader.solid()
+                if (yield from reader.accept(_TAG)):
+                    yield from reader.solid()
+        except MalformedError:
+            pass  # what is held comes out as text
+        sink.text(reader.release())
+
+
+def _find(reader: Reader, sink: Sink) -> Steps[bool]:
+    """Go to where a call may begin, held and not consumed."""
+    while (yield from reader.find(_BEGIN, sink.text)):
+        reader.hold()
+        if (yield from reader.accept(_TAG)):
+            yield from reader.solid()
+        if (yield from reader.peek()) == "{":
+            return True
+        sink.text(reader.release())
+    return False
+
+
+FORMAT = ToolFormat(
+    framing=ToolFraming(
+        prefix='{"name": "$name", "parameters": ',
+        suffix="}",
+        separator="; ",
+        trigger='{"name": "',
+        special_tokens=True,
+    ),
+    grammar=read,
+)

@@ -1,0 +1,58 @@
+"""Calls in a section of their own, each between markers: a header that names the tool, then its arguments as JSON."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
+from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.call_object import read_arguments
+
+Header = tuple[str, str | None]
+
+
+class Section(msgspec.Struct, frozen=True):
+    """The markers of one notation, and how its headers are read: after `call`, up to the arguments."""
+
+    begins: tuple[str, ...]
+    call: str
+    header: Callable[[Reader], Steps[Header]]
+    call_ends: tuple[str, ...]
+    ends: tuple[str, ...]
+
+
+def read_sections(reader: Reader, sink: Sink, section: Section) -> Steps[None]:
+    """Text and sections. A call outside of a section counts too; one without arguments' markers is text."""
+    begin = Markers(*section.begins, section.call)
+    ends = Markers(*section.call_ends, *section.ends)
+    while marker := (yield from reader.until(begin, sink.text)):
+        reader.hold(marker)
+        try:
+            if marker != section.call:
+                yield from reader.solid()
+                yield from reader.expect(section.call)
+            yield from _read_section(reader, sink, section, ends)
+        except MalformedError:
+            sink.text(reader.release())
+
+
+def _read_section(reader: Reader, sink: Sink, section: Section, ends: Markers) -> Steps[None]:
+    marker = section.call
+    while marker == section.call:
+        name, call_id = yield from section.header(reader)
+        reader.commit()
+        sink.start(name, call_id)
+        closed = yield from read_arguments(reader, sink, ends)
+        if closed in section.ends:
+            return
+        reader.hold()
+        if not closed:
+            yield from reader.solid()
+            if (yield from reader.accept_any(*section.call_ends)):
+                reader.hold()
+        yield from reader.solid()
+        marker = yield from reader.accept_any(section.call, *section.ends)
+    if marker:
+        reader.commit()
+    else:
+        sink.text(reader.release())

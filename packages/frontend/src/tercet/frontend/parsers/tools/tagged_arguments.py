@@ -1,0 +1,39 @@
+"""Arguments written key by key between tags, gathered into one JSON object as they arrive."""
+
+import json
+from collections.abc import Mapping
+
+from tercet.frontend.parsers.port import Schema
+from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
+from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.typed_value import ValueWriter, kinds
+
+
+class ArgumentsWriter:
+    """Writes the open call's arguments. A key whose schema is unknown has the types `otherwise`."""
+
+    def __init__(self, sink: Sink, schema: Schema, otherwise: frozenset[str]) -> None:
+        self._sink = sink
+        self._schema = schema
+        properties = schema.get("properties")
+        self._properties: Mapping[str, object] = properties if isinstance(properties, dict) else {}
+        self._otherwise = otherwise
+        self._empty = True
+
+    def read_value(self, reader: Reader, key: str, ends: Markers) -> Steps[str]:
+        """Write `key` and the value that stands here up to an end marker, which is returned."""
+        self._sink.arguments(("{" if self._empty else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._empty = False
+        allowed = kinds(self._properties.get(key), self._schema) or self._otherwise
+        writer = ValueWriter(self._sink.arguments, allowed)
+        marker = yield from reader.until(ends, writer.add)
+        if not marker:
+            writer.cut()
+            raise MalformedError
+        writer.close()
+        return marker
+
+    def close(self) -> None:
+        """The call is complete."""
+        self._sink.arguments("{}" if self._empty else "}")
+        self._sink.end()

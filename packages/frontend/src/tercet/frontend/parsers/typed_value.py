@@ -1,0 +1,124 @@
+"""Arguments written as bare text, turned into JSON values by the types their schema allows."""
+
+import json
+from collections.abc import Iterable
+
+from tercet.frontend.parsers.json_scan import escaped
+from tercet.frontend.parsers.port import Schema
+from tercet.frontend.parsers.python_scan import python_to_json
+from tercet.frontend.parsers.reader import MOST_HELD, Emit
+
+_DEEPEST = 8
+_PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+STRING = frozenset({"string"})
+UNKNOWN: frozenset[str] = frozenset()
+
+
+def kinds(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
+    """The JSON types a schema allows; empty when it does not say. References are followed within `root`."""
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        return UNKNOWN
+    if isinstance(reference := schema.get("$ref"), str):
+        return kinds(_resolved(reference, root), root, depth + 1)
+    match schema.get("type"):
+        case str(kind):
+            return frozenset({kind})
+        case list(several):
+            return frozenset(kind for kind in several if isinstance(kind, str))
+    if isinstance(values := schema.get("enum"), list):
+        return frozenset(map(_kind, values))
+    if "const" in schema:
+        return frozenset({_kind(schema["const"])})
+    for word in ("anyOf", "oneOf"):
+        if isinstance(branches := schema.get(word), list):
+            return _union(kinds(branch, root, depth + 1) for branch in branches)
+    if isinstance(branches := schema.get("allOf"), list):
+        return next((found for branch in branches if (found := kinds(branch, root, depth + 1))), UNKNOWN)
+    return UNKNOWN
+
+
+def _resolved(reference: str, root: Schema) -> object:
+    place: object = root
+    for step in reference.removeprefix("#/").split("/"):
+        place = place.get(step) if isinstance(place, dict) else None
+    return place
+
+
+def _union(found: Iterable[frozenset[str]]) -> frozenset[str]:
+    branches = list(found)
+    return frozenset().union(*branches) if all(branches) else UNKNOWN
+
+
+def _kind(value: object) -> str:
+    return _PYTHON_TYPES.get(type(value), "null")
+
+
+def to_json(text: str, allowed: frozenset[str]) -> str:
+    """JSON of one of the allowed types, the first that fits and a string last; a string too if none does.
+
+    With no types known, whatever other than a string the text is as JSON, and otherwise a string.
+    """
+    bare = text.strip()
+    lower = bare.lower()
+    if lower in {"null", "none"} and ("null" in allowed or "string" not in allowed):
+        return "null"
+    if lower in {"true", "false"} and (not allowed or "boolean" in allowed):
+        return lower
+    if bare[:1] in {"{", "["}:
+        for candidate in (bare, python_to_json(bare)):
+            if candidate is not None and _fits(candidate, allowed):
+                return candidate
+    elif _fits(bare, allowed):
+        return bare
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _fits(text: str, allowed: frozenset[str]) -> bool:
+    """Whether the text is JSON of an allowed type other than a string."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    kind = _kind(value)
+    if kind == "string" or not allowed:
+        return kind != "string"
+    return kind in allowed or (kind == "integer" and "number" in allowed)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+class ValueWriter:
+    """Writes one value as JSON while its text arrives: a string at once, anything else when it is whole."""
+
+    def __init__(self, emit: Emit, allowed: frozenset[str]) -> None:
+        self._emit = emit
+        self._allowed = allowed
+        self._parts: list[str] | None = []
+        self._room = MOST_HELD
+        if allowed == STRING:
+            self._as_string()
+
+    def add(self, text: str) -> None:
+        """More of its text. Too much to be held back is a string."""
+        if self._parts is None:
+            self._emit(escaped(text))
+            return
+        self._parts.append(text)
+        self._room -= len(text)
+        if self._room < 0:
+            self._as_string()
+
+    def close(self) -> None:
+        """The value is whole."""
+        self._emit('"' if self._parts is None else to_json("".join(self._parts), self._allowed))
+
+    def cut(self) -> None:
+        """The output ended within the value: what there is of it, as it is."""
+        if self._parts is not None:
+            self._emit("".join(self._parts))
+
+    def _as_string(self) -> None:
+        parts, self._parts = self._parts or [], None
+        self._emit('"' + escaped("".join(parts)))
