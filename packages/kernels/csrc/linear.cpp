@@ -127,7 +127,8 @@ void panels_of(const Linear& linear, const Operand& x, int64_t first, int64_t la
 
 template <class Format>
 void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Output& output) {
-    int64_t panels = round_up(linear.n, PANEL) / PANEL;
+    int64_t halves = output.mode == Output::GATE ? 2 : 1;  // each of which has whole panels
+    int64_t panels = halves * round_up(linear.n / halves, PANEL) / PANEL;
     int64_t pairs = (panels + 1) / 2, pair_bytes = 2 * panel_rows<Format>(linear.k) * ROW_BYTES;
     int64_t chunk = round_up(CHUNK_BYTES / x.stride, 32);
     int64_t grain = round_up(GRAIN_BYTES, pair_bytes) / pair_bytes;

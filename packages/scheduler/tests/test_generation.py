@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tercet.kernels.native.library import missing_library
 from tercet.protocol.values import FinishReason, FinishType, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.model_config import ModelConfig
@@ -61,7 +62,7 @@ def expected(checkpoints: Callable[[str], Path], reference: Reference) -> Expect
 class Server(Driver):
     """The core over the real executor, its invariants checked at every step."""
 
-    def __init__(self, directory: Path, *, pages: int = 200, overlap: int = 0, **config: Any) -> None:
+    def __init__(self, directory: Path, *, backend: str, pages: int = 200, overlap: int = 0, **config: Any) -> None:
         shape = ModelConfig.load(directory)
         page = 2 * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * shape.layers  # float32 keys and values
         options = WorkerOptions(
@@ -70,6 +71,7 @@ class Server(Driver):
             page_size=PAGE_SIZE,
             slots=4,
             kv_cache_bytes=pages * page,
+            attention_backend=backend,
             overlap=overlap > 0,
         )
         worker = TpModelWorker(options)
@@ -81,13 +83,15 @@ class Server(Driver):
         self.send(request(rid, ids, **options))
 
 
-@pytest.fixture
-def serve(checkpoints: Callable[[str], Path]) -> Iterator[Callable[..., Server]]:
-    """Starts a server: `serve(family, ...)`. In the end every one must be empty again."""
+@pytest.fixture(params=["torch_native", "cpu"])
+def serve(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Iterator[Callable[..., Server]]:
+    """Starts a server: `serve(family, ...)`, on plain torch and on native kernels. In the end all must be empty."""
+    if request.param == "cpu" and missing_library():
+        pytest.skip(missing_library())
     servers: list[Server] = []
 
     def start(family: str, **options: Any) -> Server:
-        servers.append(Server(checkpoints(family), **options))
+        servers.append(Server(checkpoints(family), backend=request.param, **options))
         return servers[-1]
 
     yield start

@@ -9,14 +9,18 @@ from typing import Literal
 
 import torch
 
+from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.select import attention_backend
+from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native.library import load_library
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.model_runner import ModelRunner
+from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
+from tercet.scheduler.models.native import DTYPES, NativeCausalLM
 from tercet.scheduler.models.registry import build_model
 
 logger = logging.getLogger(__name__)
@@ -45,11 +49,17 @@ class WorkerOptions:
     kv_cache_share: float = 0.5
     """The share of memory available after loading that the KV cache takes."""
     attention_backend: str = "auto"
-    """auto, or a backend of tercet.kernels."""
+    """auto, or a backend of tercet.kernels; cpu runs the whole model on native kernels."""
+    quantization: Literal["none", "int8"] = "none"
+    """int8 rounds weights, as they are loaded, and activations to 8 bits; on native kernels only."""
+    threads: int | None = None
+    """Cores that native kernels use; by default all that this process may run on."""
     overlap: bool = False
     """On a CPU, run steps in a thread of their own. An accelerator overlaps by itself."""
 
     def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ValueError("threads must be at least 1")
         if self.slots < 1 or self.page_size < 1:
             raise ValueError("slots and page_size must be at least 1")
         if not 0 < self.kv_cache_share <= 1:
@@ -75,13 +85,12 @@ class TpModelWorker:
     def __init__(self, options: WorkerOptions, progress: Progress | None = None) -> None:
         config = ModelConfig.load(options.model, options.dtype)
         device = torch.device(_device(options.device))
-        backend = attention_backend(options.attention_backend, device)
+        try:
+            backend = attention_backend(options.attention_backend, device)
+        except UnavailableBackendError as error:
+            raise ValueError(str(error)) from error
         context_length = _context_length(options, config)
-        model = build_model(config, device)
-        if options.load_format == "dummy":
-            dummy_weights(model)
-        else:
-            load_weights(model, options.model, progress)
+        model = _load(options, config, device, native=backend is CpuAttention, progress=progress)
         shape = KVShape(
             page_size=options.page_size, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype
         )
@@ -135,6 +144,27 @@ def _done(run: Callable[[], StepOutput]) -> Future[StepOutput]:
     except Exception as error:
         future.set_exception(error)
     return future
+
+
+def _load(
+    options: WorkerOptions, config: ModelConfig, device: torch.device, *, native: bool, progress: Progress | None
+) -> Model:
+    """The model with its weights, on native kernels where they know its dtype."""
+    native = native and config.dtype in DTYPES
+    if options.quantization != "none" and not native:
+        raise ValueError(f"quantization {options.quantization} needs native kernels and a float32 or bfloat16 model")
+    model = build_model(config, device)
+    if options.load_format == "dummy":
+        dummy_weights(model)
+    else:
+        load_weights(model, options.model, progress)
+    if not native:
+        return model
+    library = load_library()
+    if options.threads is not None:
+        library.set_threads(options.threads)
+    torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
+    return NativeCausalLM(model, library, int8=options.quantization == "int8")
 
 
 def _device(name: str) -> str:

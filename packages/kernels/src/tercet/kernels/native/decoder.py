@@ -1,0 +1,131 @@
+"""A whole decoder-only model in one native call a step: see csrc/decoder.h."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.cpu import cache_of, rows_of
+from tercet.kernels.native import abi
+from tercet.kernels.native.linear import PackedLinear
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DecoderLayer:
+    """The weights of one layer: pre-norm attention, then a gated MLP whose `gate_up` was packed interleaved."""
+
+    qkv: PackedLinear
+    o: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+    input_norm: torch.Tensor  # float32 [hidden], as the other norms
+    post_norm: torch.Tensor
+    q_norm: torch.Tensor | None = None  # [head_dim]
+    k_norm: torch.Tensor | None = None
+    window: int = 0
+    group: int = 0
+    """Cache group."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DecoderWeights:
+    """What a model is made of, beside its shape."""
+
+    layers: Sequence[DecoderLayer]
+    norm: torch.Tensor  # float32 [hidden]
+    head: PackedLinear
+    embedding: torch.Tensor | None  # float32 or bfloat16 [vocab, hidden]; None takes the head's weights
+    rope: torch.Tensor  # float32 [positions, rotary_dim]
+    heads: int
+    head_dim: int
+    eps: float
+
+
+class NativeDecoder:
+    """Runs steps over caches that it is given once. For one thread at a time."""
+
+    def __init__(self, weights: DecoderWeights, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """`caches` are each layer's keys and values [pages, page_size, kv_heads, head_dim].
+
+        Raises ValueError for shapes that do not fit together.
+        """
+        self._keep = weights, caches  # the structs point into these
+        self._functions = weights.head.library.functions
+        self._hidden = int(weights.head.struct.k)
+        self._groups = max(layer.group for layer in weights.layers) + 1
+        self._page_size = caches[0][0].shape[1]
+        layers = (abi.Layer * len(caches))()
+        for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
+            layers[index] = _layer(weights, layer, cache)
+        self._layers = layers
+        self._model = _model(weights, layers, kv_heads=caches[0][0].shape[2])
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]
+    ) -> torch.Tensor:
+        """The normalised hidden states float32 [tokens, hidden] of int64 token ids and positions.
+
+        `batches` holds each cache group's. Raises ValueError, before anything is written, for a token, position or
+        page that does not exist.
+        """
+        tokens = len(input_ids)
+        for tensor in (input_ids, positions):
+            if tensor.dtype != torch.int64 or not tensor.is_contiguous() or tensor.shape != (tokens,):
+                raise ValueError("token ids and positions are contiguous int64 of one length")
+        if len(batches) != self._groups or any(batch.page_size != self._page_size for batch in batches):
+            raise ValueError(f"the model has {self._groups} cache groups with pages of {self._page_size} tokens")
+        rows = (abi.Rows * len(batches))(*(rows_of(batch) for batch in batches))
+        step = abi.Step(
+            tokens, len(batches), input_ids.data_ptr(), positions.data_ptr(), ctypes.cast(rows, ctypes.c_void_p)
+        )
+        hidden = torch.empty(tokens, self._hidden)
+        fault = self._functions.forward(ctypes.byref(self._model), ctypes.byref(step), hidden.data_ptr())
+        if fault is not None:
+            raise ValueError(fault.decode())
+        return hidden
+
+
+def _layer(weights: DecoderWeights, layer: DecoderLayer, cache: tuple[torch.Tensor, torch.Tensor]) -> abi.Layer:
+    pages = cache_of(*cache, page_size=cache[0].shape[1])
+    hidden, queries = weights.head.struct.k, weights.heads * weights.head_dim
+    inner = layer.gate_up.outputs // 2
+    shapes = [
+        (layer.qkv, queries + 2 * pages.kv_heads * pages.head_dim, hidden),
+        (layer.o, hidden, queries),
+        (layer.gate_up, 2 * inner, hidden),
+        (layer.down, hidden, inner),
+    ]
+    for linear, outputs, inputs in shapes:
+        if (linear.outputs, linear.struct.k) != (outputs, inputs):
+            raise ValueError(f"a layer's weights are {[linear.outputs, linear.struct.k]}, not {[outputs, inputs]}")
+    if pages.head_dim != weights.head_dim or weights.heads % pages.kv_heads:
+        raise ValueError("the cache does not fit the model's heads")
+    norms = [layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm]
+    sizes = [hidden, hidden, weights.head_dim, weights.head_dim]
+    pointers = [_floats(norm, size) if norm is not None else None for norm, size in zip(norms, sizes, strict=True)]
+    structs = (linear.struct for linear, _, _ in shapes)
+    return abi.Layer(*structs, *pointers, pages, layer.window, layer.group)
+
+
+def _model(weights: DecoderWeights, layers: "ctypes.Array[abi.Layer]", *, kv_heads: int) -> abi.Model:
+    head, embedding, rope = weights.head.struct, weights.embedding, weights.rope
+    if embedding is not None and (embedding.shape != (head.n, head.k) or not embedding.is_contiguous()):
+        raise ValueError(f"an embedding {list(embedding.shape)} beside a head {[head.n, head.k]}")
+    if rope.shape[1] > weights.head_dim or rope.dtype != torch.float32 or not rope.is_contiguous():
+        raise ValueError("the table of angles does not fit a head")
+    inner = weights.layers[0].gate_up.outputs // 2
+    return abi.Model(
+        *(len(layers), head.k, weights.heads, kv_heads, weights.head_dim, inner, head.n),
+        *(len(rope), rope.shape[1], rope.data_ptr(), _floats(weights.norm, head.k)),
+        ctypes.cast(layers, ctypes.c_void_p),
+        *((None, 0) if embedding is None else (embedding.data_ptr(), abi.FORMATS[embedding.dtype])),
+        *(head, weights.eps),
+    )
+
+
+def _floats(x: torch.Tensor, size: int) -> int:
+    if x.dtype != torch.float32 or x.shape != (size,) or not x.is_contiguous():
+        raise ValueError(f"expected float32 [{size}], not {x.dtype} {list(x.shape)}")
+    return x.data_ptr()

@@ -1,0 +1,124 @@
+"""A decoder of this package on native kernels: the same model, its weights packed, a step in one call."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
+from tercet.kernels.native.library import Library
+from tercet.kernels.native.linear import PackedLinear, pack_linear
+from tercet.scheduler.models import decoder
+from tercet.scheduler.models.layers import Linear, RMSNorm, Rotary
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""What weights can be saved in to run here."""
+
+
+class Pool(Protocol):
+    """Where keys and values live: see `KVPool`."""
+
+    group_of: dict[int, int]
+
+    def layer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's caches."""
+        ...
+
+
+class Batch(Protocol):
+    """What a native model reads of a step: see `ForwardBatch`."""
+
+    @property
+    def attention(self) -> Sequence[AttentionBatch]:
+        """Of each cache group."""
+        ...
+
+    @property
+    def pool(self) -> Pool:
+        """The same at every step."""
+        ...
+
+
+class NativeCausalLM:
+    """Takes a loaded model's weights away from it, layer by layer, so that memory never holds them twice.
+
+    Between layers activations are float32, whatever the model's dtype.
+    """
+
+    def __init__(self, model: decoder.CausalLM, library: Library, *, int8: bool = False) -> None:
+        self._model = model
+        self._library = library
+        self._int8 = int8
+        self._layers = [self._pack_layer(index, layer) for index, layer in enumerate(model.model.layers)]
+        self._rope = _rope(model)
+        self._norm = _norm(model.model.norm)
+        self._embedding: torch.Tensor | None = model.model.embed_tokens.weight.data
+        if model.lm_head is not None:
+            self.head = self._pack(model.lm_head)
+        else:
+            self.head = pack_linear(library, self._embedding, int8=int8)
+            if not int8:  # rows can be read from the packed weights
+                model.model.embed_tokens.weight.data, self._embedding = torch.empty(0), None
+        self._decoder: NativeDecoder | None = None
+        self._pool: Pool | None = None
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """[tokens], [tokens] -> float32 [tokens, hidden]."""
+        if self._decoder is None or self._pool is not batch.pool:
+            self._decoder, self._pool = self._bind(batch.pool), batch.pool
+        return self._decoder.forward(input_ids, positions, batch.attention)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] -> float32 [rows, vocab]."""
+        return self.head(hidden)
+
+    def _bind(self, pool: Pool) -> NativeDecoder:
+        config = self._model.config
+        layers = [replace(layer, group=pool.group_of[index]) for index, layer in enumerate(self._layers)]
+        weights = DecoderWeights(
+            layers=layers,
+            norm=self._norm,
+            head=self.head,
+            embedding=self._embedding,
+            rope=self._rope,
+            heads=config.heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+        )
+        return NativeDecoder(weights, [pool.layer(index) for index in range(len(layers))])
+
+    def _pack_layer(self, index: int, layer: nn.Module) -> DecoderLayer:
+        if not isinstance(layer, decoder.DecoderLayer):
+            raise TypeError(f"{type(layer).__name__} is not a layer that native kernels know")
+        attention, mlp = layer.self_attn, layer.mlp
+        return DecoderLayer(
+            qkv=self._pack(attention.qkv_proj),
+            o=self._pack(attention.o_proj),
+            gate_up=self._pack(mlp.gate_up_proj, interleave=True),
+            down=self._pack(mlp.down_proj),
+            input_norm=_norm(layer.input_layernorm),
+            post_norm=_norm(layer.post_attention_layernorm),
+            q_norm=_norm(attention.q_norm) if attention.q_norm is not None else None,
+            k_norm=_norm(attention.k_norm) if attention.k_norm is not None else None,
+            window=self._model.config.window_of(index),
+        )
+
+    def _pack(self, linear: Linear, *, interleave: bool = False) -> PackedLinear:
+        """Pack a module's weights, and leave it without."""
+        bias = None if linear.bias is None else linear.bias.data
+        packed = pack_linear(self._library, linear.weight.data, bias, int8=self._int8, interleave=interleave)
+        linear.weight.data = torch.empty(0)
+        return packed
+
+
+def _rope(model: decoder.CausalLM) -> torch.Tensor:
+    """The table that all layers share."""
+    tables = [module.cache for module in model.modules() if isinstance(module, Rotary)]
+    return tables[0]
+
+
+def _norm(module: RMSNorm) -> torch.Tensor:
+    return module.weight.data.float()
