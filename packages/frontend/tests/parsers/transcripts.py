@@ -1,6 +1,5 @@
 """The golden transcripts: what models write, word for word in their notation, and what is to be found in it."""
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,10 @@ from tercet.frontend.parsers.events import (
 from tercet.frontend.parsers.port import Parser, ToolSpec
 from tercet.frontend.parsers.registry import ParserNames, make_parser
 
+_WEATHER: dict[str, object] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+}
 _SAVE: dict[str, object] = {
     "type": "object",
     "properties": {
@@ -120,9 +123,3 @@ def _load(path: Path) -> list[Transcript]:
 
 FILES = sorted((Path(__file__).parent / "golden").glob("*.toml"))
 TRANSCRIPTS = [transcript for path in FILES for transcript in _load(path)]
-
-
-def parsed(call: Call) -> object:
-    """A complete call's arguments, which must be JSON."""
-    value: object = json.loads(call.arguments)
-    return value

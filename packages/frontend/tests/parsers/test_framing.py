@@ -1,0 +1,92 @@
+"""What a format says of its own framing is what its parser reads: any calls written by it come back."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packages.frontend.tests.parsers.transcripts import read
+from tercet.frontend.parsers.events import ToolArgumentsDelta, ToolCallStart
+from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
+from tercet.frontend.parsers.registry import TOOL_FORMATS, tool_format, tool_parser
+
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+Arguments = dict[str, object]
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=12)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
+calls_of = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=4)), min_size=1, max_size=3)
+
+
+def write(framing: ToolFraming, calls: list[tuple[str, Arguments]]) -> str:
+    written = [
+        framing.prefix_of(name, index) + _arguments(framing, arguments) + framing.suffix
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    return framing.begin + framing.separator.join(written) + framing.end
+
+
+def _arguments(framing: ToolFraming, arguments: Arguments) -> str:
+    if framing.style is Style.JSON:
+        return json.dumps(arguments, ensure_ascii=False)
+    return framing.key_separator.join(
+        framing.key_prefix_of(key) + _value(framing.style, value) + framing.key_suffix
+        for key, value in arguments.items()
+    )
+
+
+def _value(style: Style, value: object) -> str:
+    if style is Style.PYTHON:
+        return repr(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def spec(name: str, arguments: Arguments) -> ToolSpec:
+    return ToolSpec(
+        name, {"properties": {key: {"type": _TYPES.get(type(it), "null")} for key, it in arguments.items()}}
+    )
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@settings(max_examples=80, deadline=None)
+@given(calls=calls_of, cut=st.integers(1, 30))
+def test_written_calls_are_read(name: str, calls: list[tuple[str, Arguments]], cut: int) -> None:
+    form = tool_format(name)
+    calls = list(dict(calls).items())  # a tool has one schema
+    text = write(form.framing, calls)
+    parser = tool_parser(form, [spec(tool, arguments) for tool, arguments in calls])
+    found = read(parser, [text[at : at + cut] for at in range(0, len(text), cut)])
+    assert [(call.name, json.loads(call.arguments), call.complete) for call in found.calls] == [
+        (tool, arguments, True) for tool, arguments in calls
+    ]
+    assert found.text == ""
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_arguments_come_as_they_are_written(name: str) -> None:
+    """A long string is out before its other half is written."""
+    form, long = tool_format(name), "lorem ipsum " * 20
+    before, _, _ = write(form.framing, [("save", {"path": "here"})]).partition("here")
+    parser = tool_parser(form, [spec("save", {"path": "here"})])
+    events = parser.feed(before + long)
+    assert events[0] == ToolCallStart(0, "save", getattr(events[0], "id", None))
+    assert events[1] == ToolArgumentsDelta(0, '{"path": "' + long)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_the_trigger_begins_what_is_written(name: str) -> None:
+    framing = tool_format(name).framing
+    assert write(framing, [("now", {})]).startswith(framing.trigger)
+
+
+def test_placeholders_stand_for_name_index_and_key() -> None:
+    framing = ToolFraming(prefix="$name:$index(", suffix=")", key_prefix="<$key>", trigger="")
+    assert framing.prefix_of("f", 2) == "f:2("
+    assert framing.key_prefix_of("k") == "<k>"

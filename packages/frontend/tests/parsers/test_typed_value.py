@@ -1,0 +1,79 @@
+"""Bare text becomes JSON of a type its schema allows."""
+
+import json
+
+import pytest
+
+from tercet.frontend.parsers.reader import MOST_HELD
+from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, ValueWriter, kinds, to_json
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "integer"}, {"integer"}),
+        ({"type": ["string", "null"]}, {"string", "null"}),
+        ({"enum": ["a", 1, 1.5, True, None]}, {"string", "integer", "number", "boolean", "null"}),
+        ({"const": {"a": 1}}, {"object"}),
+        ({"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/list"}]}, {"integer", "array"}),
+        ({"oneOf": [{"type": "integer"}, {}]}, set()),
+        ({"allOf": [{"minimum": 1}, {"type": "number"}]}, {"number"}),
+        ({"$ref": "#/$defs/round"}, set()),
+        ({"$ref": "#/nowhere"}, set()),
+        (True, set()),
+        (None, set()),
+    ],
+)
+def test_kinds_of_a_schema(schema: object, expected: set[str]) -> None:
+    root = {"$defs": {"list": {"type": "array"}, "round": {"$ref": "#/$defs/round"}}}
+    assert kinds(schema, root) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed", "expected"),
+    [
+        ("5", {"string", "integer"}, 5),
+        ("5", {"string"}, "5"),
+        ("5", {"number"}, 5),
+        ("5.5", {"integer"}, "5.5"),
+        (" 5 ", {"integer"}, 5),
+        ("True", {"boolean"}, True),
+        ("true", {"string", "null"}, "true"),
+        ("null", {"string", "null"}, None),
+        ("None", {"integer"}, None),
+        ("null", {"string"}, "null"),
+        ("{'a': None}", {"object"}, {"a": None}),
+        ('{"a": 1}', {"array"}, '{"a": 1}'),
+        ('"quoted"', {"string", "integer"}, '"quoted"'),
+        ("NaN", {"number"}, "NaN"),
+        ("[" * 100_000, {"array"}, "[" * 100_000),
+        ("9" * 5000, {"integer"}, "9" * 5000),
+        ("[1, 2]", set(), [1, 2]),
+        ("plain words", set(), "plain words"),
+        ('"quoted"', set(), '"quoted"'),
+    ],
+)
+def test_text_by_what_is_allowed(text: str, allowed: set[str], expected: object) -> None:
+    assert json.loads(to_json(text, frozenset(allowed))) == expected
+
+
+def test_a_string_is_written_as_it_arrives() -> None:
+    out: list[str] = []
+    writer = ValueWriter(out.append, STRING)
+    writer.add('a"')
+    assert "".join(out) == '"a\\"'
+    writer.add("\nb")
+    writer.close()
+    assert json.loads("".join(out)) == 'a"\nb'
+
+
+@pytest.mark.parametrize("step", [1_000, MOST_HELD * 2])
+def test_a_value_too_long_to_hold_is_a_string(step: int) -> None:
+    text = "1" * (MOST_HELD + 1)
+    out: list[str] = []
+    writer = ValueWriter(out.append, UNKNOWN)
+    for at in range(0, len(text), step):
+        writer.add(text[at : at + step])
+    assert out
+    writer.close()
+    assert json.loads("".join(out)) == text
