@@ -2,10 +2,11 @@ import io
 import random
 from collections import deque
 
+from tercet.protocol.messages import PauseGenerationReq
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.plan import Row
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import RecordingScheduler, Scheduled, read_events, replay
+from tercet.scheduler.event_log import Handled, RecordingScheduler, Scheduled, Started, read_events, replay
 from tercet.scheduler.testing import Done, FakeExecutor, request, small_capacity
 
 
@@ -32,6 +33,18 @@ def test_every_plan_of_a_log_comes_out_the_same() -> None:
         answers = list(replay(read_events(io.BytesIO(recorded(overlap)))))
         assert sum(logged is not None for _, logged, _ in answers) > 100
         assert all(logged == derived for _, logged, derived in answers)
+
+
+def test_an_empty_answer_is_logged_once_for_each_question() -> None:
+    log = io.BytesIO()
+    core = RecordingScheduler(Scheduler(CoreConfig(), small_capacity()), log)
+    core.schedule()
+    core.schedule()
+    core.handle(Arrival("frontend-0", PauseGenerationReq(id="p")))
+    core.schedule()
+    core.schedule()
+    kinds = [type(event) for event in read_events(io.BytesIO(log.getvalue()))]
+    assert kinds == [Started, Scheduled, Handled, Scheduled]
 
 
 def test_a_changed_plan_is_noticed() -> None:

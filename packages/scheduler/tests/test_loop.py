@@ -2,14 +2,16 @@
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 
 from tercet.protocol.messages import BatchTokenIDOutput, Message, Rejected
 from tercet.protocol.node import Delivery, PeerDown
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.values import Held, Load, Phase, Role
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.invariants import violations
+from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.loop import SchedulerLoop
 from tercet.scheduler.outbox import Outbox
@@ -33,7 +35,7 @@ class World:
             self.core,
             FakeExecutor(capacity),
             self.drain,
-            Outbox(self.send),
+            Outbox(self.send, lambda: next(ticks) * 0.05),
             self.board,
             lambda: next(ticks) * 0.05,
             overlap=overlap,
@@ -131,6 +133,61 @@ def test_blocked_requests_give_way_and_the_loop_then_waits() -> None:
     assert world.core.counters.retractions == 1
     assert world.waits[-3:] == pytest.approx([0.005] * 3)
     assert violations(world.core) == []
+
+
+class Hanging:
+    """A step whose result is looked at while it is awaited."""
+
+    def __init__(self, result: StepResult, look: Callable[[], None]) -> None:
+        self._result = result
+        self._look = look
+
+    def result(self) -> StepResult:
+        self._look()
+        return self._result
+
+
+class HangingExecutor(FakeExecutor):
+    """Notes how old every step was said to be when it was waited for."""
+
+    look: Callable[[], None]
+
+    def submit(self, plan: Plan) -> Hanging:  # type: ignore[override]
+        return Hanging(super().submit(plan).result(), self.look)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_whatever_step_the_loop_waits_for_is_seen_to_age(overlap: int) -> None:
+    world = World(overlap)
+    ages: list[float] = []
+    executor = HangingExecutor(small_capacity())
+    executor.look = lambda: ages.append(world.board.heartbeat("frontend-0").step_age)
+    world.loop._executor = executor
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=5, ignore_eos=True)))
+    world.loop.run()
+    assert len(ages) == 5
+    assert min(ages) > 0
+
+
+class CountingBoard(StatusBoard):
+    """Counts how often the core was asked for its load."""
+
+    reports = 0
+
+    def publish(self, load: Load, held: dict[str, Held]) -> None:
+        self.reports += 1
+        super().publish(load, held)
+
+
+def test_a_blocked_loop_reports_now_and_then_only() -> None:
+    """Every report looks at every request: at each of two hundred retries a second it would cost a core."""
+    world = World()
+    board = world.loop._board = CountingBoard(lambda: 0.0)
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=6, ignore_eos=True)))
+    world.full = True
+    for _ in range(40):
+        world.loop.turn()
+    assert 0 < board.reports <= 25
 
 
 class Hopeless(Scheduler):

@@ -1,6 +1,7 @@
 from tercet.protocol.messages import Message, Rejected
+from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.core.config import Arrival, PeerBlocked, PeerDrained
-from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.outbox import KEPT_FOR, MOST_KEPT, Outbox
 
 
 class Wire:
@@ -24,7 +25,7 @@ def say(*pairs: tuple[str, str]) -> list[tuple[str, Message]]:
 
 def test_a_full_peer_gets_its_messages_later_and_in_order() -> None:
     wire = Wire()
-    outbox = Outbox(wire.send)
+    outbox = Outbox(wire.send, ScriptedClock())
     wire.full = {"a"}
     outbox.send(say(("a", "1"), ("b", "2")))
     assert outbox.flush() == [Arrival("a", PeerBlocked("a"))]
@@ -38,7 +39,7 @@ def test_a_full_peer_gets_its_messages_later_and_in_order() -> None:
 
 def test_a_peer_that_is_gone_leaves_nothing_behind() -> None:
     wire = Wire()
-    outbox = Outbox(wire.send)
+    outbox = Outbox(wire.send, ScriptedClock())
     wire.full = {"a"}
     outbox.send(say(("a", "1")))
     outbox.forget("a")
@@ -46,3 +47,42 @@ def test_a_peer_that_is_gone_leaves_nothing_behind() -> None:
     assert outbox.backlog == 0
     assert outbox.flush() == [Arrival("a", PeerBlocked("a")), Arrival("a", PeerDrained("a"))]
     assert wire.sent == []
+
+
+def test_what_a_peer_never_takes_is_given_up_in_the_end() -> None:
+    """A peer that never linked must not keep the loop polling, nor a leaving scheduler waiting."""
+    wire, clock = Wire(), ScriptedClock()
+    outbox = Outbox(wire.send, clock)
+    wire.full = {"never"}
+    outbox.send(say(("never", "1")))
+    clock.advance(KEPT_FOR)
+    assert outbox.flush() == [Arrival("never", PeerBlocked("never"))]
+    assert outbox.backlog == 1
+    clock.advance(0.1)
+    assert outbox.flush() == [Arrival("never", PeerDrained("never"))]
+    assert outbox.backlog == 0
+
+
+def test_a_peer_that_takes_anything_is_waited_for() -> None:
+    clock = ScriptedClock()
+    room = [0]
+
+    def trickle(peer: str, message: Message) -> bool:
+        room[0] -= 1
+        return room[0] >= 0
+
+    outbox = Outbox(trickle, clock)
+    outbox.send(say(("slow", "1"), ("slow", "2"), ("slow", "3")))
+    for left in (2, 1, 0):
+        clock.advance(KEPT_FOR)
+        room[0] = 1
+        outbox.flush()
+        assert outbox.backlog == left
+
+
+def test_a_peer_that_never_listens_costs_bounded_memory() -> None:
+    wire = Wire()
+    outbox = Outbox(wire.send, ScriptedClock())
+    wire.full = {"a"}
+    outbox.send(say(("a", "r")) * (MOST_KEPT + 10))
+    assert outbox.backlog == MOST_KEPT

@@ -3,7 +3,6 @@
 import pytest
 
 from tercet.scheduler.core.config import CoreConfig, PeerBlocked, PeerDrained, PolicyName
-from tercet.scheduler.core.planner import MOST_RETRACTIONS
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 SLOW = "detokenizer-slow"
@@ -70,17 +69,14 @@ def test_a_passed_over_request_gets_its_turn(policy: PolicyName) -> None:
     assert number <= 12
 
 
-def test_a_request_is_not_retracted_for_ever() -> None:
+def test_a_retracted_request_goes_first_however_many_better_ones_come() -> None:
     """Longer requests of higher priority keep coming, so that the short one always costs least to retract."""
-    config = CoreConfig(token_budget=64, reserve=0.0, reserve_floor=0.0, radix_cache=False)
+    config = CoreConfig(policy=PolicyName.PRIORITY, token_budget=64, reserve=0.0, reserve_floor=0.0, radix_cache=False)
     run = Driver(small_capacity(pages=16, page_size=4, slots=4), config)
     run.send(request("poor", [4] * 3, max_new_tokens=40, ignore_eos=True))
-    poor = next(iter(run.core.roster))
-    for number in range(400):
+    for number in range(70):
         if run.core.roster.queued < 3:
             run.send(request(f"x{number}", [5] * 12, max_new_tokens=20, ignore_eos=True, priority=9))
         run.step()
-        if ("poor", 0) in run.finishes:
-            break
     assert ("poor", 0) in run.finishes
-    assert 0 < poor.retractions <= MOST_RETRACTIONS + 1
+    assert run.core.counters.retractions > 0

@@ -3,6 +3,7 @@
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 
 from cyclopts import App
 
@@ -23,21 +24,19 @@ def serve(
 ) -> None:
     """Load a model and serve it to frontends until told to stop."""
     logging.basicConfig(level=process.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from tercet.protocol.errors import AddressError
     from tercet.protocol.lifecycle import exit_with_parent
     from tercet.scheduler.model_files import ModelError
     from tercet.scheduler.wiring import SchedulerProcess
 
     try:
         scheduler = SchedulerProcess(process, model, schedule)
-    except (ModelError, ConfigError) as error:
-        sys.exit(fail(str(error)))
-    if process.parent_fd is not None:
-        exit_with_parent(process.parent_fd)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: scheduler.stop())
-    try:
+        if process.parent_fd is not None:
+            exit_with_parent(process.parent_fd)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: scheduler.stop())
         scheduler.run()
-    except (ModelError, ConfigError) as error:
+    except (AddressError, ConfigError, ModelError) as error:
         sys.exit(fail(str(error)))
 
 
@@ -47,10 +46,10 @@ def fail(message: str) -> int:
     return EXIT_CONFIG
 
 
-def main() -> None:
-    """Run with the process's own arguments."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run with these arguments, or the process's own."""
     try:
-        app()
+        app(arguments)
     except ConfigError as error:
         sys.exit(fail(str(error)))
 

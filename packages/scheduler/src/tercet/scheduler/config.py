@@ -1,5 +1,6 @@
 """What a scheduler process can be told, on its command line."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -36,6 +37,10 @@ class ProcessOptions:
     event_log: str = ""
     """File to write every event and plan to, for tools/replay.py."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.drain_grace < 1e6:
+            raise ConfigError(f"--drain-grace must be some number of seconds, not {self.drain_grace}")
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,8 @@ class ModelOptions:
     """Shorter than the model's own, to save memory."""
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         for option in ("page_size", "max_running_requests", "kv_cache_bytes", "context_length"):
             value = getattr(self, option)
             if value is not None and value < 1:

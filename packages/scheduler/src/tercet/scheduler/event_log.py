@@ -67,10 +67,11 @@ class RecordingScheduler:
     def handle(self, *arrivals: Arrival) -> list[Outgoing]:
         """Pass on, and write down."""
         self._write(Handled(list(arrivals)))
+        self._idle = False
         return self._core.handle(*arrivals)
 
     def schedule(self) -> Plan | None:
-        """Pass on, and write down; of several empty answers in a row only the first."""
+        """Pass on, and write down; of several empty answers to the same question only the first."""
         plan = self._core.schedule()
         if plan is not None or not self._idle:
             self._write(Scheduled(plan))

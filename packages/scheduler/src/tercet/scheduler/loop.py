@@ -98,7 +98,7 @@ class SchedulerLoop:
         self._stuck = not plan and not in_flight
         if in_flight and (not plan or len(in_flight) > self._overlap):
             outbox.send(core.commit(in_flight.popleft().result()))
-            self._board.end_step()
+            self._board.end_step(more=bool(in_flight))
         self._publish()
 
     def _wait(self) -> float | None:
@@ -106,8 +106,10 @@ class SchedulerLoop:
         if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
+        if self._outbox.backlog or self._core.runnable:
+            return RETRY_INTERVAL
         self._publish(now=True)
-        return RETRY_INTERVAL if self._outbox.backlog or self._core.runnable else None
+        return None
 
     def _publish(self, *, now: bool = False) -> None:
         time = self._clock()

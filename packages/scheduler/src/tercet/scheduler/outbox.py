@@ -1,50 +1,73 @@
 """What the core says, on its way to peers. A full queue is the peer's problem: the loop neither blocks nor drops."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tercet.protocol.messages import Message
 from tercet.scheduler.core.config import Arrival, PeerBlocked, PeerDrained
 from tercet.scheduler.core.outputs import Outgoing
 
+logger = logging.getLogger(__name__)
+
+KEPT_FOR = 30.0
+"""Seconds without one message taken after which a peer's backlog is given up: it never linked, or cannot read it."""
+MOST_KEPT = 20_000
+"""Messages kept for one peer. Only one that asks and never listens gets there: what was asked goes unanswered."""
+
 Send = Callable[[str, Message], bool]
 """Queue a message for a peer; False when its queue is full or it is not linked."""
+
+
+@dataclass
+class Backlog:
+    """What waits for one peer, and since when it has taken nothing."""
+
+    messages: deque[Message]
+    since: float
 
 
 class Outbox:
     """Sends in order for each peer, keeps what does not go, and tells the core which peers to plan nothing for."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, clock: Callable[[], float]) -> None:
         self._send = send
-        self._backlog: dict[str, deque[Message]] = {}
+        self._clock = clock
+        self._backlogs: dict[str, Backlog] = {}
         self._news: list[Arrival] = []
 
     @property
     def backlog(self) -> int:
         """Messages that wait for their peer."""
-        return sum(map(len, self._backlog.values()))
+        return sum(len(kept.messages) for kept in self._backlogs.values())
 
     def send(self, outgoing: list[Outgoing]) -> None:
         """Send, or keep behind what is kept for that peer already."""
         for peer, message in outgoing:
-            if peer in self._backlog:
-                self._backlog[peer].append(message)
+            kept = self._backlogs.get(peer)
+            if kept is not None:
+                if len(kept.messages) < MOST_KEPT:
+                    kept.messages.append(message)
             elif not self._send(peer, message):
-                self._backlog[peer] = deque([message])
+                self._backlogs[peer] = Backlog(deque([message]), self._clock())
                 self._news.append(Arrival(peer, PeerBlocked(peer)))
 
     def forget(self, peer: str) -> None:
         """The peer is gone: so is what was kept for it. Its requests come back by another route."""
-        if self._backlog.pop(peer, None) is not None:
+        if self._backlogs.pop(peer, None) is not None:
             self._news.append(Arrival(peer, PeerDrained(peer)))
 
     def flush(self) -> list[Arrival]:
         """Try again. Returns, for the core, who became blocked or drained since the last call."""
-        for peer, kept in list(self._backlog.items()):
-            while kept and self._send(peer, kept[0]):
-                kept.popleft()
-            if not kept:
-                del self._backlog[peer]
-                self._news.append(Arrival(peer, PeerDrained(peer)))
+        for peer, kept in list(self._backlogs.items()):
+            while kept.messages and self._send(peer, kept.messages[0]):
+                kept.messages.popleft()
+                kept.since = self._clock()
+            if kept.messages and self._clock() - kept.since > KEPT_FOR:
+                logger.warning("%s took nothing for %.0f s: %d messages given up", peer, KEPT_FOR, len(kept.messages))
+                self.forget(peer)
+            elif not kept.messages:
+                self.forget(peer)
         news, self._news = self._news, []
         return news

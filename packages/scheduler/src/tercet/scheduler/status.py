@@ -30,15 +30,17 @@ class StatusBoard:
         return first
 
     def begin_step(self) -> None:
-        """A step is being computed."""
+        """A step was submitted. It is being computed once those before it are done."""
         self._phase = Phase.STEP
-        self._step_began = self._clock()
+        if self._step_began is None:
+            self._step_began = self._clock()
 
-    def end_step(self) -> None:
-        """The step is done."""
+    def end_step(self, *, more: bool = False) -> None:
+        """The oldest step is done; with `more` in flight the next is being computed from now on."""
+        now = self._clock()
         if self._step_began is not None:
-            self._longest = max(self._longest, self._clock() - self._step_began)
-        self._step_began = None
+            self._longest = max(self._longest, now - self._step_began)
+        self._step_began = now if more else None
         self._steps += 1
 
     def publish(self, load: Load, held: dict[str, Held]) -> None:

@@ -4,18 +4,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 from tercet.protocol.messages import Message, Progress, Ready, SchedulerInbox, TokenizerFiles, TokenizerFilesReq
 from tercet.protocol.node import NodeConfig, ThreadNode
 from tercet.protocol.values import ModelLimits, Role
-from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import RecordingScheduler
-from tercet.scheduler.loop import Core, SchedulerLoop
-from tercet.scheduler.model_files import model_identity, read_json, resolve_model, tokenizer_files
+from tercet.scheduler.loop import SchedulerLoop
+from tercet.scheduler.model_files import ModelError, model_identity, read_json, resolve_model, tokenizer_files
 from tercet.scheduler.outbox import Outbox
 from tercet.scheduler.ports import Executor
 from tercet.scheduler.status import StatusBoard
@@ -31,8 +33,12 @@ ReportBytes = Callable[[int, int], None]
 
 def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, report: ReportBytes) -> Executor:
     """The real thing."""
+    import torch
+
     from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
 
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"--device {options.device}: this machine has no such device")
     worker = WorkerOptions(
         model=path,
         dtype=options.dtype,
@@ -53,14 +59,17 @@ def build_fake(options: ModelOptions, schedule: ScheduleOptions, path: Path, rep
     from tercet.scheduler.testing.fake_executor import FakeExecutor
 
     config = read_json(path / "config.json")
-    length = options.context_length or int(config["max_position_embeddings"])
+    length, vocab_size = (config.get(name) for name in ("max_position_embeddings", "vocab_size"))
+    if not isinstance(length, int) or not isinstance(vocab_size, int):
+        raise ModelError(f"{path}/config.json lacks max_position_embeddings or vocab_size")
+    length = options.context_length or length
     pages = options.max_running_requests * -(-length // options.page_size)
     capacity = Capacity(
         page_size=options.page_size,
         groups=[CacheGroup("full", pages)],
         slots=options.max_running_requests,
         context_length=length,
-        vocab_size=int(config["vocab_size"]),
+        vocab_size=vocab_size,
         eos_token_ids=[],
     )
     return FakeExecutor(capacity, verify=False)
@@ -94,62 +103,77 @@ class SchedulerProcess:
         self._node = ThreadNode(
             config, SchedulerInbox, self._board.heartbeat, answers={TokenizerFilesReq: self._answer_files}
         )
-        self._stop = threading.Event()
+        self._stopped = False
         self._loop: SchedulerLoop | None = None
 
     def run(self) -> None:
-        """Load, say Ready, serve until `stop`."""
-        self._node.start()
-        executor = EXECUTORS[self._model.executor](self._model, self._schedule, self._path, self._reporter())
-        capacity = executor.capacity
-        core = Scheduler(
-            CoreConfig(
-                policy=self._schedule.schedule_policy,
-                token_budget=self._schedule.chunked_prefill_size,
-                max_queued=self._schedule.max_queued_requests,
-                radix_cache=not self._schedule.disable_radix_cache,
-            ),
-            capacity,
-        )
-        tokens = core.memory.tokens
-        self._tell(Progress(text=f"KV cache: {tokens} tokens in pages of {capacity.page_size}"))
-        self._loop = SchedulerLoop(
-            self._recorded(core),
-            executor,
-            self._node.drain,
-            Outbox(self._node.send),
-            self._board,
-            time.monotonic,
-            overlap=self._schedule.overlap,
-        )
-        self._node.set_ready(Ready(limits=self._limits(capacity, tokens), identity=self._identity))
-        try:
-            if not self._stop.is_set():
-                self._loop.run()
-        finally:
-            executor.close()
-            self._node.close("stopped" if self._stop.is_set() else "failed")
+        """Load, say Ready, serve until `stop`. Raises ConfigError or ModelError for what can never be served."""
+        with ExitStack() as stack:
+            log = self._open_log(stack)
+            self._node.start()
+            stack.callback(lambda: self._node.close("stopped" if self._stopped else "failed"))
+            executor = self._load()
+            stack.callback(executor.close)
+            core = Scheduler(self._core_config(), executor.capacity)
+            tokens = core.memory.tokens
+            self._tell(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
+            self._loop = SchedulerLoop(
+                core if log is None else RecordingScheduler(core, log),
+                executor,
+                self._node.drain,
+                Outbox(self._node.send, time.monotonic),
+                self._board,
+                time.monotonic,
+                overlap=self._schedule.overlap,
+            )
+            self._node.set_ready(Ready(limits=self._limits(executor.capacity, tokens), identity=self._identity))
+            self._loop.run()
 
     def stop(self) -> None:
         """Finish what is held, for `drain_grace` seconds at most, and end; called again, end after the step it is in.
 
-        Safe in a signal handler.
+        A signal handler. Raises SystemExit where nothing is served yet, so that a model that loads is not waited for.
         """
-        if self._loop is None or self._stop.is_set():
+        again, self._stopped = self._stopped, True
+        if self._loop is None:
+            raise SystemExit(0)
+        if again:
             self._stop_now()
-        else:
-            self._loop.draining = True
-            timer = threading.Timer(self._process.drain_grace, self._stop_now)
-            timer.daemon = True
-            timer.start()
-        self._stop.set()
+            return
+        self._loop.draining = True
+        timer = threading.Timer(self._process.drain_grace, self._stop_now)
+        timer.daemon = True
+        timer.start()
         self._node.wake()
 
     def _stop_now(self) -> None:
-        self._stop.set()
         if self._loop is not None:
             self._loop.stopping = True
         self._node.wake()
+
+    def _load(self) -> Executor:
+        build = EXECUTORS[self._model.executor]
+        try:
+            return build(self._model, self._schedule, self._path, self._reporter())
+        except ValueError as error:  # an option and the model do not go together
+            raise ConfigError(str(error)) from error
+
+    def _core_config(self) -> CoreConfig:
+        schedule = self._schedule
+        return CoreConfig(
+            policy=schedule.schedule_policy,
+            token_budget=schedule.chunked_prefill_size,
+            max_queued=schedule.max_queued_requests,
+            radix_cache=not schedule.disable_radix_cache,
+        )
+
+    def _open_log(self, stack: ExitStack) -> BinaryIO | None:
+        if not self._process.event_log:
+            return None
+        try:
+            return stack.enter_context(Path(self._process.event_log).open("wb"))
+        except OSError as error:
+            raise ConfigError(f"--event-log {self._process.event_log}: {error.strerror}") from error
 
     def _limits(self, capacity: Capacity, tokens: int) -> ModelLimits:
         return ModelLimits(
@@ -159,11 +183,6 @@ class SchedulerProcess:
             max_total_tokens=tokens,
             eos_token_ids=capacity.eos_token_ids,
         )
-
-    def _recorded(self, core: Scheduler) -> Core:
-        if not self._process.event_log:
-            return core
-        return RecordingScheduler(core, Path(self._process.event_log).open("wb"))
 
     def _reporter(self) -> ReportBytes:
         """Passes the bytes loaded on to the supervisor, not too often."""

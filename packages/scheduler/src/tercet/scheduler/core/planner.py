@@ -9,8 +9,6 @@ from tercet.scheduler.core.request import Req
 
 RESERVE_DECAY = 0.998
 RESERVE_RISE = 0.1
-MOST_RETRACTIONS = 4
-"""After so many a choice is spared as long as there is another one."""
 LONGEST_FORESEEN = 4096
 """Output tokens of one choice that admission sets pages aside for, at most."""
 
@@ -183,7 +181,6 @@ class Planner:
         del self.running[req]
         self._memory.release(req)
         self._waiting.add(req, first=True)
-        req.retractions += 1
         self._counters.retractions += 1
 
 
@@ -193,7 +190,5 @@ def _is_idle(req: Req) -> bool:
 
 
 def _cost(req: Req) -> tuple[int, ...]:
-    """Orders choices by what their retraction costs. One that was retracted often goes only for an older such one."""
-    if req.retractions < MOST_RETRACTIONS:
-        return 0, req.priority, len(req.tokens), -req.arrival
-    return 1, -req.arrival
+    """Orders choices by what their retraction costs."""
+    return req.priority, len(req.tokens), -req.arrival

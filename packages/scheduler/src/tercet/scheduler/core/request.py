@@ -43,7 +43,6 @@ class Req:
         "prompt_logprobs",
         "prompt_tokens",
         "published",
-        "retractions",
         "rid",
         "room",
         "salt",
@@ -80,7 +79,6 @@ class Req:
         self.scored = False
         """Whether `prompt_logprobs` has all it will have."""
         self.passed_over = 0
-        self.retractions = 0
         self.cached = -1
         self.followers: list[Req] = []
         """Choices of the same request that wait for this one to compute the prompt."""

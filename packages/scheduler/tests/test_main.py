@@ -1,0 +1,128 @@
+"""The command line: what cannot work ends the process with one line and status 2."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tercet.scheduler.__main__ import EXIT_CONFIG, app, main
+from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
+
+
+def complaint(options: list[str], capfd: pytest.CaptureFixture[str]) -> str:
+    """The line that these options are refused with."""
+    with pytest.raises(SystemExit) as ended:
+        main(options)
+    assert ended.value.code == EXIT_CONFIG
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("tercet-scheduler: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--page-size", "0"], "--page-size must be at least 1, not 0"),
+        (["--kv-cache-bytes", "-5"], "--kv-cache-bytes must be at least 1"),
+        (["--chunked-prefill-size", "0"], "--chunked-prefill-size must be at least 1"),
+        (["--drain-grace", "-1"], "--drain-grace"),
+        (["--drain-grace", "nan"], "--drain-grace"),
+        (["--device", "tpu"], "--device must be auto, cpu, cuda"),
+        (["--listen", "somewhere"], "'somewhere' is neither ipc://"),
+        (["--peer", "a/b"], "'a/b' is no peer id"),
+        (["--model", "/nonexistent"], "'/nonexistent' is neither a directory"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    options: list[str], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert words in complaint(options, capfd)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--context-length", "513"], "context_length 513 is beyond the model's 512"),
+        (["--attention-backend", "none-such"], "no attention backend 'none-such'"),
+        (["--kv-cache-bytes", "1"], "do not hold one page"),
+        (["--event-log", "/nonexistent/log"], "--event-log /nonexistent/log: No such file"),
+    ],
+)
+def test_options_that_do_not_go_with_the_model_are_refused(
+    options: list[str],
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+    checkpoints: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    common = ["--model", str(checkpoints("llama")), "--device", "cpu", "--listen", f"ipc://{tmp_path / 'run'}"]
+    assert words in complaint([*common, *options], capfd)
+
+
+def test_a_model_whose_weights_do_not_fit_is_refused(
+    capfd: pytest.CaptureFixture[str], checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    for file in checkpoints("llama").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
+    options = ["--model", str(tmp_path), "--device", "cpu", "--listen", f"ipc://{tmp_path / 'run'}"]
+    assert "does not fit its config.json" in complaint(options, capfd)
+
+
+def test_a_fake_executor_needs_the_sizes_of_a_model(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    options = ["--model", str(tmp_path), "--executor", "fake", "--listen", f"ipc://{tmp_path / 'run'}"]
+    assert "lacks max_position_embeddings or vocab_size" in complaint(options, capfd)
+
+
+SAMPLES: dict[type, dict[str, object]] = {
+    ProcessOptions: {
+        "peer": "s7",
+        "listen": "ipc:///run/x",
+        "advertise": "tcp://127.0.0.1:9",
+        "supervisor": "ipc:///run/s",
+        "parent_fd": 5,
+        "log_level": "debug",
+        "drain_grace": 0.5,
+        "event_log": "events",
+    },
+    ModelOptions: {
+        "model": "somewhere",
+        "executor": "fake",
+        "dtype": "float16",
+        "load_format": "dummy",
+        "device": "cuda:1",
+        "attention_backend": "torch_native",
+        "kv_cache_bytes": 1000,
+        "page_size": 8,
+        "max_running_requests": 9,
+        "context_length": 100,
+    },
+    ScheduleOptions: {
+        "schedule_policy": "fcfs",
+        "chunked_prefill_size": 64,
+        "max_queued_requests": 10,
+        "disable_radix_cache": True,
+        "overlap": 1,
+    },
+}
+
+
+def test_every_option_can_be_given_on_the_command_line() -> None:
+    words = []
+    for samples in SAMPLES.values():
+        for name, value in samples.items():
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    _, bound, _ = app.parse_args(words)
+    for given, (kind, samples) in zip(bound.args or bound.arguments.values(), SAMPLES.items(), strict=True):
+        assert isinstance(given, kind)
+        assert {field.name: getattr(given, field.name) for field in fields(given)} == samples  # type: ignore[arg-type]
+        assert len(samples) <= 15
+
+
+def test_limits_are_checked_however_the_options_are_made() -> None:
+    for make in (lambda: ModelOptions(page_size=0), lambda: ProcessOptions(drain_grace=float("inf"))):
+        with pytest.raises(ConfigError):
+            make()

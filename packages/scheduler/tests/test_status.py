@@ -1,0 +1,49 @@
+from tercet.protocol.testing import ScriptedClock
+from tercet.protocol.values import Held, Load, Phase
+from tercet.scheduler.status import StatusBoard
+
+
+def test_a_step_ages_until_it_ends() -> None:
+    clock = ScriptedClock()
+    board = StatusBoard(clock)
+    assert board.heartbeat("f").phase == Phase.LOADING
+    board.begin_step()
+    clock.advance(3.0)
+    assert (board.heartbeat("f").phase, board.heartbeat("f").step_age) == (Phase.STEP, 3.0)
+    board.end_step()
+    beat = board.heartbeat("f")
+    assert (beat.steps, beat.step_age, beat.longest_step) == (1, 0.0, 3.0)
+
+
+def test_the_last_of_several_steps_in_flight_ages_too() -> None:
+    """With overlap the loop may end by waiting for a step that nothing was submitted after: if it hangs, it shows."""
+    clock = ScriptedClock()
+    board = StatusBoard(clock)
+    board.begin_step()
+    clock.advance(1.0)
+    board.begin_step()
+    clock.advance(1.0)
+    assert board.heartbeat("f").step_age == 2.0
+    board.end_step(more=True)
+    clock.advance(40.0)
+    assert board.heartbeat("f").step_age == 40.0
+    board.end_step()
+    board.enter(Phase.IDLE)
+    beat = board.heartbeat("f")
+    assert (beat.phase, beat.steps, beat.step_age, beat.longest_step) == (Phase.IDLE, 2, 0.0, 40.0)
+
+
+def test_draining_outlasts_every_phase_and_is_news_once() -> None:
+    board = StatusBoard(ScriptedClock())
+    assert board.drain()
+    assert not board.drain()
+    board.begin_step()
+    assert board.heartbeat("f").phase == Phase.DRAINING
+
+
+def test_each_frontend_hears_of_its_own_requests() -> None:
+    board = StatusBoard(ScriptedClock())
+    board.publish(Load(running=2), {"f": Held(rids=["a"])})
+    assert board.heartbeat("f").held.rids == ["a"]
+    assert board.heartbeat("g").held.rids == []
+    assert board.heartbeat("g").load.running == 2
