@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tercet.protocol.channel import Bounds, Context, Inbox, Outbox, make_private
+from tercet.protocol.channel import Bounds, Connection, Context, Inbox, Outbox, make_private
 from tercet.protocol.codec import Frame
 from tercet.protocol.errors import AddressError, ChannelError
 
@@ -29,9 +29,9 @@ def address(tmp_path: Path) -> str:
 
 def receive(inbox: Inbox, timeout: float = 10.0) -> list[Frame]:
     assert inbox.wait(timeout), "nothing came"
-    frames = inbox.receive()
-    assert frames is not None
-    return frames
+    received = inbox.receive()
+    assert received is not None
+    return received.frames
 
 
 def send(outbox: Outbox, *frames: Frame, timeout: float = 10.0) -> None:
@@ -65,11 +65,11 @@ def test_nothing_queues_for_an_absent_peer(context: Context, address: str) -> No
     inbox = Inbox(context, address)
     send(outbox, b"e", b"in time")
     assert receive(inbox)[1] == b"in time"
-    assert outbox.connection_change() is True
+    assert outbox.connection_change() is Connection.UP
     assert outbox.connection_change() is None
     inbox.close()
     end = time.monotonic() + 10
-    while outbox.connection_change() is not False:
+    while outbox.connection_change() is not Connection.LOST:
         assert time.monotonic() < end
         time.sleep(0.005)
     while outbox.send([b"e", b"too late"]):

@@ -54,6 +54,7 @@ MESSAGES: list[m.Message] = [
         features=["BatchStrOutput", "Hello"],
         software="tercet-protocol 0.1.0",
         reply=True,
+        dialled="tcp://10.0.0.1:30000",
     ),
     m.Introduce(peer="detokenizer-0", role=Role.DETOKENIZER, address="tcp://127.0.0.1:5001"),
     m.Ready(

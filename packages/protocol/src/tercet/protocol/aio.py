@@ -56,7 +56,8 @@ class AsyncNode:
         """Bind the inbox and begin to look for peers. Raises ChannelError if it cannot be bound."""
         self._board.open()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._board.inbox.fileno(), self._receive)
+        for descriptor in self._board.inbox.filenos():
+            self._loop.add_reader(descriptor, self._receive)
         self._tick()
 
     def set_ready(self, ready: Ready) -> None:
@@ -67,7 +68,8 @@ class AsyncNode:
         """Say Goodbye with this reason and close every socket."""
         if self._loop is None:
             return
-        self._loop.remove_reader(self._board.inbox.fileno())
+        for descriptor in self._board.inbox.filenos():
+            self._loop.remove_reader(descriptor)
         for handle in (self._timer, self._receiving):
             if handle:
                 handle.cancel()

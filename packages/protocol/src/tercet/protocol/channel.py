@@ -1,4 +1,4 @@
-"""The sockets: one inbox to a process, one outbox to a peer. Nothing else touches a ZeroMQ socket.
+"""The sockets: one inbox to a process, one outbox to a peer. Nothing else sends or receives messages.
 
 ZeroMQ's defaults wait for ever at close, queue to absent peers, and block when full. Here an outbox takes only what a
 live connection has room for and says so, and closing discards what is left.
@@ -12,17 +12,30 @@ import stat
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tercet.protocol.codec import Frame
-from tercet.protocol.endpoints import Ipc, Tcp, check_dialable, check_spec
-from tercet.protocol.errors import ChannelError
+from tercet.protocol.doorkeeper import DOMAIN, Doorkeeper
+from tercet.protocol.endpoints import Ipc, Reach, Tcp, check_dialable, check_spec, parse
+from tercet.protocol.errors import AddressError, ChannelError
+from tercet.protocol.security import Security
+from tercet.protocol.values import Role
 
 COPIED = 65536
 """Frames up to this many bytes are cheaper to copy than to share with ZeroMQ's thread."""
+
+HANDSHAKE_TIME = 10.0
+"""Seconds a connection gets to say what it has to before its first message."""
+
+_HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_WATCHED = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | _HANDSHAKE_FAILED
+)
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -40,53 +53,99 @@ class Bounds:
     """Frames in one message; the rest are thrown away and the message counts as malformed."""
 
 
-def _open(context: Context, kind: int, address: str, bounds: Bounds) -> Socket:
+class Received(NamedTuple):
+    """A message, and the role whose key its sender showed: None where there are no keys."""
+
+    role: Role | None
+    frames: list[Frame]
+
+
+class Connection(Enum):
+    """What happened to a connection."""
+
+    UP = auto()
+    LOST = auto()
+    """It broke or could not begin; ZeroMQ tries again by itself."""
+    FAILED = auto()
+    """The other side does not take our key, or speaks no ZeroMQ: this socket tries no more."""
+
+
+def _open(context: Context, kind: int, address: str, bounds: Bounds, security: Security | None) -> Socket:
     """A socket with every option that matters set. The one place where they are made."""
     socket = context.socket(kind)
     socket.linger = 0
     socket.maxmsgsize = bounds.frame_bytes
     socket.set_hwm(bounds.queue)
-    target = check_spec(address)
-    if isinstance(target, Tcp) and ":" in target.host:
-        socket.setsockopt(zmq.IPV6, 1)
+    socket.handshake_ivl = round(1000 * HANDSHAKE_TIME)
+    target = _check(address, security)
+    if isinstance(target, Tcp) and (":" in target.host or not target.is_literal):
+        socket.ipv6 = True
+    if security and isinstance(target, Tcp):
+        socket.curve_secretkey, socket.curve_publickey = security.secret, security.public
     return socket
 
 
-class Inbox:
-    """A bound PULL socket. Belongs to one thread; senders wait in their own queues while nobody reads."""
+def _check(address: str, security: Security | None) -> Ipc | Tcp:
+    return check_spec(address, Reach.ANYWHERE if security else Reach.LOOPBACK)
 
-    def __init__(self, context: Context, address: str, bounds: Bounds = Bounds()) -> None:
+
+class Inbox:
+    """A bound PULL socket. Belongs to one thread; senders wait in their own queues while nobody reads.
+
+    Over tcp:// with keys there is a doorkeeper: `receive` also lets in those who wait outside.
+    """
+
+    def __init__(
+        self, context: Context, address: str, bounds: Bounds = Bounds(), security: Security | None = None
+    ) -> None:
         self._path: Path | None = None
-        target = check_spec(address)
+        self._door: Doorkeeper | None = None
+        target = _check(address, security)
         if isinstance(target, Ipc):
             self._path = Path(target.path)
             make_private(self._path.parent)
             remove_stale(self._path)
         self._bounds = bounds
-        self._socket = _open(context, zmq.PULL, address, bounds)
+        self._socket = _open(context, zmq.PULL, address, bounds, security)
+        if security and isinstance(target, Tcp):
+            self._door = Doorkeeper(context, security)
+            self._socket.curve_server = True
+            self._socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
+            self._socket.zap_enforce_domain = True
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
-            self._socket.close()
+            self.close()
             raise ChannelError(f"cannot listen on {address}: {error}") from error
         self.address = address if self._path else self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def fileno(self) -> int:
-        """ZeroMQ's own descriptor, edge-triggered: after it wakes you, receive until there is nothing left."""
-        return int(self._socket.getsockopt(zmq.FD))
+    def filenos(self) -> list[int]:
+        """ZeroMQ's own descriptors, edge-triggered: after one wakes you, receive until there is nothing left."""
+        return [int(socket.getsockopt(zmq.FD)) for socket in self._readable()]
 
     def wait(self, seconds: float) -> bool:
-        """Whether something is there to receive, at most `seconds` from now."""
-        return bool(self._socket.poll(max(0, round(seconds * 1000 + 0.5))))
+        """Whether there is something to receive, or somebody to let in, at most `seconds` from now."""
+        timeout = max(0, round(seconds * 1000 + 0.5))
+        return bool(zmq.zmq_poll([(socket, zmq.POLLIN) for socket in self._readable()], timeout))
 
-    def receive(self) -> list[Frame] | None:
-        """The frames of the next message, None when there is none, an empty list for one of too many frames.
+    def admit(self) -> int:
+        """Let in those who wait outside and have a key; returns how many had none."""
+        return self._door.answer() if self._door else 0
+
+    def receive(self) -> Received | None:
+        """The next message, None when there is none; one of too many frames counts as having none.
 
         Frames 0 and 1 are bytes; later ones are views of ZeroMQ's own memory, not copied.
         """
         socket = self._socket
+        role = None
         try:
-            frames: list[Frame] = [socket.recv(zmq.NOBLOCK)]
+            if self._door:
+                first = socket.recv(zmq.NOBLOCK, copy=False)
+                role = Role(str(first.get("User-Id")))
+                frames: list[Frame] = [first.bytes]
+            else:
+                frames = [socket.recv(zmq.NOBLOCK)]
         except zmq.Again:
             return None
         while socket.getsockopt(zmq.RCVMORE):
@@ -95,17 +154,22 @@ class Inbox:
             elif len(frames) < self._bounds.frames:
                 frames.append(socket.recv(copy=False).buffer)
             else:
-                return self._discard()
-        return frames
+                return self._discard(role)
+        return Received(role, frames)
 
-    def _discard(self) -> list[Frame]:
+    def _discard(self, role: Role | None) -> Received:
         while self._socket.getsockopt(zmq.RCVMORE):
             self._socket.recv(copy=False)
-        return []
+        return Received(role, [])
+
+    def _readable(self) -> list[Socket]:
+        return [self._socket, self._door.socket] if self._door else [self._socket]
 
     def close(self) -> None:
         """Stop listening and remove the socket's path."""
         self._socket.close()
+        if self._door:
+            self._door.close()
         if self._path:
             self._path.unlink(missing_ok=True)
 
@@ -117,19 +181,32 @@ class Outbox:
     ever waits for an absent peer. What is queued when a connection breaks is lost.
     """
 
-    def __init__(self, context: Context, address: str, bounds: Bounds = Bounds()) -> None:
-        self.address = check_dialable(address)
+    def __init__(
+        self,
+        context: Context,
+        address: str,
+        bounds: Bounds = Bounds(),
+        security: Security | None = None,
+        role: Role | None = None,
+    ) -> None:
+        self.address = check_dialable(address, Reach.ANYWHERE if security else Reach.LOOPBACK)
         self.sent = 0
         self.refused = 0
         self.oversized = 0
         self._limit = bounds.frame_bytes
         self._lock = threading.Lock()
-        self._socket = _open(context, zmq.PUSH, address, bounds)
+        self.key = role if security and isinstance(parse(address), Tcp) else None
+        """The role whose key is expected of the other side."""
+        if security and self.key is None and isinstance(parse(address), Tcp):
+            raise AddressError(f"{address}: whose key is expected there?")
+        self._socket = _open(context, zmq.PUSH, address, bounds, security)
+        if security and self.key:
+            self._socket.curve_serverkey = security.publics[self.key]
         self._socket.immediate = 1
         self._socket.reconnect_ivl = 20
         self._socket.reconnect_ivl_max = 500
         try:
-            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+            self._monitor = self._socket.get_monitor_socket(_WATCHED)
             self._socket.connect(address)
         except zmq.ZMQError:
             self._socket.close()
@@ -166,11 +243,15 @@ class Outbox:
         """Messages sent, and refused for want of room or because of their size."""
         return {"sent": self.sent, "refused_full": self.refused, "refused_oversized": self.oversized}
 
-    def connection_change(self) -> bool | None:
-        """True if the connection came up since last asked, False if it was lost, None if nothing happened."""
+    def connection_change(self) -> Connection | None:
+        """What happened last to the connection since last asked. Once it has failed, that stays its last."""
         change = None
         while self._monitor.poll(0):
-            change = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_CONNECTED
+            event = recv_monitor_message(self._monitor)["event"]
+            if event & _HANDSHAKE_FAILED or change is Connection.FAILED:
+                change = Connection.FAILED
+            else:
+                change = Connection.UP if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else Connection.LOST
         return change
 
     def close(self, linger: float = 0) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from dataclasses import dataclass
+from enum import Enum
 
 from tercet.protocol.errors import AddressError
 from tercet.protocol.values import Role
@@ -16,9 +17,20 @@ IPC_PATH_LIMIT = 107
 PEER_ID_LIMIT = 64
 """Characters."""
 
+_ANYWHERE = "192.0.2.1"
+"""An address of nobody (RFC 5737): the route to it is the default route."""
+
 _PEER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _GLOB = re.compile(r"[*?\[]")
+
+
+class Reach(Enum):
+    """How far tcp:// may go, by what protects it."""
+
+    NOWHERE = "tcp:// needs keys: make them with `tercet keys DIRECTORY` and give each part --keys DIRECTORY/ROLE"
+    LOOPBACK = "tcp:// without keys is for loopback only"
+    ANYWHERE = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,12 @@ class Tcp:
         """Whether nothing off this machine can reach it."""
         number = _ip(self.host)
         return self.host == "localhost" if number is None else number.is_loopback
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for all of this machine's addresses: to be bound, not dialled."""
+        number = _ip(self.host)
+        return number is not None and number.is_unspecified
 
     def __str__(self) -> str:
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
@@ -85,27 +103,28 @@ def default_peer(role: Role) -> str:
     return f"{role}-{host[-(PEER_ID_LIMIT - len(role) - 1) :]}"
 
 
-def check_spec(spec: str) -> Ipc | Tcp:
-    """The parsed spec of what to dial. Raises AddressError, also for tcp:// beyond loopback."""
+def check_spec(spec: str, reach: Reach = Reach.LOOPBACK) -> Ipc | Tcp:
+    """The parsed spec of what to dial. Raises AddressError, also for tcp:// beyond reach."""
     target = parse(spec)
-    if isinstance(target, Tcp) and not target.is_loopback:
-        raise AddressError(f"{spec!r}: tcp:// is allowed on loopback only, since links are not yet encrypted")
+    if isinstance(target, Tcp) and reach is not Reach.ANYWHERE and not (reach is Reach.LOOPBACK and target.is_loopback):
+        alone = ", or --insecure-loopback where no other user is" if target.is_loopback else ""
+        raise AddressError(f"{spec}: {reach.value}{alone}")
     return target
 
 
-def check_dialable(address: str) -> str:
+def check_dialable(address: str, reach: Reach = Reach.LOOPBACK) -> str:
     """`address` itself. Raises AddressError unless one socket can connect to it."""
-    target = check_spec(address)
+    target = check_spec(address, reach)
     if isinstance(target, Ipc) and target.is_pattern:
         raise AddressError(f"{address!r} is a pattern, not one address")
-    if isinstance(target, Tcp) and not target.port:
-        raise AddressError(f"{address!r}: port 0 cannot be dialled")
+    if isinstance(target, Tcp) and (not target.port or target.is_wildcard):
+        raise AddressError(f"{address!r} can be bound, not dialled: name a host and a port")
     return address
 
 
-def bind_address(listen: str, peer: str, incarnation: str) -> str:
+def bind_address(listen: str, peer: str, incarnation: str, reach: Reach = Reach.LOOPBACK) -> str:
     """Where an inbox binds: `<dir>/<peer>.<incarnation>.ipc` under an ipc:// directory, or the tcp:// itself."""
-    target = check_spec(listen)
+    target = check_spec(listen, reach)
     if isinstance(target, Tcp):
         return str(target)
     if target.is_pattern:
@@ -113,6 +132,25 @@ def bind_address(listen: str, peer: str, incarnation: str) -> str:
     address = f"ipc://{target.path.rstrip('/')}/{check_peer_id(peer)}.{incarnation}.ipc"
     parse(address)
     return address
+
+
+def address_towards(peer: str, bound: str) -> str:
+    """The address at which `peer` reaches an inbox bound to `bound`: for a wildcard, that of the route to the peer.
+
+    A name is not looked up, since that may take long: whoever has one is taken to be where the default route leads.
+    Raises AddressError when there is no route.
+    """
+    inbox, target = parse(bound), parse(peer)
+    if isinstance(inbox, Ipc) or not inbox.is_wildcard or isinstance(target, Ipc):
+        return bound
+    host = "127.0.0.1" if target.host == "localhost" else target.host if target.is_literal else _ANYWHERE
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, target.port or 1))  # sends nothing
+        except OSError as error:
+            raise AddressError(f"no route to {peer}: {error}") from error
+        return str(Tcp(str(probe.getsockname()[0]), inbox.port))
 
 
 def resolve(spec: str) -> set[str]:

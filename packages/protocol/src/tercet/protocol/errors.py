@@ -3,6 +3,7 @@
 ProtocolError
 ├── DecodeError        a frame is no message of this inbox
 ├── AddressError       an address is malformed, too long, or not allowed
+├── KeysError          a key is missing, malformed, or within others' reach
 ├── ChannelError       a socket cannot be bound, or its directory is not private
 ├── IncompatiblePeer   a peer speaks another major wire version
 └── NodeFailed         the thread that serves a node died; its error is the cause
@@ -19,6 +20,10 @@ class DecodeError(ProtocolError):
 
 class AddressError(ProtocolError, ValueError):
     """An address is malformed, too long, or not allowed."""
+
+
+class KeysError(ProtocolError, ValueError):
+    """A key is missing, malformed, or within others' reach."""
 
 
 class ChannelError(ProtocolError):

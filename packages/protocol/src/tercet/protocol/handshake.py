@@ -1,6 +1,6 @@
 """The rules by which two processes agree to talk: who may, in which version, and who says the first word."""
 
-from tercet.protocol.endpoints import check_dialable, check_peer_id
+from tercet.protocol.endpoints import Reach, check_dialable, check_peer_id
 from tercet.protocol.errors import IncompatiblePeer
 from tercet.protocol.messages import Hello
 from tercet.protocol.values import WIRE_VERSION, Role
@@ -9,10 +9,10 @@ _INTRODUCED = {Role.SCHEDULER: Role.DETOKENIZER, Role.DETOKENIZER: Role.SCHEDULE
 """Whom a frontend introduces to whom."""
 
 
-def check_hello(hello: Hello) -> None:
+def check_hello(hello: Hello, reach: Reach) -> None:
     """Raises AddressError for an impossible id or address and IncompatiblePeer for another major version."""
     check_peer_id(hello.peer)
-    check_dialable(hello.address)
+    check_dialable(hello.address, reach)
     if hello.version[0] != WIRE_VERSION[0]:
         ours, theirs = (".".join(map(str, version)) for version in (WIRE_VERSION, hello.version))
         raise IncompatiblePeer(f"{hello.peer} speaks wire version {theirs}, this part speaks {ours}")

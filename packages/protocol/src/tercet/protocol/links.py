@@ -5,6 +5,7 @@ The life of a link to one address:
     DIALLING    we say Hello, every interval, until it is answered
     ANSWERING   its Hello came; ours, a reply, has yet to get away
     UP          either way round: the peer can be sent to
+    ALIAS       a peer that is up answered from here, but wants to be reached elsewhere: nothing is said while it lives
     REFUSING    its Hello came and cannot be accepted; ours and a Goodbye have yet to get away
 """
 
@@ -49,6 +50,7 @@ class LinkState(Enum):
     DIALLING = auto()
     ANSWERING = auto()
     UP = auto()
+    ALIAS = auto()
     REFUSING = auto()
 
 

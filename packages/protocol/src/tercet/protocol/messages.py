@@ -45,6 +45,8 @@ class Hello(Message, frozen=True, kw_only=True):
     software: str = ""
     reply: bool = False
     """True when this answers the receiver's own Hello."""
+    dialled: str = ""
+    """The address it was sent to; an answer repeats that of the Hello it answers, perhaps an alias of `address`."""
 
 
 class Introduce(Message, frozen=True, kw_only=True):

@@ -126,6 +126,7 @@ class ThreadNode:
                 if self._delivered - self._drained > MAX_PENDING:
                     # Without ticks nobody is called silent while we do not listen.
                     board.beat()
+                    board.admit()
                     time.sleep(PAUSE)
                     continue
                 if board.inbox.wait(board.idle_time()):

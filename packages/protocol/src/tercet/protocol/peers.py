@@ -6,18 +6,25 @@ node carries them out and reports with `said` whether each `Say` got away.
 
 from dataclasses import dataclass, field
 
-from tercet.protocol.endpoints import check_dialable, check_peer_id
+import msgspec
+
+from tercet.protocol.endpoints import Reach, check_dialable, check_peer_id
 from tercet.protocol.errors import AddressError, IncompatiblePeer
 from tercet.protocol.events import PeerDown, PeerReady, PeerUp
 from tercet.protocol.handshake import check_hello, should_meet
 from tercet.protocol.links import FIRST_PAUSE, Close, Effect, Link, LinkState, Peer, Refused, Say, Timing
 from tercet.protocol.messages import Goodbye, Hello, Introduce, Ready
-from tercet.protocol.values import WIRE_VERSION, Role
+from tercet.protocol.values import Role
 
 REFUSED_PAUSE = 10.0
 """Seconds until an address whose peer cannot be accepted is dialled again: another process may live there by then."""
+FAILED_PAUSE = 1.0
+"""Seconds until an address where our key is not taken is tried again: it may be restarted with other keys."""
 INTRODUCED_TIME = 10.0
 """Seconds an introduced address is dialled without an answer. Frontends repeat introductions, so this ends the dead."""
+
+_QUIET = {LinkState.UP, LinkState.ALIAS}
+"""Where no Hello is due."""
 
 
 @dataclass
@@ -27,11 +34,16 @@ class PeerTable:
     me: Hello
     timing: Timing = field(default_factory=Timing)
     max_peers: int = 1024
+    reach: Reach = Reach.LOOPBACK
     ready: Ready | None = None
     peers: dict[str, Peer] = field(default_factory=dict)
     links: dict[str, Link] = field(default_factory=dict)
     wanted: set[str] = field(default_factory=set)
     _refused: dict[str, str] = field(default_factory=dict)
+    _latest: dict[str, str] = field(default_factory=dict)
+    """The incarnation of each peer that was up last."""
+    _past: dict[str, None] = field(default_factory=dict)
+    """Incarnations that have ended: what they once said may still come, and means nothing."""
     _last_tick: float | None = None
     _introduced_at: float = 0.0
 
@@ -42,7 +54,7 @@ class PeerTable:
         effects: list[Effect] = []
         for address in sorted(self.wanted - addresses):
             link = self.links.get(address)
-            if link and link.state is LinkState.DIALLING and link.expires is None:
+            if link and link.state in {LinkState.DIALLING, LinkState.ALIAS} and link.expires is None:
                 effects += self._forget(link)
         self.wanted = addresses - {self.me.address}
         for address in sorted(self.wanted):
@@ -57,7 +69,7 @@ class PeerTable:
         if teller is None or teller.hello.role is not Role.FRONTEND or not should_meet(self.me.role, message.role):
             return []
         try:
-            address = check_dialable(message.address)
+            address = check_dialable(message.address, self.reach)
             check_peer_id(message.peer)
         except AddressError as error:
             return [Refused(message.peer, f"introduced by {source}: {error}")]
@@ -75,16 +87,18 @@ class PeerTable:
         if hello.peer == self.me.peer and hello.incarnation == self.me.incarnation:
             return []
         try:
-            check_hello(hello)
+            check_hello(hello, self.reach)
         except AddressError as error:
             return self._note_refusal(hello, str(error))
         except IncompatiblePeer as error:
             return self._refuse(hello, str(error), now)
+        if hello.incarnation in self._past:
+            return self._note_refusal(hello, "a later start of it has taken its place")
         known = self.peers.get(hello.peer)
         if known and known.hello.incarnation == hello.incarnation:
             known.heard = now
             if hello.reply:
-                return []
+                return self._alias(hello)
             return [self._reply(known.hello), *self._tell_ready(known)]
         if known is None and len(self.peers) >= self.max_peers:
             return self._refuse(hello, f"{self.me.peer} has {self.max_peers} peers already", now)
@@ -136,7 +150,8 @@ class PeerTable:
         return [PeerReady(source, peer.hello.role, ready)]
 
     def goodbye(self, source: str, message: Goodbye, now: float) -> list[Effect]:
-        """A peer leaves on purpose."""
+        """A peer leaves on purpose, for good."""
+        self._end(self.peers[source].hello.incarnation)
         return self._down(self.peers[source], f"goodbye: {message.reason}", now)
 
     def connection(self, address: str, up: bool, now: float) -> list[Effect]:
@@ -148,6 +163,12 @@ class PeerTable:
             if peer.hello.address == address:
                 peer.lost = None if up else peer.lost or now
         return self._speak(now)
+
+    def failed(self, address: str, now: float) -> list[Effect]:
+        """What listens at an address does not take our key or is no peer: try again at leisure, with a new socket."""
+        if link := self.links.get(address):
+            link.next_try = now + FAILED_PAUSE
+        return [Close(address)]
 
     def set_ready(self, ready: Ready) -> list[Effect]:
         """We can take work: tell everybody, and everybody who comes later."""
@@ -175,14 +196,15 @@ class PeerTable:
                 effects += self._introduce_all(peer, both_ways=False)
         for link in list(self.links.values()):
             if link.expires is not None and now > link.expires and link.state is not LinkState.UP:
+                if link.state is LinkState.ANSWERING and link.hello and link.hello.dialled not in {"", link.address}:
+                    where = f"{link.hello.dialled}, but not at {link.address}, which it advertises"
+                    effects += self._note_refusal(link.hello, f"it can be reached at {where}")
                 effects += self._rest(link, now)
         return effects + self._speak(now)
 
     def deadline(self) -> float:
         """When the next Hello is due; infinity when none is."""
-        return min(
-            (link.next_try for link in self.links.values() if link.state is not LinkState.UP), default=float("inf")
-        )
+        return min((link.next_try for link in self.links.values() if link.state not in _QUIET), default=float("inf"))
 
     def leave(self, reason: str) -> list[Effect]:
         """Say Goodbye to everybody."""
@@ -195,30 +217,26 @@ class PeerTable:
         """The Hellos that are due."""
         effects: list[Effect] = []
         for link in self.links.values():
-            if link.state is LinkState.UP or link.next_try > now:
+            if link.state in _QUIET or link.next_try > now:
                 continue
             link.next_try = now + self.timing.interval
-            effects.append(self._reply(link.hello) if link.hello else Say(link.address, "", self.me))
+            first = msgspec.structs.replace(self.me, dialled=link.address)
+            effects.append(self._reply(link.hello) if link.hello else Say(link.address, "", first))
         return effects
 
     def _reply(self, hello: Hello) -> Say:
-        me = self.me
-        reply = Hello(
-            peer=me.peer,
-            incarnation=me.incarnation,
-            role=me.role,
-            address=me.address,
-            version=WIRE_VERSION,
-            features=me.features,
-            software=me.software,
-            reply=True,
-        )
+        reply = msgspec.structs.replace(self.me, reply=True, dialled=hello.dialled)
         return Say(hello.address, hello.incarnation, reply)
 
     def _up(self, link: Link, hello: Hello, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if old := self.peers.get(hello.peer):
             effects += self._down(old, "replaced by a new incarnation", now)
+        if (before := self._latest.get(hello.peer, hello.incarnation)) != hello.incarnation:
+            self._end(before)
+        if len(self._latest) >= 4 * self.max_peers:
+            self._latest = {peer: known.hello.incarnation for peer, known in self.peers.items()}
+        self._latest[hello.peer] = hello.incarnation
         link.state, link.hello, link.expires = LinkState.UP, hello, None
         peer = self.peers[hello.peer] = Peer(hello, now, frozenset(hello.features))
         effects.append(PeerUp(hello.peer, hello.role, hello.incarnation, hello.features))
@@ -228,7 +246,24 @@ class PeerTable:
         """Close and report; the address is dialled again while it is wanted."""
         hello = peer.hello
         del self.peers[hello.peer]
-        return [*self._rest(self.links[hello.address], now), PeerDown(hello.peer, hello.role, reason)]
+        effects = self._rest(self.links[hello.address], now)
+        for link in list(self.links.values()):
+            if link.state is LinkState.ALIAS and link.hello and link.hello.incarnation == hello.incarnation:
+                effects += self._rest(link, now)
+        return [*effects, PeerDown(hello.peer, hello.role, reason)]
+
+    def _alias(self, hello: Hello) -> list[Effect]:
+        """A peer that is up answered a Hello that we had sent to another address than its own: no more of those."""
+        link = self.links.get(hello.dialled)
+        if hello.dialled == hello.address or link is None or not link.greeted or link.state is not LinkState.DIALLING:
+            return []
+        link.state, link.hello, link.expires = LinkState.ALIAS, hello, None
+        return [Close(link.address)]
+
+    def _end(self, incarnation: str) -> None:
+        self._past[incarnation] = None
+        if len(self._past) > 4 * self.max_peers:
+            del self._past[next(iter(self._past))]
 
     def _vacate(self, address: str, now: float) -> list[Effect]:
         """Two processes cannot listen at one address: whoever was there before is gone."""

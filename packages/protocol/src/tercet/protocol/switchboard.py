@@ -8,21 +8,22 @@ from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
 from typing import NamedTuple, assert_never
 
+import msgspec
 import zmq
 
 from tercet.protocol.__about__ import __version__
-from tercet.protocol.channel import Bounds, Context, Inbox, Outbox
+from tercet.protocol.channel import Bounds, Connection, Context, Inbox, Outbox, Received
 from tercet.protocol.codec import Codec, Envelope, Frame, decode_envelope, encode, encode_envelope, tag_of
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.counters import Counters
-from tercet.protocol.endpoints import bind_address
+from tercet.protocol.endpoints import address_towards, bind_address
 from tercet.protocol.errors import AddressError, DecodeError, ProtocolError
 from tercet.protocol.events import Delivery, PeerDown, PeerInfo, PeerReady, PeerUp
 from tercet.protocol.links import Close, Effect, Refused, Say, Timing
 from tercet.protocol.messages import Goodbye, Heartbeat, Hello, Introduce, Message, Ready
 from tercet.protocol.peers import PeerTable
 from tercet.protocol.resolver import Resolver
-from tercet.protocol.values import WIRE_VERSION
+from tercet.protocol.values import WIRE_VERSION, Role
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,12 @@ class Switchboard:
         self._resolver = Resolver(config.specs)
         self._outboxes: dict[str, Outbox] = {}
         self._routes: dict[str, Route] = {}
-        self._sources: dict[bytes, str] = {}
+        self._sources: dict[tuple[Role | None, bytes], str] = {}
+        """Peers by the key they showed and the envelope they use."""
+        self._keys: dict[str, Role] = {}
+        """Whose key is expected at an address, from whoever told us of it."""
+        self._dialled: dict[str, Role | None] = {}
+        """The same for what the configuration says."""
         self._counters = Counters()
         self._next_beat = self._next_look = self._due = float("-inf")
         self._to_tell: Ready | None = None
@@ -99,7 +105,8 @@ class Switchboard:
         """What was sent, received, refused (`refused_full`, `_unknown`, `_unannounced`, `_oversized`) and dropped.
 
         `dropped_undecodable`: garbage, unknown tags, missing frames; `dropped_stale`: meant for an earlier start of
-        this process; `dropped_unknown`: from a process that is no peer.
+        this process; `dropped_unknown`: from a process that is no peer; `dropped_forbidden`: with another role's key
+        than the peer's. `turned_away`: connections without a key.
         """
         return self._counters.total(outbox.counters for outbox in list(self._outboxes.values()))
 
@@ -116,7 +123,8 @@ class Switchboard:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4 * config.max_peers + 64)
         try:
-            self.inbox = Inbox(self._context, bind_address(config.listen, config.peer, self.incarnation), self._bounds)
+            address = bind_address(config.listen, config.peer, self.incarnation, config.reach)
+            self.inbox = Inbox(self._context, address, self._bounds, config.security)
         except ProtocolError:
             self._context.term()
             self._context = None
@@ -130,18 +138,25 @@ class Switchboard:
             features=list(self._codec.tags),
             software=f"tercet-protocol {__version__}",
         )
-        self.table = PeerTable(me, Timing(config.heartbeat_interval, config.silence), config.max_peers)
+        self.table = PeerTable(me, Timing(config.heartbeat_interval, config.silence), config.max_peers, config.reach)
 
     def receive(self, limit: int) -> tuple[list[Delivery], bool]:
         """Take in at most `limit` messages. Says also whether there may be more."""
         deliveries: list[Delivery] = []
         now = self._clock()
+        self.admit()
         for _ in range(limit):
-            frames = self.inbox.receive()
-            if frames is None:
+            received = self.inbox.receive()
+            if received is None:
                 return deliveries, False
-            self._take(frames, now, deliveries)
+            self._take(received, now, deliveries)
         return deliveries, True
+
+    def admit(self) -> None:
+        """Let in those who have a key and wait outside."""
+        for _ in range(self.inbox.admit()):
+            self._counters.count("turned_away")
+            self._counters.complain("turned away a connection that shows no key of ours", self._clock())
 
     def tick(self) -> list[Delivery]:
         """Do what is due, if anything: look for peers, say Hello, notice who is gone, send heartbeats."""
@@ -154,12 +169,16 @@ class Switchboard:
             effects += self.table.set_ready(self._to_tell)
             self._to_tell = None
         if (addresses := self._resolver.poll(now)) is not None:
-            effects += self.table.want(addresses, now)
+            self._dialled = addresses
+            effects += self.table.want(set(addresses), now)
         if now >= self._next_look:
             self._next_look = now + MONITOR_INTERVAL
             for address, outbox in list(self._outboxes.items()):
-                if (change := outbox.connection_change()) is not None:
-                    effects += self.table.connection(address, change, now)
+                if (change := outbox.connection_change()) is Connection.FAILED:
+                    self._counters.complain(f"{address} does not take our key, or is no part of a server", now)
+                    effects += self.table.failed(address, now)
+                elif change is not None:
+                    effects += self.table.connection(address, change is Connection.UP, now)
         effects += self.table.tick(now)
         self._apply(effects, now, deliveries)
         self.beat()
@@ -193,52 +212,84 @@ class Switchboard:
 
     # Receiving.
 
-    def _take(self, frames: list[Frame], now: float, deliveries: list[Delivery]) -> None:
+    def _take(self, received: Received, now: float, deliveries: list[Delivery]) -> None:
+        key, frames = received
         try:
             if len(frames) < 2:
                 raise DecodeError(f"{len(frames)} frames instead of an envelope and a message")
-            source = self._sources.get(bytes(frames[0]))
+            source = self._sources.get((key, bytes(frames[0])))
             if source is None:
-                self._greet(decode_envelope(frames[0]), frames, now, deliveries)
+                self._greet(decode_envelope(frames[0]), received, now, deliveries)
                 return
             message = self._codec.decode(frames[1])
             self._counters.count("received")
             self.table.heard(source, now)
-            self._handle(source, message, frames, now, deliveries)
+            self._handle(source, message, received, now, deliveries)
         except DecodeError as error:
             self._counters.drop("dropped_undecodable", str(error), now)
 
-    def _greet(self, envelope: Envelope, frames: list[Frame], now: float, deliveries: list[Delivery]) -> None:
+    def _greet(self, envelope: Envelope, received: Received, now: float, deliveries: list[Delivery]) -> None:
         """An envelope not seen before: the first message of a peer, or of a process that is none."""
         if envelope.target and envelope.target != self.incarnation:
             self._counters.drop(
                 "dropped_stale", f"a message from {envelope.source} for an earlier start of this part", now
             )
             return
+        key, frames = received
         message = self._codec.decode(frames[1])
         known = self.table.peers.get(envelope.source)
         if known and envelope.target and known.hello.incarnation == envelope.incarnation:
-            self._sources[bytes(frames[0])] = envelope.source
-            self._take(frames, now, deliveries)
+            if self._forbidden(key, envelope.source, known.hello.role, now):
+                return
+            self._sources[key, bytes(frames[0])] = envelope.source
+            self._take(received, now, deliveries)
         elif isinstance(message, Hello):
             if (message.peer, message.incarnation) != (envelope.source, envelope.incarnation):
                 raise DecodeError(f"a Hello of {message.peer} in an envelope of {envelope.source}")
-            self._apply(self.table.hello(message, now), now, deliveries)
+            self._apply(self._meet(key, message, now), now, deliveries)
         elif isinstance(message, Goodbye) and envelope.target:
             logger.warning("%s turns us away: %s", envelope.source, message.reason)
         else:
             self._counters.drop("dropped_unknown", f"a message from {envelope.source}, which is no peer", now)
 
+    def _forbidden(self, key: Role | None, peer: str, role: Role, now: float) -> bool:
+        """Whether the sender's key is not that of the role it claims."""
+        security = self.config.security
+        if security is None or not self.config.guarded or security.may_claim(key, role):
+            return False
+        shown = key.value if key else "nobody"
+        self._counters.drop("dropped_forbidden", f"a message from {peer}: a {role.value} with the key of {shown}", now)
+        return True
+
+    def _meet(self, key: Role | None, hello: Hello, now: float) -> list[Effect]:
+        """A Hello, which is answered under the key that it came under."""
+        if self._forbidden(key, hello.peer, hello.role, now):
+            return []
+        role = key or hello.role
+        if (outbox := self._outboxes.get(hello.address)) and outbox.key not in {None, role}:
+            self._close(hello.address)
+        return self._expect(role, hello.address, self.table.hello(hello, now))
+
+    def _expect(self, role: Role, address: str, effects: list[Effect]) -> list[Effect]:
+        """Remember whose key is expected at an address, if there is to be a link to it."""
+        if address in self.table.links:
+            self._keys[address] = role
+        return effects
+
+    def _key_at(self, address: str) -> Role | None:
+        return self._keys.get(address) or self._dialled.get(address)
+
     def _handle(
-        self, source: str, message: Message, frames: list[Frame], now: float, deliveries: list[Delivery]
+        self, source: str, message: Message, received: Received, now: float, deliveries: list[Delivery]
     ) -> None:
         match message:
             case Hello():
                 if message.peer != source:
                     raise DecodeError(f"a Hello of {message.peer} in an envelope of {source}")
-                effects = self.table.hello(message, now)
+                effects = self._meet(received.role, message, now)
             case Introduce():
-                effects = self.table.introduce(source, message, now)
+                key = self._key_at(message.address) or message.role
+                effects = self._expect(key, message.address, self.table.introduce(source, message, now))
             case Ready():
                 effects = self.table.peer_ready(source, message)
             case Goodbye():
@@ -248,7 +299,7 @@ class Switchboard:
                     if reply := answer(source, message):
                         self.send(source, *reply)
                 else:
-                    deliveries.append(Delivery(source, message, tuple(map(memoryview, frames[2:]))))
+                    deliveries.append(Delivery(source, message, tuple(map(memoryview, received.frames[2:]))))
                 return
         self._apply(effects, now, deliveries)
 
@@ -264,6 +315,8 @@ class Switchboard:
                     todo.extendleft(reversed(self.table.said(say, self._say(say), now)))
                 case Close(address):
                     self._close(address)
+                    if address not in self.table.links:
+                        self._keys.pop(address, None)
                 case Refused(peer, reason):
                     logger.error("%s is refused: %s", peer, reason)
                 case PeerUp(peer=peer, features=features) as event:
@@ -281,12 +334,16 @@ class Switchboard:
                     assert_never(other)
 
     def _say(self, say: Say) -> bool:
+        message = say.message
         try:
+            if isinstance(message, Hello) and not self.config.advertise:
+                here = address_towards(say.address, self.inbox.address)
+                message = msgspec.structs.replace(message, address=here)
             outbox = self._outbox(say.address)
         except (AddressError, zmq.ZMQError) as error:
             self._counters.complain(f"cannot dial {say.address}: {error}", self._clock())
             return False
-        return outbox.send([self._envelope(say.target), encode(say.message)])
+        return outbox.send([self._envelope(say.target), encode(message)])
 
     def _envelope(self, target: str) -> bytes:
         return encode_envelope(Envelope(source=self.config.peer, incarnation=self.incarnation, target=target))
@@ -294,7 +351,8 @@ class Switchboard:
     def _outbox(self, address: str) -> Outbox:
         if address not in self._outboxes:
             assert self._context is not None
-            self._outboxes[address] = Outbox(self._context, address, self._bounds)
+            key = self._key_at(address)
+            self._outboxes[address] = Outbox(self._context, address, self._bounds, self.config.security, key)
         return self._outboxes[address]
 
     def _close(self, address: str, linger: float = 0) -> None:

@@ -1,0 +1,75 @@
+"""Asks a part whether it lives and whether it can take work, as a peer that looks on: what health checks run."""
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tercet.protocol.config import Dial, NodeConfig
+from tercet.protocol.endpoints import Ipc, Tcp, address_towards, parse
+from tercet.protocol.messages import Heartbeat, SupervisorInbox
+from tercet.protocol.node import PeerReady, ThreadNode
+from tercet.protocol.security import Security
+from tercet.protocol.values import Phase, Role
+
+INTERVAL = 0.1
+"""Seconds between heartbeats of the probe itself."""
+
+
+def probe(
+    address: str,
+    role: Role,
+    security: Security | None = None,
+    *,
+    live: bool = False,
+    timeout: float = 2.0,
+    insecure_loopback: bool = False,
+) -> bool:
+    """Whether the part of that role at `address` is ready and does not drain; with `live`, whether it speaks at all.
+
+    `address` is what the part was told to listen on: for an ipc:// directory, any part of the role in it will do.
+    `security` may be the part's own keys. Raises AddressError for what could never be dialled.
+    """
+    target = parse(address)
+    if isinstance(target, Ipc) and not target.is_pattern and not target.path.endswith(".ipc"):
+        address = f"ipc://{target.path.rstrip('/')}/{role.value}-*"
+    elif isinstance(target, Tcp) and target.is_wildcard:
+        address = str(Tcp("::1" if ":" in target.host else "127.0.0.1", target.port))
+    with _node(Dial(role, address), security, insecure_loopback=insecure_loopback) as node:
+        ready, taking, end = False, False, time.monotonic() + timeout
+        while (left := end - time.monotonic()) > 0:
+            for delivery in node.drain(left):
+                ready |= isinstance(delivery.message, PeerReady)
+                if isinstance(delivery.message, Heartbeat):
+                    taking = delivery.message.phase is not Phase.DRAINING
+                    if live:
+                        return True
+            if ready and taking:
+                return not live
+        return False
+
+
+@contextlib.contextmanager
+def _node(dial: Dial, security: Security | None, *, insecure_loopback: bool) -> Iterator[ThreadNode]:
+    """A peer for a moment, with an inbox that the part can reach."""
+    with tempfile.TemporaryDirectory(prefix="tercet-probe-") as directory:
+        listen = f"ipc://{Path(directory)}"
+        if isinstance(parse(dial.spec), Tcp):
+            listen = address_towards(dial.spec, "tcp://0.0.0.0:0")
+        config = NodeConfig(
+            Role.SUPERVISOR,
+            f"probe-{os.urandom(8).hex()}",
+            listen,
+            connect=(dial,),
+            heartbeat_interval=INTERVAL,
+            security=security,
+            insecure_loopback=insecure_loopback,
+        )
+        node = ThreadNode(config, SupervisorInbox, lambda _: Heartbeat(phase=Phase.IDLE))
+        node.start()
+        try:
+            yield node
+        finally:
+            node.close("the probe is over")
