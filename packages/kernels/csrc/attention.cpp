@@ -3,66 +3,33 @@
 // The query heads that share a key-value head, of one new token or of a few, are the rows of a small matrix, so that
 // each key and value is read from the cache once for all of them. For each block of keys:
 //
-//     gather the keys as floats, transposed     keys   [head_dim][64]
-//     scores = queries @ keys                   scores [queries][64]      scale, soft cap, mask
+//     lay the keys out as panels                the layout of weights, see format.h: 4 panels of 16 keys
+//     scores = queries @ keys                   [queries][64], then scale, soft cap, mask
 //     p = exp(scores - the largest so far)      what was summed before is scaled to the new largest
-//     gather the values as floats               values [64][head_dim]
+//     lay the values out as panels              16 elements of head_dim each, 64 keys deep
 //     sums += p @ values
 //
 // Blocks begin at multiples of 64 of a row's own positions and are summed up in spans of 256, which are then merged in
-// order. A span can be computed anywhere: so one long row keeps every core busy. And a token's result is the same to
-// the bit in every batch, in every chunking of its prompt, and on any number of threads.
+// order. A span can be computed anywhere: so one long row keeps every core busy. And in float32 a token's result is the
+// same to the bit in every batch, in every chunking of its prompt, and on any number of threads.
 #include "attention.h"
 
 #include <algorithm>
 #include <vector>
 
+#include "buffer.h"
 #include "linear.h"
 #include "pool.h"
-#include "vec.h"
+#include "product.h"
 
 namespace {
 
-constexpr int64_t BLOCK = 64;   // keys at a time
-constexpr int64_t SPAN = 256;   // keys that are summed up before they are merged with others
-constexpr int64_t QUERIES = 32; // rows of the small matrix, unless one token has more query heads to a kv head
-constexpr int64_t WIDE = 4;     // vectors side by side in `multiply_add`
-constexpr int TALL = LANES == 16 ? 6 : 3;  // and rows: as many as registers hold
+constexpr int64_t BLOCK = 64;    // keys at a time
+constexpr int64_t SPAN = 256;    // keys that are summed up before they are merged with others
+constexpr int64_t QUERIES = 32;  // rows of the small matrix, unless one token has more query heads to a kv head
 constexpr float NONE = -INFINITY;
 
-// c [rows][n] += a [rows][depth] @ b [depth][n] for ROWS rows and n = VECTORS * LANES columns.
-template <int ROWS, int VECTORS>
-void multiply_add_block(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t depth) {
-    F32 sums[ROWS][VECTORS];
-    for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < VECTORS; j++) sums[i][j] = load(c + i * ldc + j * LANES);
-    for (int64_t d = 0; d < depth; d++)
-        for (int j = 0; j < VECTORS; j++) {
-            F32 column = load(b + d * ldb + j * LANES);
-            for (int i = 0; i < ROWS; i++) sums[i][j] = column * a[i * lda + d] + sums[i][j];
-        }
-    for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < VECTORS; j++) store(c + i * ldc + j * LANES, sums[i][j]);
-}
-
-template <int VECTORS>
-void multiply_add_columns(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows,
-                          int64_t depth) {
-    int64_t i = 0;
-    for (; i + TALL <= rows; i += TALL)
-        multiply_add_block<TALL, VECTORS>(a + i * lda, lda, b, ldb, c + i * ldc, ldc, depth);
-    for (; i < rows; i++) multiply_add_block<1, VECTORS>(a + i * lda, lda, b, ldb, c + i * ldc, ldc, depth);
-}
-
-void multiply_add(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows,
-                  int64_t depth, int64_t n) {
-    int64_t j = 0;
-    for (; j + WIDE * LANES <= n; j += WIDE * LANES)
-        multiply_add_columns<WIDE>(a, lda, b + j, ldb, c + j, ldc, rows, depth);
-    for (; j < n; j += LANES) multiply_add_columns<1>(a, lda, b + j, ldb, c + j, ldc, rows, depth);
-}
-
-// One row's part of a cache, and which positions of it.
+// One row's part of a cache.
 template <class T>
 struct Pages {
     const Cache& cache;
@@ -75,34 +42,70 @@ struct Pages {
     }
 };
 
-// Keys at positions [first, last) of a block into columns of out [width][64]; other columns become 0.
+// LANES words of 4 bytes of an array of n elements, from element i on; zero past the end.
 template <class T>
-void gather_transposed(const Pages<T>& pages, int64_t begin, int64_t first, int64_t last, int64_t width, float* out) {
-    int64_t head_dim = pages.cache.head_dim;
+inline F32 load_words(const T* p, int64_t i, int64_t n) {
+    F32 words = {};
+    int64_t bytes = std::min<int64_t>((n - i) * int64_t(sizeof(T)), sizeof words);
+    if (bytes == sizeof words)
+        std::memcpy(&words, p + i, sizeof words);
+    else if (bytes > 0)
+        std::memcpy(&words, p + i, size_t(bytes));
+    return words;
+}
+
+// Keys at positions [first, last) of the block at `begin`, as panels with a key in each column; other columns are 0.
+template <class Format, class T = typename Format::Element>
+void lay_out_keys(const Pages<T>& pages, int64_t begin, int64_t first, int64_t last, char* out) {
+    int64_t n = pages.cache.head_dim, rows = panel_rows<Format>(n);
     for (int64_t column = 0; column < BLOCK; column += LANES) {
+        char* panel = out + column / PANEL * rows * ROW_BYTES + column % PANEL * 4;
         const T* keys[LANES];
         for (int64_t i = 0; i < LANES; i++) {
             int64_t position = begin + column + i;
             keys[i] = position >= first && position < last ? pages.at(pages.cache.k, position) : nullptr;
         }
-        for (int64_t d = 0; d < width; d += LANES) {
-            int64_t count = std::min<int64_t>(head_dim - d, LANES);
+        for (int64_t row = 0; row < rows; row += LANES) {
             F32 square[LANES];
-            for (int64_t i = 0; i < LANES; i++) square[i] = keys[i] ? load_first(keys[i] + d, count) : F32{};
+            for (int64_t i = 0; i < LANES; i++)
+                square[i] = keys[i] ? load_words(keys[i], row * Format::GROUP, n) : F32{};
             transpose(square);
-            for (int64_t i = 0; i < LANES; i++) store(out + (d + i) * BLOCK + column, square[i]);
+            for (int64_t i = 0; i < LANES; i++) std::memcpy(panel + (row + i) * ROW_BYTES, &square[i], sizeof(F32));
         }
     }
 }
 
-// Values at positions [first, last) as rows of out [last - first][width].
-template <class T>
-void gather(const Pages<T>& pages, int64_t first, int64_t last, int64_t width, float* out) {
-    int64_t head_dim = pages.cache.head_dim;
-    for (int64_t position = first; position < last; position++, out += width) {
-        const T* value = pages.at(pages.cache.v, position);
-        for (int64_t d = 0; d < width; d += LANES)
-            store(out + d, load_first(value + d, std::min<int64_t>(head_dim - d, LANES)));
+inline F32 value_words(const float* const* values, int64_t d, int64_t n) {
+    return values[0] ? load_words(values[0], d, n) : F32{};
+}
+
+inline F32 value_words(const Bf16* const* values, int64_t d, int64_t n) {  // of two keys, side by side
+    U32 words = {};
+    for (int i = 0; i < 2; i++) {
+        U16 half = {};
+        if (values[i] && n - d >= LANES)
+            std::memcpy(&half, values[i] + d, sizeof half);
+        else if (values[i] && n > d)
+            std::memcpy(&half, values[i] + d, size_t(n - d) * 2);
+        words |= __builtin_convertvector(half, U32) << (16 * i);
+    }
+    return bit_cast<F32>(words);
+}
+
+// Values of the same keys as panels with an element of head_dim in each column; what belongs to no key is 0.
+template <class Format, class T = typename Format::Element>
+void lay_out_values(const Pages<T>& pages, int64_t begin, int64_t first, int64_t last, char* out) {
+    int64_t n = pages.cache.head_dim, rows = BLOCK / Format::GROUP;
+    for (int64_t row = 0; row < rows; row++) {
+        const T* values[Format::GROUP];
+        for (int64_t i = 0; i < Format::GROUP; i++) {
+            int64_t position = begin + row * Format::GROUP + i;
+            values[i] = position >= first && position < last ? pages.at(pages.cache.v, position) : nullptr;
+        }
+        for (int64_t d = 0; d < round_up(n, PANEL); d += LANES) {
+            F32 words = value_words(values, d, n);
+            std::memcpy(out + (d / PANEL * rows + row) * ROW_BYTES + d % PANEL * 4, &words, sizeof words);
+        }
     }
 }
 
@@ -149,16 +152,15 @@ class Attention {
     Attention(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
               int64_t heads, float* out, int64_t out_stride)
         : q_(q), q_stride_(q_stride), cache_(cache), rows_(rows), scoring_(scoring), out_(out), out_stride_(out_stride),
-          group_(heads / cache.kv_heads), width_((cache.head_dim + LANES - 1) / LANES * LANES),
+          group_(heads / cache.kv_heads), width_(round_up(cache.head_dim, PANEL)),
           block_tokens_(std::max<int64_t>(1, QUERIES / group_)), queries_(block_tokens_ * group_) {}
 
     void run() {
         plan();
-        static thread_local std::vector<float> partial;  // the caller's
-        partial.resize(size_t(kept_ * kept_size()));
-        float* kept = partial.data();
+        static thread_local Buffer buffer;  // the caller's
+        float* kept = buffer.floats(kept_ * sums_size());
         pool::run(int64_t(items_.size()), [&](int64_t i) {
-            cache_.format == FLOAT32 ? compute<float>(items_[size_t(i)], kept) : compute<Bf16>(items_[size_t(i)], kept);
+            cache_.format == FLOAT32 ? compute<Floats>(items_[size_t(i)], kept) : compute<Bfloats>(items_[size_t(i)], kept);
         });
         pool::run_pieces(int64_t(merges_.size()), 4, [&](int64_t from, int64_t to) {
             for (int64_t i = from; i < to; i++) merge_spans(merges_[size_t(i)], kept);
@@ -194,53 +196,92 @@ class Attention {
         std::stable_sort(items_.begin(), items_.end(), longer);
     }
 
-    int64_t sums_size() const { return queries_ * (width_ + 2); }
-    int64_t kept_size() const { return sums_size(); }
+    int64_t sums_size() const { return round_up(queries_ * (width_ + 2), PANEL); }
 
     Sums sums_at(float* memory) const {
         return {memory, memory + queries_ * width_, memory + queries_ * (width_ + 1)};
     }
 
-    template <class T>
+    // Where an item is computed: a thread's own memory.
+    template <class Format>
+    struct Workplace {
+        typename Format::Element* queries;  // [queries][stride]
+        char *keys, *values;                // panels
+        float* scores;                      // [queries][64]
+        typename Format::Element* weights;  // [queries][64]
+        float* product;                     // [queries][width]
+        Sums total, part;
+        amx::Tiles tiles;
+    };
+
+    template <class Format>
     void compute(const Item& item, float* kept) const {
-        static thread_local std::vector<float> scratch;
-        scratch.resize(size_t(queries_ * width_ + 2 * BLOCK * width_ + queries_ * BLOCK + 2 * sums_size()));
-        float* queries = scratch.data();
-        float* work = queries + queries_ * width_;
-        float* memory = work + 2 * BLOCK * width_ + queries_ * BLOCK;
-        Sums total = sums_at(memory), part = item.kept < 0 ? sums_at(memory + sums_size()) : sums_at(kept + item.kept * kept_size());
+        using Element = typename Format::Element;
+        static thread_local Buffer buffer;
+        int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES, stride = key_bytes / PANEL;
+        int64_t value_bytes = BLOCK * width_ * int64_t(sizeof(Element)), size = int64_t(sizeof(Element)) * BLOCK;
+        char* memory = buffer.bytes(queries_ * (stride + size + 4 * BLOCK + 4 * width_) + 8 * sums_size() +
+                                    4 * key_bytes + value_bytes);
+        auto take = [&](int64_t bytes) { return (memory += bytes) - bytes; };
+        Workplace<Format> place;
+        place.keys = take(4 * key_bytes);
+        place.values = take(value_bytes);
+        place.queries = reinterpret_cast<Element*>(take(queries_ * stride));
+        place.scores = reinterpret_cast<float*>(take(queries_ * 4 * BLOCK));
+        place.weights = reinterpret_cast<Element*>(take(queries_ * size));
+        place.product = reinterpret_cast<float*>(take(queries_ * 4 * width_));
+        place.total = sums_at(reinterpret_cast<float*>(take(4 * sums_size())));
+        place.part = sums_at(item.kept < 0 ? reinterpret_cast<float*>(memory) : kept + item.kept * sums_size());
         int64_t count = item.tokens * group_;
-        read_queries(item, queries);
-        total.clear(count, width_);
+        read_queries(item, place.queries, stride / int64_t(sizeof(Element)));
+        place.total.clear(count, width_);
         for (int64_t span = item.first_span; span < item.last_span; span++) {
-            part.clear(count, width_);
+            place.part.clear(count, width_);
             for (int64_t begin = span * SPAN; begin < (span + 1) * SPAN; begin += BLOCK)
-                add_block<T>(item, queries, begin, part, work);
-            if (item.kept < 0) merge(total, part, count, width_);
+                add_block<Format>(item, begin, place);
+            if (item.kept < 0) merge(place.total, place.part, count, width_);
         }
-        if (item.kept < 0) write(item, total);
+        if (item.kept < 0) write(item, place.total);
     }
 
-    // Adds the block of keys at `begin` to `sums`.
-    template <class T>
-    void add_block(const Item& item, const float* queries, int64_t begin, const Sums& sums, float* work) const {
-        float *keys = work, *values = keys + BLOCK * width_, *scores = values + BLOCK * width_;
-        int64_t position = position_of(item);
+    // Adds the block of keys at `begin` to `place.part`.
+    template <class Format>
+    void add_block(const Item& item, int64_t begin, Workplace<Format>& place) const {
+        int64_t position = position_of(item), count = item.tokens * group_;
         int64_t first = std::max(begin, scoring_.window ? position - scoring_.window + 1 : 0);
         int64_t last = std::min(begin + BLOCK, position + item.tokens);
         if (first >= last) return;
-        Pages<T> pages = {cache_, rows_.page_table + item.row * rows_.page_stride, item.head};
-        int64_t count = item.tokens * group_;
-        gather_transposed(pages, begin, first, last, width_, keys);
-        std::fill(scores, scores + count * BLOCK, 0.0f);
-        multiply_add(queries, width_, keys, BLOCK, scores, BLOCK, count, cache_.head_dim, BLOCK);
-        for (int64_t i = 0; i < count; i++) weigh(scores + i * BLOCK, i, begin, position + i / group_, sums);
-        gather(pages, first, last, width_, values);
-        multiply_add(scores + (first - begin), BLOCK, values, width_, sums.values, width_, count, last - first, width_);
+        Pages<typename Format::Element> pages = {cache_, rows_.page_table + item.row * rows_.page_stride, item.head};
+        int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES;
+        lay_out_keys<Format>(pages, begin, first, last, place.keys);
+        multiply<Format>(place, reinterpret_cast<char*>(place.queries), key_bytes / PANEL, count, place.keys, key_bytes,
+                         BLOCK, place.scores);
+        for (int64_t i = 0; i < count; i++)
+            weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
+        lay_out_values<Format>(pages, begin, first, last, place.values);
+        multiply<Format>(place, reinterpret_cast<char*>(place.weights), BLOCK * int64_t(sizeof(typename Format::Element)),
+                         count, place.values, BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
+        for (int64_t i = 0; i < count * width_; i += LANES)
+            store(place.part.values + i, load(place.part.values + i) + load(place.product + i));
+    }
+
+    // out [rows][columns] = x [rows] @ panels.
+    template <class Format>
+    void multiply(Workplace<Format>& place, const char* x, int64_t stride, int64_t rows, const char* panels,
+                  int64_t panel_bytes, int64_t columns, float* out) const {
+        for (int64_t row = 0; row < rows; row += QUERIES)
+            for (int64_t column = 0; column < columns; column += 4 * PANEL) {
+                int width = int(std::min<int64_t>((columns - column) / PANEL, 4));
+                auto* sums = reinterpret_cast<F32*>(out + row * columns + column);
+                product::multiply<Format>(place.tiles, true, x + row * stride, stride, int(std::min(rows - row, QUERIES)),
+                                          panels + column / PANEL * panel_bytes, panel_bytes, width, sums,
+                                          columns / LANES);
+            }
     }
 
     // Turns the scores of query i, at `position`, into weights, and scales its sums to the new largest score.
-    void weigh(float* scores, int64_t i, int64_t begin, int64_t position, const Sums& sums) const {
+    template <class T>
+    void weigh(float* scores, int64_t i, int64_t begin, int64_t position, const Sums& sums, T* weights) const {
         int64_t last = position + 1 - begin, first = scoring_.window ? last - scoring_.window : 0;
         F32 most = broadcast(sums.most[i]), total = {};
         for (int64_t at = 0; at < BLOCK; at += LANES) {
@@ -255,7 +296,7 @@ class Attention {
         float largest = max(most), base = largest == NONE ? 0.0f : largest;
         for (int64_t at = 0; at < BLOCK; at += LANES) {
             F32 weight = exp(load(scores + at) - base);
-            store(scores + at, weight);
+            store(weights + at, weight);
             total = total + weight;
         }
         float factor = exp_one(sums.most[i] - base);
@@ -269,22 +310,25 @@ class Attention {
         return rows_.kv_lens[item.row] - (rows_.query_start[item.row + 1] - item.first_token);
     }
 
-    void read_queries(const Item& item, float* queries) const {
+    // Queries, scaled, in rows of `stride` elements that are zero past head_dim.
+    template <class T>
+    void read_queries(const Item& item, T* queries, int64_t stride) const {
         for (int64_t i = 0; i < item.tokens * group_; i++) {
             const float* from = q_ + (item.first_token + i / group_) * q_stride_ +
                                 (item.head * group_ + i % group_) * cache_.head_dim;
-            for (int64_t d = 0; d < cache_.head_dim; d++) queries[i * width_ + d] = from[d] * scoring_.scale;
+            T* row = queries + i * stride;
+            over(cache_.head_dim, [&](int64_t d, auto get, auto put) { put(row + d, get(from + d) * scoring_.scale); });
+            std::memset(static_cast<void*>(row + cache_.head_dim), 0, size_t(stride - cache_.head_dim) * sizeof(T));
         }
     }
 
     void merge_spans(const Item& item, float* kept) const {
-        static thread_local std::vector<float> scratch;
-        scratch.resize(size_t(sums_size()));
-        Sums total = sums_at(scratch.data());
+        static thread_local Buffer buffer;
+        Sums total = sums_at(buffer.floats(sums_size()));
         int64_t count = item.tokens * group_;
         total.clear(count, width_);
         for (int64_t span = 0; span < item.last_span - item.first_span; span++)
-            merge(total, sums_at(kept + (item.kept + span) * kept_size()), count, width_);
+            merge(total, sums_at(kept + (item.kept + span) * sums_size()), count, width_);
         write(item, total);
     }
 

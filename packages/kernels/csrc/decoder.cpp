@@ -1,8 +1,6 @@
 #include "decoder.h"
 
-#include <cstdlib>
-#include <new>
-
+#include "buffer.h"
 #include "format.h"
 #include "pool.h"
 #include "rows.h"
@@ -10,28 +8,6 @@
 namespace {
 
 constexpr int64_t GRAIN = 1 << 14;  // elements of simple work that are worth another thread
-
-// Memory that is kept from step to step and only grows.
-class Buffer {
-  public:
-    ~Buffer() { std::free(memory_); }
-
-    char* bytes(int64_t size) {
-        if (size > size_) {
-            std::free(memory_);
-            size_ = round_up(size, 4096);
-            memory_ = static_cast<char*>(std::aligned_alloc(4096, size_t(size_)));
-            if (!memory_) throw std::bad_alloc();
-        }
-        return memory_;
-    }
-
-    float* floats(int64_t count) { return reinterpret_cast<float*>(bytes(4 * count)); }
-
-  private:
-    char* memory_ = nullptr;
-    int64_t size_ = 0;
-};
 
 // The activations of a step. A thread that runs models keeps one.
 struct Workspace {

@@ -1,33 +1,16 @@
 #include "linear.h"
 
-#include "amx.h"
-#include "format.h"
+#include <algorithm>
+
 #include "pool.h"
+#include "product.h"
 
 namespace {
 
 constexpr int64_t CHUNK_BYTES = 1 << 20;  // inputs that stay in a core's second-level cache while weights pass by
 constexpr int64_t GRAIN_BYTES = 1 << 16;  // weights that are worth a task of their own
-constexpr int64_t AHEAD = 1024;           // bytes of weights to prefetch ahead
-
-// Products of ROWS inputs with WIDTH panels, in registers: out [ROWS][WIDTH * 16]. The order of additions is that of k,
-// whatever the block, so that a row's result does not depend on the rows beside it.
-template <class Format, int ROWS, int WIDTH>
-void multiply_block(const char* x, int64_t stride, const char* panels, int64_t panel_bytes, typename Format::Sums* out) {
-    typename Format::Sums sums[ROWS][WIDTH][PARTS] = {};
-    for (int64_t at = 0, group = 0; at < panel_bytes; at += ROW_BYTES, group++) {
-        uint32_t words[ROWS];
-        for (int row = 0; row < ROWS; row++) std::memcpy(&words[row], x + row * stride + 4 * group, 4);
-        for (int panel = 0; panel < WIDTH; panel++) {
-            const char* weights = panels + panel * panel_bytes + at;
-            __builtin_prefetch(weights + AHEAD);
-            for (int part = 0; part < PARTS; part++)
-                for (int row = 0; row < ROWS; row++)
-                    sums[row][panel][part] = Format::dot(sums[row][panel][part], words[row], weights + part * 4 * LANES);
-        }
-    }
-    std::memcpy(out, sums, sizeof sums);
-}
+constexpr int64_t ROWS = 32;              // inputs at a time
+constexpr int64_t FEW_ROWS = 4;           // so few are faster by dot products than on tiles; measured
 
 inline F32 as_floats(F32 x) { return x; }
 inline F32 as_floats(I32 x) { return __builtin_convertvector(x, F32); }
@@ -73,56 +56,24 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
     }
 }
 
-template <class Format, int ROWS, int WIDTH>
-void block(const Linear& linear, const Operand& x, int64_t m, int64_t panel, const Output& output) {
-    typename Format::Sums sums[ROWS][WIDTH * PARTS];
-    int64_t bytes = panel_rows<Format>(linear.k) * ROW_BYTES;
-    multiply_block<Format, ROWS, WIDTH>(x.rows + m * x.stride, x.stride, linear.panels + panel * bytes, bytes, sums[0]);
-    for (int row = 0; row < ROWS; row++) finish_row<Format>(linear, x, m + row, panel, WIDTH, sums[row], output);
-}
-
-// Rows [first, last) of the input times WIDTH panels.
-template <class Format, int WIDTH>
-void strip(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, const Output& output) {
-    constexpr int MOST = LANES == 16 ? (WIDTH == 4 ? 4 : 8) : LANES == 8 ? 4 : 2;
-    int64_t m = first;
-    for (; m + MOST <= last; m += MOST) block<Format, MOST, WIDTH>(linear, x, m, panel, output);
-    if constexpr (MOST > 4)
-        if (m + 4 <= last) block<Format, 4, WIDTH>(linear, x, m, panel, output), m += 4;
-    if constexpr (MOST > 2)
-        if (m + 2 <= last) block<Format, 2, WIDTH>(linear, x, m, panel, output), m += 2;
-    if (m < last) block<Format, 1, WIDTH>(linear, x, m, panel, output);
-}
-
-// Two panels by up to 32 rows a time, on the tile unit.
+// Rows [first, last) of the input times panels [panel, end).
 template <class Format>
-void tile_strip(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int width,
-                const Output& output) {
-    typename Format::Sums sums[32][2 * PARTS];
+void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
+                   const Output& output) {
+    amx::Tiles tiles;
+    typename Format::Sums sums[ROWS][4 * PARTS];
+    bool few = last - first <= FEW_ROWS;
     int64_t bytes = panel_rows<Format>(linear.k) * ROW_BYTES;
-    for (int64_t m = first; m < last; m += 32) {
-        int rows = int(last - m < 32 ? last - m : 32);
-        amx::multiply<Format>(x.rows + m * x.stride, x.stride, rows, linear.panels + panel * bytes, bytes, width,
-                              sums[0]);
-        for (int row = 0; row < rows; row++) finish_row<Format>(linear, x, m + row, panel, width, sums[row], output);
-    }
-}
-
-template <class Format>
-void panels_of(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
-               const Output& output) {
-    if constexpr (Format::GROUP > 1 && amx::usable()) {
-        if (last - first >= amx::FEWEST_ROWS) {
-            amx::Session session;
-            for (; panel < end; panel += 2)
-                tile_strip<Format>(linear, x, first, last, panel, end - panel < 2 ? 1 : 2, output);
-            return;
+    for (int width; panel < end; panel += width) {
+        width = int(std::min<int64_t>(end - panel, few ? 4 : 2));
+        if (width == 3) width = 2;
+        for (int64_t m = first; m < last; m += ROWS) {
+            int rows = int(std::min(last - m, ROWS));
+            product::multiply<Format>(tiles, !few, x.rows + m * x.stride, x.stride, rows, linear.panels + panel * bytes,
+                                      bytes, width, sums[0], 4 * PARTS);
+            for (int row = 0; row < rows; row++) finish_row<Format>(linear, x, m + row, panel, width, sums[row], output);
         }
     }
-    if (last - first <= 4)
-        for (; panel + 4 <= end; panel += 4) strip<Format, 4>(linear, x, first, last, panel, output);
-    for (; panel + 2 <= end; panel += 2) strip<Format, 2>(linear, x, first, last, panel, output);
-    if (panel < end) strip<Format, 1>(linear, x, first, last, panel, output);
 }
 
 template <class Format>
@@ -130,13 +81,13 @@ void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Outpu
     int64_t halves = output.mode == Output::GATE ? 2 : 1;  // each of which has whole panels
     int64_t panels = halves * round_up(linear.n / halves, PANEL) / PANEL;
     int64_t pairs = (panels + 1) / 2, pair_bytes = 2 * panel_rows<Format>(linear.k) * ROW_BYTES;
-    int64_t chunk = round_up(CHUNK_BYTES / x.stride, 32);
+    int64_t chunk = round_up(CHUNK_BYTES / x.stride, ROWS);
     int64_t grain = round_up(GRAIN_BYTES, pair_bytes) / pair_bytes;
     for (int64_t first = 0; first < m; first += chunk) {
         int64_t last = first + chunk < m ? first + chunk : m;
         pool::run_pieces(pairs, grain, [&](int64_t from, int64_t to) {
             int64_t end = 2 * to < panels ? 2 * to : panels;
-            panels_of<Format>(linear, x, first, last, 2 * from, end, output);
+            multiply_part<Format>(linear, x, first, last, 2 * from, end, output);
         });
     }
 }
