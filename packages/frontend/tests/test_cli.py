@@ -170,6 +170,22 @@ def test_every_option_has_its_line_of_help(capsys: pytest.CaptureFixture[str]) -
     assert "Tokens in one page of the KV cache." in text
 
 
+def test_keys_are_made_once_and_replaced_only_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "keys"
+
+    def secret() -> bytes:
+        return (directory / "scheduler" / "secret").read_bytes()
+
+    assert cli.main(["keys", str(directory)]) == 0
+    first = secret()
+    assert cli.main(["keys", str(directory), "--if-missing"]) == 0
+    assert cli.main(["keys", str(directory)]) == 2
+    assert str(directory) in capsys.readouterr().err
+    assert secret() == first
+    assert cli.main(["keys", str(directory), "--force"]) == 0
+    assert secret() != first
+
+
 def test_the_command_line_needs_nothing_heavy() -> None:
     code = "import sys, tercet.frontend.cli; print(*sorted(sys.modules))"
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout

@@ -95,6 +95,26 @@ def chat(
 
 
 @app.command
+def keys(
+    directory: Annotated[Path, Parameter(help="A folder for each role is made in it.")],
+    *,
+    if_missing: Annotated[bool, Parameter(help="Leave a whole set of keys as it is.", negative="")] = False,
+    force: Annotated[bool, Parameter(help="Put new keys in the place of others.", negative="")] = False,
+) -> int:
+    """Make the keys that parts meet under on tcp://. Each part gets the folder of its role, and no other."""
+    from tercet.protocol.errors import KeysError
+    from tercet.protocol.keys import have_keys, write_keys
+
+    try:
+        if not (if_missing and have_keys(directory)):
+            write_keys(directory, force=force)
+    except KeysError as error:
+        print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+@app.command
 def version() -> int:
     """Print the version."""
     print(__version__)  # noqa: T201
