@@ -28,7 +28,7 @@ def test_options_that_cannot_work_are_refused_in_one_line(
 
 def test_every_option_of_the_configuration_can_be_given() -> None:
     fields = DetokenizerConfig.__dataclass_fields__
-    _, bound, _ = app.parse_args([word for name in fields for word in (f"--{name.replace('_', '-')}", SAMPLES[name])])
+    _, bound, _ = app.parse_args([f"--{name.replace('_', '-')}={SAMPLES[name]}" for name in fields])
     config = bound.arguments["config"]
     assert {name: str(getattr(config, name)) for name in fields} == SAMPLES
     assert len(fields) <= 15
@@ -38,6 +38,8 @@ SAMPLES = {
     "peer": "d7",
     "listen": "ipc:///run/x",
     "advertise": "tcp://127.0.0.1:9",
+    "keys": "/run/keys",
+    "insecure_loopback": "True",
     "supervisor": "ipc:///run/s",
     "parent_fd": "5",
     "log_level": "debug",

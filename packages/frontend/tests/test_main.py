@@ -175,7 +175,7 @@ def test_a_process_serves_and_ends_with_its_parent(peers: Peers) -> None:
     ["--listen=nonsense", "--host=256.0.0.1", "--api-key-file=/nowhere", "--recovery-timeout=soon", "--nonsense"],
 )
 def test_options_that_cannot_work_end_the_process_with_2(wrong: str) -> None:
-    command = [sys.executable, "-m", "tercet.frontend", "--port=0", wrong]
+    command = [sys.executable, "-m", "tercet.frontend", "--port=0", "--insecure-loopback", wrong]
     ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert wrong.partition("=")[2].encode() in ended.stderr

@@ -82,6 +82,8 @@ SAMPLES: dict[type, dict[str, object]] = {
         "peer": "s7",
         "listen": "ipc:///run/x",
         "advertise": "tcp://127.0.0.1:9",
+        "keys": Path("/run/keys"),
+        "insecure_loopback": True,
         "supervisor": "ipc:///run/s",
         "parent_fd": 5,
         "log_level": "debug",

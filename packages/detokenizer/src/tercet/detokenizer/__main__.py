@@ -4,8 +4,10 @@ import logging
 import signal
 import sys
 import time
+from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from tercet.detokenizer.__about__ import __version__
 from tercet.detokenizer.config import DetokenizerConfig
@@ -15,10 +17,12 @@ from tercet.detokenizer.loop import DetokenizerLoop
 from tercet.detokenizer.outbox import Outbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
-from tercet.protocol.errors import ChannelError
+from tercet.protocol.errors import AddressError, ChannelError, KeysError
 from tercet.protocol.lifecycle import exit_with_parent
 from tercet.protocol.messages import DetokenizerInbox
 from tercet.protocol.node import NodeConfig, ThreadNode
+from tercet.protocol.probe import probe as ask
+from tercet.protocol.security import Security
 from tercet.protocol.values import Role
 
 EXIT_CONFIG = 2
@@ -49,6 +53,26 @@ def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     logger.info("stopped; %d choices were under way; %s", len(manager), dict(manager.counters))
 
 
+@app.command
+def probe(
+    *,
+    listen: str = DetokenizerConfig.listen,
+    keys: Path | None = None,
+    insecure_loopback: Annotated[bool, Parameter(negative="")] = False,
+    live: Annotated[bool, Parameter(negative="")] = False,
+    timeout: float = 2.0,
+) -> None:
+    """Exit with 0 if the detokenizer that listens there can take work, or with --live if it lives; with 1 if not."""
+    answered = ask(
+        listen, Role.DETOKENIZER, _keys(keys), live=live, timeout=timeout, insecure_loopback=insecure_loopback
+    )
+    sys.exit(0 if answered else 1)
+
+
+def _keys(folder: Path | None) -> Security | None:
+    return Security.load(folder, Role.DETOKENIZER) if folder else None
+
+
 def _links(config: DetokenizerConfig) -> NodeConfig:
     try:
         return NodeConfig(
@@ -57,6 +81,8 @@ def _links(config: DetokenizerConfig) -> NodeConfig:
             listen=config.listen,
             advertise=config.advertise,
             supervisor=config.supervisor,
+            security=_keys(config.keys),
+            insecure_loopback=config.insecure_loopback,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -66,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run with the arguments given, or the process's own."""
     try:
         app(arguments)
-    except (ChannelError, ConfigError) as error:
+    except (AddressError, ChannelError, ConfigError, KeysError) as error:
         sys.stderr.write(f"tercet-detokenizer: {error}\n")
         sys.exit(EXIT_CONFIG)
 

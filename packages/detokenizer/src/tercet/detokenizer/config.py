@@ -1,7 +1,8 @@
 """What a detokenizer process can be told, on its command line."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -20,7 +21,11 @@ class DetokenizerConfig:
     listen: str = "tcp://127.0.0.1:30200"
     """Address of the inbox: ipc://DIRECTORY or tcp://HOST:PORT."""
     advertise: str = ""
-    """Address that peers should use instead of the one listened on."""
+    """Address that peers should use; by default the one listened on, or that of the route to each peer."""
+    keys: Path | None = None
+    """Folder of this part's CURVE keys, made by `tercet keys`; without one there is no tcp://."""
+    insecure_loopback: Annotated[bool, Parameter(negative="")] = False
+    """Allow tcp:// without keys on loopback, where every user of this machine could connect."""
     supervisor: str = ""
     """Address of the supervisor's inbox."""
     parent_fd: int | None = None

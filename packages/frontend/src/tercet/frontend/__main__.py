@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import sys
+from typing import Annotated
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.config import FrontendConfig
@@ -36,6 +37,26 @@ def serve(config: FrontendConfig = FrontendConfig()) -> None:
     except (OSError, ValueError, ProtocolError) as error:
         sys.stderr.write(f"tercet-frontend: {error}\n")
         sys.exit(EXIT_CONFIG)
+
+
+@app.command
+def probe(
+    url: str = "http://127.0.0.1:8000",
+    *,
+    live: Annotated[bool, Parameter(negative="")] = False,
+    timeout: float = 2.0,
+) -> None:
+    """Exit with 0 if the frontend at a URL can take requests, or with --live if it answers at all; with 1 if not."""
+    from http.client import HTTPException
+    from urllib.request import ProxyHandler, build_opener
+
+    try:
+        opener = build_opener(ProxyHandler({}))  # what is asked is near, whatever proxies the environment names
+        with opener.open(f"{url.rstrip('/')}/{'live' if live else 'health'}", timeout=timeout):
+            sys.exit(0)
+    except (OSError, HTTPException, ValueError) as error:
+        sys.stderr.write(f"tercet-frontend: {url}: {error}\n")
+        sys.exit(1)
 
 
 def main() -> None:

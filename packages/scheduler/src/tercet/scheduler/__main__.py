@@ -4,8 +4,10 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
@@ -24,7 +26,7 @@ def serve(
 ) -> None:
     """Load a model and serve it to frontends until told to stop."""
     logging.basicConfig(level=process.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from tercet.protocol.errors import AddressError
+    from tercet.protocol.errors import AddressError, ChannelError, KeysError
     from tercet.protocol.lifecycle import exit_with_parent
     from tercet.scheduler.model_files import ModelError
     from tercet.scheduler.wiring import SchedulerProcess
@@ -36,8 +38,33 @@ def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop())
         scheduler.run()
-    except (AddressError, ConfigError, ModelError) as error:
+    except (AddressError, ChannelError, ConfigError, KeysError, ModelError) as error:
         sys.exit(fail(str(error)))
+
+
+@app.command
+def probe(
+    *,
+    listen: str = ProcessOptions.listen,
+    keys: Path | None = None,
+    insecure_loopback: Annotated[bool, Parameter(negative="")] = False,
+    live: Annotated[bool, Parameter(negative="")] = False,
+    timeout: float = 2.0,
+) -> None:
+    """Exit with 0 if the scheduler that listens there can take work, or with --live if it lives; with 1 if not."""
+    from tercet.protocol.errors import AddressError, KeysError
+    from tercet.protocol.probe import probe as ask
+    from tercet.protocol.security import Security
+    from tercet.protocol.values import Role
+
+    try:
+        security = Security.load(keys, Role.SCHEDULER) if keys else None
+        answered = ask(
+            listen, Role.SCHEDULER, security, live=live, timeout=timeout, insecure_loopback=insecure_loopback
+        )
+    except (AddressError, KeysError) as error:
+        sys.exit(fail(str(error)))
+    sys.exit(0 if answered else 1)
 
 
 def fail(message: str) -> int:

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from tercet.protocol.messages import Message, Progress, Ready, SchedulerInbox, TokenizerFiles, TokenizerFilesReq
 from tercet.protocol.node import NodeConfig, ThreadNode
+from tercet.protocol.security import Security
 from tercet.protocol.values import ModelLimits, Role
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
@@ -99,6 +100,8 @@ class SchedulerProcess:
             listen=process.listen,
             advertise=process.advertise,
             supervisor=process.supervisor,
+            security=Security.load(process.keys, Role.SCHEDULER) if process.keys else None,
+            insecure_loopback=process.insecure_loopback,
         )
         self._node = ThreadNode(
             config, SchedulerInbox, self._board.heartbeat, answers={TokenizerFilesReq: self._answer_files}
