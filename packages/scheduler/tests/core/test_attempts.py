@@ -55,9 +55,10 @@ def test_a_later_attempt_with_another_prompt_starts_anew() -> None:
     run.send(request("a", PROMPT, max_new_tokens=30, ignore_eos=True))
     run.step()
     run.output.clear()
-    run.send(request("a", OTHER, attempt=1, resume=[Resume(0)], max_new_tokens=4, ignore_eos=True))
+    wanted = request("a", OTHER, attempt=1, resume=[Resume(0)], max_new_tokens=30, ignore_eos=True)
+    run.send(wanted)
     run.run()
-    assert run.output["a", 0] == run.expected(OTHER, 4)
+    assert run.output["a", 0] == run.answer(wanted, 0)
     run.assert_empty()
 
 
@@ -141,7 +142,7 @@ def test_prompt_logprobs_are_told_once_however_often_the_prompt_was_computed() -
     assert 0 < req.computed < req.prompt_tokens
     run.core.planner.retract(req)
     run.run()
-    assert run.prompt_logprob_count["a", 0] == 12
+    assert len(run.prompt_logprobs["a", 0]) == 12
     assert run.finishes["a", 0].type == FinishType.LENGTH
 
 
@@ -154,7 +155,7 @@ def test_a_scored_prompt_is_not_scored_again_after_a_retraction() -> None:
     run.core.planner.retract(req)
     run.send(request("a", PROMPT, attempt=1, max_new_tokens=6, ignore_eos=True, logprobs=LogprobParams(prompt=True)))
     run.run()
-    assert run.prompt_logprob_count["a", 0] == len(PROMPT)
+    assert len(run.prompt_logprobs["a", 0]) == len(PROMPT)
     assert [init.prompt_logprobs for plan in run.plans for init in plan.introduce] == [True, False]
 
 
@@ -164,7 +165,7 @@ def test_an_abort_before_the_prompt_is_scored_tells_no_part_of_its_logprobs() ->
     run.step()
     run.send(AbortReq(rid="a"))
     assert run.finishes["a", 0].type == FinishType.ABORT
-    assert run.prompt_logprob_count == {}
+    assert run.prompt_logprobs == {}
 
 
 def test_a_choice_that_ended_in_flight_is_replaced_by_its_later_attempt() -> None:

@@ -1,18 +1,221 @@
-"""Random arrivals, lengths, aborts, choices, tiny memories; all invariants checked after each of thousands of steps."""
+"""Anything may happen in any order: every open choice still gets its tokens and one final answer, and nothing is left.
+
+Two frontends and two detokenizers, tiny memories, new requests, aborts, later attempts, duplicates, blocked peers,
+pauses, flushes, lost frontends, logits that are not finite. All invariants are checked after every call.
+"""
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tercet.protocol.messages import AbortReq
-from tercet.protocol.values import FinishType
-from tercet.scheduler.core.config import CoreConfig, PolicyName
-from tercet.scheduler.testing import Driver, request, small_capacity
+from tercet.protocol.messages import (
+    AbortReq,
+    ContinueGenerationReq,
+    FlushCacheReq,
+    PauseGenerationReq,
+    TokenizedGenerateReqInput,
+)
+from tercet.protocol.values import FinishType, LogprobParams, Resume, pack_ints, unpack_ints
+from tercet.scheduler.core.config import CoreConfig, CoreMessage, PeerBlocked, PeerDrained, PeerGone, PolicyName
+from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
+from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
+
+FRONTENDS = ("frontend-0", "frontend-1")
+DETOKENIZERS = ("detokenizer-0", "detokenizer-1")
+VOCABULARY = range(1, 50)
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+class Unsteady(FakeExecutor):
+    """Now and then the logits of a row are not finite. Looks at every plan before it runs."""
+
+    world: "World"
+
+    def submit(self, plan: Plan) -> Done:
+        self.world.look_at(plan)
+        result = super().submit(plan).result()
+        chance = self.world.chance
+        ids = [
+            -1 if row.sample and chance.random() < 0.002 else token
+            for row, token in zip(plan.rows, result.token_ids, strict=True)
+        ]
+        return Done(
+            StepResult(
+                step=result.step, token_ids=ids, logprobs=result.logprobs, prompt_logprobs=result.prompt_logprobs
+            )
+        )
+
+
+class World(Driver):
+    """What frontends do, and what they must get for it."""
+
+    def __init__(self, chance: random.Random, capacity: Capacity, config: CoreConfig, overlap: int) -> None:
+        executor = Unsteady(capacity)
+        executor.world = self
+        super().__init__(capacity, config, overlap=overlap, executor=executor)
+        self.chance = chance
+        self.sent: dict[str, TokenizedGenerateReqInput] = {}
+        self.source: dict[str, str] = {}
+        self.aborted: set[tuple[str, int]] = set()
+        self.closed: set[tuple[str, int]] = set()
+        """Choices whose end the frontend knows without the scheduler."""
+        self.longest = min(self.core.memory.tokens, capacity.context_length)
+        self.prefixes = [self.ids(chance.randrange(1, self.longest)) for _ in range(3)]
+
+    def ids(self, count: int) -> list[int]:
+        return [self.chance.choice(VOCABULARY) for _ in range(count)]
+
+    def key(self, rid: str, index: int) -> tuple[str, int]:
+        """Where the books of a choice are kept."""
+        source = self.source[rid]
+        return (rid if source == FRONTENDS[0] else f"{source}/{rid}"), index
+
+    def step(self) -> bool:
+        hopeful = self.core.runnable
+        went = super().step()
+        assert went or not hopeful, "there is work, and nothing was planned"
+        return went
+
+    def look_at(self, plan: Plan) -> None:
+        """Nothing is planned for a blocked peer, and a request that runs alone is admitted to an empty house."""
+        reqs = self.core.in_flight[-1][1]
+        planner = self.core.planner
+        assert not any(planner.is_blocked(req) for req in reqs)
+        assert sum(row.count for row in plan.rows) <= max(self.core.config.token_budget, self.core.capacity.slots)
+        introduced = {init.slot for init in plan.introduce}
+        for row, req in zip(plan.rows, reqs, strict=True):
+            assert not (req.alone and row.slot in introduced and len(planner.running) > 1)
+
+    def ask(self) -> None:
+        chance = self.chance
+        rid = f"r{len(self.source)}"
+        self.source[rid] = chance.choice(FRONTENDS)
+        max_new = chance.randrange(0, 30)
+        self.sent[rid] = request(
+            rid,
+            chance.choice(self.prefixes)[: chance.randrange(1, self.longest)] + self.ids(chance.randrange(5)),
+            n=chance.choice([1, 1, 2, 4]),
+            max_new_tokens=max_new,
+            min_new_tokens=chance.choice([0, 0, chance.randrange(max_new + 1)]),
+            stop_token_ids=chance.choice([[], [], self.ids(4)]),
+            ignore_eos=chance.random() < 0.5,
+            priority=chance.randrange(3),
+            salt=chance.choice(["", "", "tenant"]),
+            detokenizer=chance.choice(DETOKENIZERS),
+            alone=chance.random() < 0.05,
+            logprobs=chance.choice([None, None, LogprobParams(), LogprobParams(prompt=True)]),
+        )
+        self.send(self.sent[rid], source=self.source[rid])
+
+    def some_rid(self) -> str | None:
+        """A request that was not refused and whose frontend lives."""
+        rids = [rid for rid in self.sent if rid not in self.rejected]
+        return self.chance.choice(rids[-12:]) if rids else None
+
+    def abort(self) -> None:
+        if (rid := self.some_rid()) is None:
+            return
+        count = self.sent[rid].sampling.n
+        indices = self.chance.choice([[], [0], [self.chance.randrange(count)]])
+        self.aborted |= {(rid, index) for index in indices or range(count)}
+        self.send(AbortReq(rid=rid, indices=indices), source=self.source[rid])
+
+    def again(self) -> None:
+        """A later attempt, for what was lost on the way: some tokens of some choices, perhaps their end."""
+        if (rid := self.some_rid()) is None:
+            return
+        chance, old = self.chance, self.sent[rid]
+        resume = []
+        for index in range(old.sampling.n):
+            key = self.key(rid, index)
+            if key in self.finishes and chance.random() < 0.7:
+                continue
+            if chance.random() < 0.1:  # a stop string ended it at the other end
+                self.closed.add((rid, index))
+                continue
+            self.closed.discard((rid, index))
+            output = self.output.get(key, [])
+            if chance.random() < 0.5:
+                output = self.output[key] = output[: chance.randrange(len(output) + 1)]
+            self.finishes.pop(key, None)
+            self.aborted.discard((rid, index))
+            resume.append(Resume(index, pack_ints(output)))
+        if resume:
+            self.sent[rid] = msgspec.structs.replace(
+                old, attempt=old.attempt + 1, resume=resume, detokenizer=chance.choice(DETOKENIZERS)
+            )
+            self.send(self.sent[rid], source=self.source[rid])
+            goes_on = {choice.index for choice in resume}
+            assert goes_on >= {req.index for req in self.core.roster if req.rid == rid and req.finish is None}
+
+    def repeat(self) -> None:
+        """An attempt that is held already is ignored."""
+        held = [req for req in self.core.roster if req.rid in self.sent and req.attempt == self.sent[req.rid].attempt]
+        if held:
+            rid = self.chance.choice(held).rid
+            before = self.core.counters.ignored
+            self.send(self.sent[rid], source=self.source[rid])
+            assert self.core.counters.ignored == before + 1
+
+    def disturb(self) -> None:
+        chance = self.chance
+        peer = chance.choice(DETOKENIZERS)
+        messages: list[CoreMessage] = [
+            PeerBlocked(peer),
+            PeerDrained(peer),
+            PeerDrained(peer),
+            PauseGenerationReq(id="p"),
+            ContinueGenerationReq(id="c"),
+            ContinueGenerationReq(id="c"),
+            FlushCacheReq(id="f"),
+        ]
+        self.send(chance.choice(messages), source=chance.choice(FRONTENDS))
+
+    def lose_a_frontend(self) -> None:
+        gone = self.chance.choice(FRONTENDS)
+        self.send(PeerGone(gone))
+        assert not any(req.frontend == gone and req.finish is None for req in self.core.roster)
+        for rid in [rid for rid in self.sent if self.source[rid] == gone]:
+            del self.sent[rid]  # nobody waits for it
+
+    def finish(self) -> None:
+        """Let everything go its way, and look at every answer."""
+        self.send(ContinueGenerationReq(id="c"), *map(PeerDrained, DETOKENIZERS))
+        self.run()
+        self.assert_empty()
+        for rid, wanted in self.sent.items():
+            for index in range(wanted.sampling.n):
+                self.judge(rid, wanted, index)
+
+    def judge(self, rid: str, wanted: TokenizedGenerateReqInput, index: int) -> None:
+        key = self.key(rid, index)
+        if rid in self.rejected:
+            assert key not in self.output
+        if rid in self.rejected or (rid, index) in self.closed:
+            return
+        finish, output, full = self.finishes[key], self.output[key], self.answer(wanted, index)
+        if finish.type in {FinishType.ABORT, FinishType.ERROR}:
+            assert finish.type == FinishType.ERROR or (rid, index) in self.aborted
+            assert output == full[: len(output)]
+            return
+        assert output == full
+        stopped = bool(full) and full[-1] in self.ends(wanted) and len(full) >= wanted.sampling.min_new_tokens
+        assert (finish.type, finish.matched) == ((FinishType.STOP, full[-1]) if stopped else (FinishType.LENGTH, None))
+        if wanted.logprobs is not None:
+            told = self.logprobs.get(key, {})
+            assert [told[position] for position in range(len(output))] == [-position for position in range(len(output))]
+            if wanted.logprobs.prompt:
+                count = len(unpack_ints(wanted.input_ids))
+                assert self.prompt_logprobs[key][1:] == [-position for position in range(1, count)]
+
+    def ends(self, wanted: TokenizedGenerateReqInput) -> set[int]:
+        sampling = wanted.sampling
+        return {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self.core.capacity.eos_token_ids)}
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
 @given(
     seed=st.integers(0, 2**32),
     policy=st.sampled_from(PolicyName),
@@ -21,54 +224,33 @@ from tercet.scheduler.testing import Driver, request, small_capacity
     pages=st.integers(12, 60),
     slots=st.integers(1, 8),
     budget=st.integers(1, 40),
+    groups=st.integers(1, 2),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_choice_gets_its_tokens_and_one_final_answer(
-    overlap: int, seed: int, policy: PolicyName, radix: bool, page_size: int, pages: int, slots: int, budget: int
+    overlap: int,
+    seed: int,
+    policy: PolicyName,
+    radix: bool,
+    page_size: int,
+    pages: int,
+    slots: int,
+    budget: int,
+    groups: int,
 ) -> None:
     chance = random.Random(seed)
-    capacity = small_capacity(pages=max(pages // page_size, 4), page_size=page_size, slots=slots)
+    pages = max(pages // page_size, 4)
+    capacity = msgspec.structs.replace(
+        small_capacity(page_size=page_size, slots=slots),
+        groups=[CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)],
+    )
     config = CoreConfig(policy=policy, radix_cache=radix, token_budget=budget, patience=8, max_queued=40)
-    driver = Driver(capacity, config, overlap=overlap)
-    longest = min(driver.core.memory.tokens, capacity.context_length)
-    prefixes = [[chance.randrange(1, 50) for _ in range(chance.randrange(1, longest))] for _ in range(3)]
-    sent, aborted = {}, set()
-    for number in range(60):
-        rid = f"r{number}"
-        prompt = chance.choice(prefixes)[: chance.randrange(1, longest)] + [
-            chance.randrange(1, 50) for _ in range(chance.randrange(0, 5))
-        ]
-        wanted = request(
-            rid,
-            prompt,
-            n=chance.choice([1, 1, 2, 4]),
-            max_new_tokens=chance.randrange(0, 30),
-            ignore_eos=chance.random() < 0.5,
-            priority=chance.randrange(3),
-            salt=chance.choice(["", "", "tenant"]),
-        )
-        sent[rid] = (prompt, wanted)
-        driver.send(wanted)
+    world = World(chance, capacity, config, overlap)
+    doings = [world.ask] * 12 + [world.abort] * 4 + [world.again] * 6 + [world.repeat] + [world.disturb] * 3
+    for _ in range(80):
+        chance.choice(doings)()
+        if chance.random() < 0.02:
+            world.lose_a_frontend()
         for _ in range(chance.randrange(6)):
-            driver.step()
-        if chance.random() < 0.3:
-            victim = chance.choice(list(sent))
-            aborted.add(victim)
-            indices = [0] if chance.random() < 0.3 else []
-            driver.send(AbortReq(rid=victim, indices=indices))
-    driver.run()
-    driver.assert_empty()
-    for rid, (prompt, wanted) in sent.items():
-        if rid in driver.rejected:
-            assert (rid, 0) not in driver.output
-            continue
-        for index in range(wanted.sampling.n):
-            finish = driver.finishes[rid, index]
-            full = driver.expected(prompt, wanted.sampling.max_new_tokens, index)
-            if wanted.sampling.ignore_eos:
-                full = driver.output[rid, index]
-            if finish.type == FinishType.ABORT:
-                assert rid in aborted
-                assert driver.output[rid, index] == full[: len(driver.output[rid, index])]
-            else:
-                assert driver.output[rid, index] == full
+            world.step()
+    world.finish()

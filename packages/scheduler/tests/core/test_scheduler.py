@@ -85,6 +85,20 @@ def test_equal_prompts_that_prefill_together_end_up_on_the_same_pages() -> None:
     run.assert_empty()
 
 
+def test_pages_given_up_for_cached_ones_are_free_only_when_the_last_plan_naming_them_has_committed() -> None:
+    run = driver(page_size=4, token_budget=64, overlap=1)
+    run.send(request("a", PROMPT, max_new_tokens=9), request("b", PROMPT, max_new_tokens=9))
+    plans = [run.core.schedule(), run.core.schedule()]
+    first, second = (run.executor.submit(plan).result() for plan in plans if plan is not None)
+    before = run.core.memory.pools.free
+    run.core.commit(first)
+    assert len(run.core.memory.retired) == 1
+    assert run.core.memory.pools.free == before
+    run.core.commit(second)
+    assert not run.core.memory.retired
+    assert run.core.memory.pools.free == before + 2
+
+
 @pytest.mark.parametrize("radix", [True, False])
 def test_choices_share_one_prefill_and_copy_the_last_partial_page(radix: bool) -> None:
     run = driver(page_size=4, radix_cache=radix)
@@ -248,7 +262,7 @@ def test_prompt_scoring_computes_every_position_and_samples_nothing() -> None:
     run.send(request("a", PROMPT, max_new_tokens=0, logprobs=LogprobParams(prompt=True)))
     run.run()
     assert [row for plan in rows(run)[before:] for row in plan] == [(0, 4, False), (4, 4, False), (8, 1, False)]
-    assert run.prompt_logprob_count["a", 0] == len(PROMPT)
+    assert len(run.prompt_logprobs["a", 0]) == len(PROMPT)
     assert run.output["a", 0] == []
     assert run.finishes["a", 0].type == FinishType.LENGTH
 
@@ -257,7 +271,7 @@ def test_every_output_token_has_its_log_probability() -> None:
     run = driver()
     run.send(request("a", PROMPT, max_new_tokens=6, ignore_eos=True, logprobs=LogprobParams()))
     run.run()
-    assert run.logprob_count["a", 0] == 6
+    assert run.logprobs["a", 0] == {position: -float(position) for position in range(6)}
 
 
 def test_logits_that_are_not_finite_end_one_choice_only() -> None:

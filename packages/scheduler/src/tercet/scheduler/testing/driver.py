@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tercet.protocol.messages import BatchTokenIDOutput, Opening, Rejected, TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, LogprobParams, Resume, SamplingParams, pack_ints, unpack_ints
+from tercet.protocol.values import (
+    FinishReason,
+    LogprobParams,
+    Resume,
+    SamplingParams,
+    pack_ints,
+    unpack_floats,
+    unpack_ints,
+)
 from tercet.scheduler.core.config import Arrival, CoreConfig, CoreMessage
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.outputs import Outgoing
@@ -78,9 +86,9 @@ class Driver:
         """Of the last row."""
         self.rejected: dict[str, Rejected] = {}
         self.others: list[Outgoing] = []
-        self.logprob_count: dict[Choice, int] = {}
-        """Consecutive output tokens, up to the last, whose log-probabilities were told."""
-        self.prompt_logprob_count: dict[Choice, int] = {}
+        self.logprobs: dict[Choice, dict[int, float]] = {}
+        """Of output tokens, by position."""
+        self.prompt_logprobs: dict[Choice, list[float]] = {}
         self._frontends: dict[tuple[str, str, int, int], str] = {}
 
     def send(self, *messages: CoreMessage, source: str = FRONTEND) -> None:
@@ -159,9 +167,9 @@ class Driver:
             assert position <= len(tokens), f"{key} skipped from {len(tokens)} to {position}"
             tokens[position:] = list(ids[offsets[row] : offsets[row + 1]])
             if row in batch.logprobs:
-                count = len(batch.logprobs[row])
-                assert count == offsets[row + 1] - offsets[row]
-                self.logprob_count[key] = min(self.logprob_count.get(key, 0), position) + count
+                told = unpack_floats(batch.logprobs[row].chosen)
+                assert len(told) == offsets[row + 1] - offsets[row]
+                self.logprobs.setdefault(key, {}).update(enumerate(told, start=position))
             if row in batch.finishes:
                 self.finishes[key] = batch.finishes[row]
 
@@ -180,5 +188,5 @@ class Driver:
         self.attempts[key] = attempt
         self.finishes.pop(key, None)
         if opening is not None and opening.prompt_logprobs is not None:
-            self.prompt_logprob_count[key] = len(opening.prompt_logprobs)
+            self.prompt_logprobs[key] = list(unpack_floats(opening.prompt_logprobs.chosen))
         return key

@@ -51,7 +51,8 @@ class FakeExecutor:
     """The next token is a hash of all before it, so any mistake in tokens or order shows in the output.
 
     With `verify`, each page remembers the hash of the prefix it holds at each offset, and a row that would attend to
-    anything else raises StaleCacheError: wrong sharing, early reuse and missing copies all show.
+    anything else raises StaleCacheError: wrong sharing, early reuse and missing copies all show. A token's
+    log-probability is minus its position, in the output or in the prompt.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class FakeExecutor:
             table = self._slots[update.slot].table
             table[update.first : update.first + len(update.pages[0])] = update.pages[0]
         for copy in plan.copies:
+            if copy.group:  # all groups have the same tokens: to verify one is enough
+                continue
             for offset in range(self._capacity.page_size):
                 self._cache[copy.target, offset] = self._cache.get((copy.source, offset), -1)
         return Done(self._result(plan))
@@ -100,7 +103,7 @@ class FakeExecutor:
             self._compute(slot, row)
             if slot.init.prompt_logprobs and row.start < slot.init.prompt_tokens - 1:
                 count = min(row.start + row.count, slot.init.prompt_tokens - 1) - row.start
-                prompt_logprobs[index] = Logprobs(pack_floats([-1.0] * count))
+                prompt_logprobs[index] = Logprobs(pack_floats(-float(row.start + at) for at in range(1, count + 1)))
             token = -1
             if row.sample:
                 known = len(slot.tokens) - slot.init.prompt_tokens
@@ -108,7 +111,7 @@ class FakeExecutor:
                 token = self._sampled(slot.hashes[-1], slot.init.choice, slot.init.suppressed_ids if early else ())
                 slot.tokens.append(token)
                 if slot.init.top_logprobs >= 0:
-                    logprobs[index] = Logprobs(pack_floats([-0.5]))
+                    logprobs[index] = Logprobs(pack_floats([-float(known)]))
             token_ids.append(token)
         return StepResult(step=plan.step, token_ids=token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
