@@ -28,7 +28,11 @@ class LinkConfig:
     supervisor: str = ""
     """Inbox of the supervisor, if there is one."""
     advertise: str = ""
-    """Address that peers reach this inbox at, where it is not the one it listens on."""
+    """Address that peers should use; by default the one listened on, or that of the route to each peer."""
+    keys: Path | None = None
+    """Folder of this part's CURVE keys, made by `tercet keys`; without one there is no tcp://."""
+    insecure_loopback: Annotated[bool, Parameter(negative="")] = False
+    """Allow tcp:// without keys on loopback, where every user of this machine could connect."""
     parent_fd: int | None = None
     """Exit when this pipe reaches its end."""
 

@@ -11,9 +11,10 @@ from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import POLICIES, DataParallelController
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.aio import AsyncNode
-from tercet.protocol.config import NodeConfig
+from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import FrontendInbox, Heartbeat, Ready
+from tercet.protocol.security import Security
 from tercet.protocol.values import Role
 
 
@@ -28,9 +29,14 @@ class Frontend:
             role=Role.FRONTEND,
             peer=link.peer,
             listen=link.listen,
-            connect=(*link.scheduler, *link.detokenizer),
+            connect=(
+                *(Dial(Role.SCHEDULER, spec) for spec in link.scheduler),
+                *(Dial(Role.DETOKENIZER, spec) for spec in link.detokenizer),
+            ),
             supervisor=link.supervisor,
             advertise=link.advertise,
+            security=Security.load(link.keys, Role.FRONTEND) if link.keys else None,
+            insecure_loopback=link.insecure_loopback,
         )
         self._node = AsyncNode(node_config, FrontendInbox, self._status, self._on_deliveries)
         self._manager = TokenizerManager(
