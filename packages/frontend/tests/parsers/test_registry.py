@@ -35,7 +35,7 @@ TEMPLATES = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ type }}<｜tool▁sep｜>{{ name + '\\n' + '```json' + '\\n' }}",
         ParserNames(None, "deepseek_v3"),
     ),
-    "deepseek-ai/DeepSeek-R1-0528": (
+    "deepseek-ai/DeepSeek-R1": (
         "{% if '</think>' in content %} <｜tool▁calls▁begin｜>{{ '```json' }}{{ '<｜Assistant｜><think>\\n' }}",
         ParserNames("deepseek_r1", "deepseek_v3"),
     ),

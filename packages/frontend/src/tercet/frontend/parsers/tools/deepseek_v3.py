@@ -1,6 +1,6 @@
 """DeepSeek V3 and R1, and the shorter form of V3.1.
 
-Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and deepseek-ai/DeepSeek-R1-0528 (a type, the name and a
+Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and deepseek-ai/DeepSeek-R1 (a type, the name and a
 fenced block of JSON) and of deepseek-ai/DeepSeek-V3.1 (the name and JSON). A missing fence is forgiven. Arguments that
 stop being JSON half-way go on, as they are written, to the call's end marker, which is what vLLM's parsers take them
 to be.
