@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tercet.protocol.config import Dial, NodeConfig
-from tercet.protocol.endpoints import Ipc, Tcp, address_towards, parse
+from tercet.protocol.endpoints import Ipc, Reach, Tcp, address_towards, check_spec, parse
 from tercet.protocol.messages import Heartbeat, SupervisorInbox
 from tercet.protocol.node import PeerReady, ThreadNode
 from tercet.protocol.security import Security
@@ -37,6 +37,7 @@ def probe(
         address = f"ipc://{target.path.rstrip('/')}/{role.value}-*"
     elif isinstance(target, Tcp) and target.is_wildcard:
         address = str(Tcp("::1" if ":" in target.host else "127.0.0.1", target.port))
+    check_spec(address, Reach.ANYWHERE if security else Reach.LOOPBACK if insecure_loopback else Reach.NOWHERE)
     with _node(Dial(role, address), security, insecure_loopback=insecure_loopback) as node:
         ready, taking, end = False, False, time.monotonic() + timeout
         while (left := end - time.monotonic()) > 0:
@@ -46,8 +47,8 @@ def probe(
                     taking = delivery.message.phase is not Phase.DRAINING
                     if live:
                         return True
-            if ready and taking:
-                return not live
+            if ready and taking and not live:
+                return True
         return False
 
 
