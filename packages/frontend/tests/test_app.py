@@ -88,16 +88,19 @@ async def test_rule_15_503_and_retry_after_while_nothing_is_ready(engine_of: Eng
         assert loading.headers["retry-after"] == "1"
         assert (await http.get("/health")).status_code == 503
         assert (await http.get("/live")).status_code == 200
-    async with serving(engine) as served:
+    async with serving(engine, max_waiting=0) as served:
         assert (await http_of(served).get("/health")).status_code == 200
         engine.down("scheduler-0")
-        check_error(await http_of(served).post(CHAT, json=BODY), 503, "service_unavailable")
+        turned_away = await http_of(served).post(CHAT, json=BODY)
+        check_error(turned_away, 503, "service_unavailable")
+        assert turned_away.headers["retry-after"] == "1"
         assert (await http_of(served).get("/health")).status_code == 503
+        assert served.manager.running == 0
 
 
 async def test_rule_15_503_while_every_queue_is_full(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of()
-    async with serving(engine) as served:
+    async with serving(engine, max_waiting=0) as served:
         engine.full.add("scheduler-0")
         check_error(await http_of(served).post(CHAT, json=BODY), 503, "service_unavailable")
         assert served.manager.running == 0

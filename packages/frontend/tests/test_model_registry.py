@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
+import msgspec
 import pytest
 
 from tercet.frontend.errors import ModelNotFoundError, UnavailableError
@@ -30,7 +31,7 @@ def frames(files: dict[str, bytes]) -> list[memoryview]:
 
 
 def peer(limits: ModelLimits | None, weights: str = "w") -> SchedulerPeer:
-    return SchedulerPeer("s", "1", limits, ModelIdentity(weights=weights))
+    return SchedulerPeer("s", "1", limits=limits, identity=ModelIdentity(weights=weights))
 
 
 async def test_files_and_limits_make_a_model(
@@ -38,27 +39,58 @@ async def test_files_and_limits_make_a_model(
 ) -> None:
     with pytest.raises(UnavailableError):
         registry.get("tiny")
-    assert not registry.register(peer(limits))
+    registry.update([peer(limits)])
+    assert list(registry) == []
     await registry.load("s", message(files), frames(files))
-    assert not registry.register(peer(None))
-    assert registry.register(peer(limits))
+    registry.update([peer(None)])
+    assert list(registry) == []
+    registry.update([peer(limits)])
     model = registry.get("tiny")
     with pytest.raises(ModelNotFoundError):
         registry.get("other")
-    assert registry.register(peer(limits))
+    registry.update([peer(limits)])
     assert registry.get("tiny") is model
-    assert registry.register(peer(limits, "v"))
+    registry.update([])
+    assert registry.get("tiny") is model
+    registry.update([peer(limits, "v")])
     assert registry.get("tiny").identity.weights == "v"
+
+
+async def test_of_two_weights_under_one_name_the_first_stay_while_they_are_there(
+    registry: ModelRegistry, files: dict[str, bytes], limits: ModelLimits, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("s", "t"):
+        await registry.load(name, message(files), frames(files))
+    first, second = peer(limits), SchedulerPeer("t", "1", limits=limits, identity=ModelIdentity(weights="v"))
+    registry.update([first])
+    for _ in range(3):
+        registry.update([second, first])
+    assert registry.get("tiny").identity.weights == "w"
+    assert [record.getMessage() for record in caplog.records] == [
+        "t gives the name tiny to other weights: it gets no requests for it"
+    ]
+    registry.update([second])
+    assert registry.get("tiny").identity.weights == "v"
+
+
+async def test_every_models_schedulers_are_served(
+    registry: ModelRegistry, files: dict[str, bytes], limits: ModelLimits
+) -> None:
+    for name in ("s", "t"):
+        await registry.load(name, message(files), frames(files))
+    other = msgspec.structs.replace(limits, model="other")
+    registry.update([peer(limits), SchedulerPeer("t", "1", limits=other, identity=ModelIdentity(weights="v"))])
+    assert {(model.name, model.identity.weights) for model in registry} == {("tiny", "w"), ("other", "v")}
 
 
 async def test_equal_files_are_read_once(registry: ModelRegistry, files: dict[str, bytes], limits: ModelLimits) -> None:
     await registry.load("s", message(files), frames(files))
     await registry.load("t", message(files), frames(files))
     assert registry.peers == {"s", "t"}
-    registry.register(peer(limits))
-    first = registry.get("tiny").files
-    registry.register(SchedulerPeer("t", "1", limits, ModelIdentity(weights="w")))
-    assert registry.get("tiny").files is first
+    registry.update([peer(limits)])
+    first = registry.get("tiny")
+    registry.update([SchedulerPeer("t", "1", limits=limits, identity=ModelIdentity(weights="w"))])
+    assert registry.get("tiny") is first
     registry.forget("s")
     assert registry.peers == {"t"}
 

@@ -102,10 +102,15 @@ def test_rows_of_choices_that_were_not_asked_for_are_dropped(generation: Generat
     assert state.accept(row(0, 1, index=-1)) is Verdict.STALE
 
 
-@pytest.mark.parametrize("kind", [FinishType.ERROR, FinishType.ABORT])
-def test_an_end_that_is_no_answer_is_an_error(generation: Generation, kind: FinishType) -> None:
+def test_an_abort_that_nobody_asked_for_is_no_end(generation: Generation) -> None:
     [state] = generation.states
-    state.accept(row(0, 1, finish=FinishReason(kind, message="the matcher failed")))
+    assert state.accept(row(0, 1, finish=FinishReason(FinishType.ABORT))) is Verdict.ABORTED
+    assert (state.done, state.error, state.output_tokens, state.take()) == (False, None, 0, [])
+
+
+def test_an_end_that_is_no_answer_is_an_error(generation: Generation) -> None:
+    [state] = generation.states
+    state.accept(row(0, 1, finish=FinishReason(FinishType.ERROR, message="the matcher failed")))
     assert isinstance(state.error, ServerError)
     assert state.error.message == "the matcher failed"
     assert state.done

@@ -55,7 +55,7 @@ def test_a_request_stays_where_it_runs_and_avoids_where_it_was_refused(state: Re
 
 def test_detokenizers_take_turns() -> None:
     controller = DataParallelController(RoundRobin())
-    detokenizers = [DetokenizerPeer(f"d{number}", "1", ready=True) for number in range(2)]
+    detokenizers = [DetokenizerPeer(f"d{number}", "1", has_tokenizer=True) for number in range(2)]
     chosen = [controller.detokenizer(detokenizers) for _ in range(3)]
     assert [each.peer for each in chosen if each] == ["d0", "d1", "d0"]
     assert controller.detokenizer([]) is None

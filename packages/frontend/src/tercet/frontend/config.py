@@ -83,7 +83,9 @@ class ServingConfig:
     routing_policy: Literal["round_robin", "least_loaded"] = "round_robin"
     """How requests are spread over schedulers."""
     recovery_timeout: float = 60.0
-    """Seconds a request waits for another part when its own has died."""
+    """Seconds a request waits for a part that takes it."""
+    max_waiting: int = 256
+    """New requests that may wait while no scheduler takes any; more are turned away."""
     tokenizer_threads: int = 2
     """Threads that render templates and tokenize."""
 

@@ -19,24 +19,31 @@ class Dispatcher:
         self._fleet = fleet
         self._controller = controller
 
-    def dispatch(self, state: ReqState) -> bool:
-        """Start the next attempt. False, and nothing has changed, when no scheduler or no detokenizer takes it."""
-        detokenizer = self._controller.detokenizer(self._fleet.eligible_detokenizers())
+    def dispatch(self, state: ReqState, now: float, *, alone: bool = False, other_detokenizer: bool = False) -> bool:
+        """Start the next attempt. False, and nothing has changed, when no scheduler or no detokenizer takes it.
+
+        With `other_detokenizer` not by way of the present one, where there is another.
+        """
+        avoid = state.detokenizer if other_detokenizer else ""
+        detokenizer = self._controller.detokenizer(self._fleet.eligible_detokenizers(), avoid)
         if detokenizer is None:
             return False
-        message = state.message(state.attempt + 1, detokenizer.peer)
+        message = state.message(state.attempt + 1, detokenizer.peer, alone=alone)
         eligible = self._fleet.eligible_schedulers(state.model.identity.weights)
         for scheduler in self._controller.schedulers(state, eligible):
             if self._outbox.send(scheduler.peer, message):
                 if state.scheduler not in {"", scheduler.peer}:
                     self.abort(state, [], "went on elsewhere")
-                state.attempt, state.scheduler, state.detokenizer = message.attempt, scheduler.peer, detokenizer.peer
+                self._controller.sent(state, scheduler)
+                state.dispatched(scheduler.peer, detokenizer.peer, now, alone=alone)
                 return True
         return False
 
     def abort(self, state: ReqState, indices: list[int], reason: str) -> None:
         """Tell the scheduler to stop choices (all when empty); one that is gone has stopped."""
-        if state.scheduler not in self._fleet.schedulers:
-            return
-        if not self._outbox.send(state.scheduler, AbortReq(rid=state.rid, indices=indices, reason=reason)):
-            logger.warning("cannot tell %s to abort %s", state.scheduler, state.rid)
+        self.call_off(state.scheduler, AbortReq(rid=state.rid, indices=indices, reason=reason))
+
+    def call_off(self, scheduler: str, message: AbortReq) -> None:
+        """Tell a scheduler, if it is there. What gets lost is told again when its heartbeats still name it."""
+        if scheduler in self._fleet.schedulers and not self._outbox.send(scheduler, message):
+            logger.warning("cannot tell %s to abort %s", scheduler, message.rid)

@@ -11,7 +11,6 @@ ApiError
 ├── MethodNotAllowedError 405
 ├── PayloadTooLargeError 413
 ├── UnsupportedMediaTypeError 415
-├── RateLimitedError 429
 ├── ServerError 500
 └── UnavailableError 503
 
@@ -121,14 +120,6 @@ class UnsupportedMediaTypeError(ApiError):
     code = "unsupported_media_type"
 
 
-class RateLimitedError(ApiError):
-    """The queue is full; the client should come back."""
-
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
-
-
 class ServerError(ApiError):
     """The server failed this request."""
 
@@ -140,14 +131,12 @@ class UnavailableError(ApiError):
     code = "service_unavailable"
 
 
-def from_rejection(code: str, message: str, retry: bool) -> ApiError:
-    """The error for a scheduler's `Rejected`: its code decides the status, and `retry` invites the client back."""
-    if code == "context_length_exceeded":
-        return ContextLengthExceededError(message)
-    if code in {"rate_limit_exceeded", "queue_full"}:
-        return RateLimitedError(message, retry_after=1)
-    if retry or code in {"server_overloaded", "service_unavailable"}:
-        return UnavailableError(message, code=code, retry_after=1)
-    if code == "server_error":
-        return ServerError(message)
-    return BadRequestError(message, code=code)
+def from_rejection(code: str, message: str) -> ApiError:
+    """The error for a scheduler's `Rejected`: its code decides the status."""
+    match code:
+        case "context_length_exceeded":
+            return ContextLengthExceededError(message)
+        case "overloaded" | "draining":
+            return UnavailableError(message, code=code, retry_after=1)
+        case _:
+            return BadRequestError(message, code=code)

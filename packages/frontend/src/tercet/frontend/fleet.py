@@ -5,21 +5,25 @@ from dataclasses import dataclass, field
 from tercet.protocol.messages import Heartbeat, Ready
 from tercet.protocol.values import Load, ModelIdentity, ModelLimits, Phase, Role
 
+STUCK_SECONDS = 30.0
+STUCK_FACTOR = 20.0
+"""A step is stuck after max(STUCK_SECONDS, STUCK_FACTOR times the longest one seen): the supervisor's rule, too."""
+
 
 @dataclass
-class SchedulerPeer:
-    """A scheduler; it can take work once `limits` and `identity` are known."""
+class Part:
+    """A peer that requests are routed through, as its last heartbeat told of it."""
 
     peer: str
     incarnation: str
-    limits: ModelLimits | None = None
-    identity: ModelIdentity | None = None
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=Phase.LOADING))
+    leaving: bool = False
+    """It has said that it takes nothing new. That is never taken back."""
 
     @property
-    def ready(self) -> bool:
-        """Whether it has said what it serves and is not leaving."""
-        return self.limits is not None and self.heartbeat.phase is not Phase.DRAINING
+    def stuck(self) -> bool:
+        """Whether its step has taken so long that it will not end. It may prove us wrong."""
+        return self.heartbeat.step_age > max(STUCK_SECONDS, STUCK_FACTOR * self.heartbeat.longest_step)
 
     @property
     def load(self) -> Load:
@@ -28,12 +32,37 @@ class SchedulerPeer:
 
 
 @dataclass
-class DetokenizerPeer:
+class SchedulerPeer(Part):
+    """A scheduler; it can take work once `limits` and `identity` are known."""
+
+    limits: ModelLimits | None = None
+    identity: ModelIdentity | None = None
+    sent: int = 0
+    """Tokens of requests sent there since its last heartbeat."""
+    sent_before: int = 0
+    """Tokens sent between the last two: a heartbeat tells of a moment before it, so they may be missing there."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be sent requests."""
+        return self.limits is not None and not self.leaving and not self.stuck
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the requests it has to work on, as far as is known here."""
+        return self.load.queued_tokens + self.load.running_tokens + self.sent_before + self.sent
+
+
+@dataclass
+class DetokenizerPeer(Part):
     """A detokenizer."""
 
-    peer: str
-    incarnation: str
-    ready: bool = False
+    has_tokenizer: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be sent tokens."""
+        return self.has_tokenizer and not self.leaving and not self.stuck
 
 
 class Fleet:
@@ -43,9 +72,13 @@ class Fleet:
         self.schedulers: dict[str, SchedulerPeer] = {}
         self.detokenizers: dict[str, DetokenizerPeer] = {}
 
+    def get(self, peer: str) -> SchedulerPeer | DetokenizerPeer | None:
+        """The part of that id."""
+        return self.schedulers.get(peer) or self.detokenizers.get(peer)
+
     def add(self, peer: str, role: Role, incarnation: str) -> bool:
         """A peer came up. False for one of a role that takes no requests, or known already."""
-        if peer in self.schedulers or peer in self.detokenizers:
+        if self.get(peer) is not None:
             return False
         match role:
             case Role.SCHEDULER:
@@ -57,9 +90,15 @@ class Fleet:
         return True
 
     def heartbeat(self, peer: str, heartbeat: Heartbeat) -> None:
-        """Remember how busy a scheduler is."""
-        if scheduler := self.schedulers.get(peer):
-            scheduler.heartbeat = heartbeat
+        """Remember how a part is doing."""
+        part = self.get(peer)
+        if part is None:
+            return
+        part.heartbeat = heartbeat
+        if heartbeat.phase is Phase.DRAINING:
+            part.leaving = True
+        if isinstance(part, SchedulerPeer):
+            part.sent_before, part.sent = part.sent, 0
 
     def scheduler_ready(self, peer: str, ready: Ready) -> bool:
         """A scheduler says what it serves. False when it says too little to be of use."""
@@ -72,12 +111,11 @@ class Fleet:
     def detokenizer_ready(self, peer: str) -> None:
         """A detokenizer can take work."""
         if detokenizer := self.detokenizers.get(peer):
-            detokenizer.ready = True
+            detokenizer.has_tokenizer = True
 
-    def remove(self, peer: str) -> None:
-        """Forget a peer that is gone."""
-        self.schedulers.pop(peer, None)
-        self.detokenizers.pop(peer, None)
+    def remove(self, peer: str) -> Part | None:
+        """Forget a peer that is gone. Returns what was known of it."""
+        return self.schedulers.pop(peer, None) or self.detokenizers.pop(peer, None)
 
     def eligible_schedulers(self, weights: str) -> list[SchedulerPeer]:
         """Ready schedulers of exactly these weights: what a request starts on one of them, another can go on with."""

@@ -3,13 +3,15 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from concurrent.futures import Executor
+from typing import NamedTuple
 
 from tercet.frontend.errors import ModelNotFoundError, UnavailableError
 from tercet.frontend.fleet import SchedulerPeer
 from tercet.frontend.served_model import ModelFiles, ServedModel
 from tercet.protocol.messages import TokenizerFiles
+from tercet.protocol.values import ModelIdentity, ModelLimits
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,7 @@ class ModelRegistry:
         self._files: dict[str, ModelFiles] = {}
         self._loads: dict[frozenset[tuple[str, str]], asyncio.Task[ModelFiles | None]] = {}
         self._models: dict[str, ServedModel] = {}
+        self._strangers: set[tuple[str, str, str]] = set()
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -35,6 +38,7 @@ class ModelRegistry:
     def forget(self, peer: str) -> None:
         """A scheduler is gone, and may come back with another model."""
         self._files.pop(peer, None)
+        self._strangers = {each for each in self._strangers if each[0] != peer}
 
     def get(self, name: str) -> ServedModel:
         """The model a request names. Raises ModelNotFoundError, or UnavailableError while no model is known at all."""
@@ -64,13 +68,41 @@ class ModelRegistry:
             logger.error("the tokenizer files of %s are of no use: %s", peer, error)
             return None
 
-    def register(self, scheduler: SchedulerPeer) -> bool:
-        """Serve a scheduler's model once both its files and its limits are here. True when it is served."""
-        files = self._files.get(scheduler.peer)
-        if files is None or scheduler.limits is None or scheduler.identity is None:
-            return False
-        for name in self._names or (scheduler.limits.model,):
+    def update(self, schedulers: Iterable[SchedulerPeer]) -> None:
+        """Serve the models of all schedulers there are, once both the files and the limits of each are here.
+
+        Of two that give one name to different weights the first keeps it as long as it is there.
+        """
+        offers: dict[str, list[_Offer]] = {}
+        for scheduler in schedulers:
+            files = self._files.get(scheduler.peer)
+            if files is None or scheduler.limits is None or scheduler.identity is None:
+                continue
+            for name in self._names or (scheduler.limits.model,):
+                offers.setdefault(name, []).append(_Offer(scheduler.peer, files, scheduler.limits, scheduler.identity))
+        for name, offered in offers.items():
             known = self._models.get(name)
-            if known is None or known.identity.weights != scheduler.identity.weights or known.files is not files:
-                self._models[name] = ServedModel(name, files, scheduler.limits, scheduler.identity)
-        return True
+            if known is None or not any(offer.is_of(known) for offer in offered):
+                first = offered[0]
+                known = self._models[name] = ServedModel(name, first.files, first.limits, first.identity)
+            for offer in offered:
+                self._note(name, known, offer)
+
+    def _note(self, name: str, known: ServedModel, offer: "_Offer") -> None:
+        """Say once of a scheduler that it is not used for the name it gives."""
+        strange = (offer.peer, name, offer.identity.weights)
+        if offer.identity.weights != known.identity.weights and strange not in self._strangers:
+            self._strangers.add(strange)
+            logger.error("%s gives the name %s to other weights: it gets no requests for it", offer.peer, name)
+
+
+class _Offer(NamedTuple):
+    """What a scheduler serves."""
+
+    peer: str
+    files: ModelFiles
+    limits: ModelLimits
+    identity: ModelIdentity
+
+    def is_of(self, model: ServedModel) -> bool:
+        return self.identity.weights == model.identity.weights and self.files is model.files

@@ -61,14 +61,21 @@ class Native:
 
     async def server_info(self, request: Request) -> Response:  # noqa: ARG002
         """Models with their limits, and every part with how busy it is."""
-        fleet = self._manager.fleet
+        manager = self._manager
+        fleet, counters = manager.fleet, manager.counters
         return _json(
             {
                 "version": __version__,
                 "wire_version": list(WIRE_VERSION),
-                "ready": self._manager.ready,
-                "requests_running": self._manager.running,
-                "models": [_describe(model) for model in self._manager.models],
+                "frontend": manager.peer,
+                "ready": manager.ready,
+                "requests_running": manager.running,
+                "requests_waiting": manager.waiting,
+                "requests_ended": counters.outcomes,
+                "requests_resumed_and_finished": counters.resumed_finished,
+                "redispatches": counters.redispatches,
+                "deaths": counters.deaths,
+                "models": [_describe(model) for model in manager.models],
                 "schedulers": [
                     {
                         "peer": each.peer,
@@ -81,7 +88,13 @@ class Native:
                     for each in fleet.schedulers.values()
                 ],
                 "detokenizers": [
-                    {"peer": each.peer, "incarnation": each.incarnation, "ready": each.ready}
+                    {
+                        "peer": each.peer,
+                        "incarnation": each.incarnation,
+                        "ready": each.ready,
+                        "phase": each.heartbeat.phase,
+                        "choices": each.load.running,
+                    }
                     for each in fleet.detokenizers.values()
                 ],
             }

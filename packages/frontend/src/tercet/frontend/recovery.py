@@ -1,41 +1,87 @@
 """Requests whose scheduler or detokenizer died go on elsewhere, from the token they had got to.
 
 A scheduler that takes over gets the ids emitted so far, a detokenizer the number of characters: no token is lost or
-repeated. A request that finds no eligible part waits for one, `timeout` seconds at the most.
+repeated. A request that finds no eligible part waits for one, `timeout` seconds at the most; new ones wait likewise, as
+long as they are few.
+
+A request may be what its scheduler died of. One whose attempt died without a token is suspect; after two such deaths it
+runs while nothing else does, and one such request at a time, so that the next death has one culprit, which ends there.
 """
 
+import hashlib
 import logging
 from collections.abc import Iterable
 
+import msgspec
+
+from tercet.frontend.counters import Cause, Counters
 from tercet.frontend.dispatch import Dispatcher
-from tercet.frontend.errors import ServerError
+from tercet.frontend.errors import ServerError, UnavailableError
 from tercet.frontend.req_state import ReqState
 
 logger = logging.getLogger(__name__)
 
+SUSPICIONS = 2
+"""Deaths without a token after which a request runs alone."""
+_BY_ANOTHER_WAY = frozenset({Cause.GAP, Cause.ABSENT, Cause.SILENT})
+"""Where the detokenizer may be at fault."""
+
 
 class Recovery:
-    """Dispatches again what lost its route. `now` is any monotonic clock in seconds."""
+    """Dispatches what has no route. `now` is any monotonic clock in seconds."""
 
-    def __init__(self, dispatcher: Dispatcher, timeout: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, counters: Counters, timeout: float, max_waiting: int) -> None:
         self._dispatcher = dispatcher
+        self._counters = counters
         self._timeout = timeout
+        self._max_waiting = max_waiting
         self._waiting: dict[str, tuple[ReqState, float]] = {}
+        self._alone: ReqState | None = None
+        """The last request that was dispatched to run alone."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def peer_down(self, peer: str, states: Iterable[ReqState], now: float) -> None:
-        """A scheduler or detokenizer is gone: every open request routed through it takes another way."""
-        lost = [state for state in states if not state.done and peer in {state.scheduler, state.detokenizer}]
-        if lost:
-            logger.warning("%s is gone with %d requests in flight: dispatching them again", peer, len(lost))
-        for state in lost:
-            self.again(state, now)
+    def first(self, state: ReqState, now: float) -> bool:
+        """Dispatch a new request, or let it wait. False when too many wait already."""
+        if self._dispatch(state, now):
+            return True
+        if sum(each.attempt < 0 for each, _ in self._waiting.values()) >= self._max_waiting:
+            return False
+        self.later(state, now)
+        return True
 
-    def again(self, state: ReqState, now: float) -> None:
+    def scheduler_lost(self, peer: str, states: Iterable[ReqState], now: float, cause: Cause) -> None:
+        """A scheduler is gone or stuck. Unless it left on purpose, what had no token from it yet is suspect."""
+        lost = [state for state in states if state.scheduler == peer and not state.done]
+        if lost:
+            logger.warning("%s: %s with %d requests in flight: dispatching them again", peer, cause, len(lost))
+        for state in lost:
+            state.scheduler = ""
+            if cause is not Cause.SCHEDULER_LEFT and not state.has_progressed:
+                self._suspect(state)
+        for state in sorted(lost, key=lambda each: each.suspicions):
+            if not state.done:
+                self.again(state, now, cause)
+
+    def detokenizer_lost(self, peer: str, states: Iterable[ReqState], now: float, cause: Cause) -> None:
+        """A detokenizer is gone or stuck: every request routed through it takes another."""
+        for state in [state for state in states if state.detokenizer == peer and not state.done]:
+            if state.rid not in self._waiting:
+                self.again(state, now, cause)
+
+    def move(self, states: Iterable[ReqState], now: float) -> None:
+        """Take requests away from a part that is leaving, if somebody else has them; else it finishes them."""
+        for state in list(states):
+            if not state.done and state.rid not in self._waiting and self._dispatch(state, now):
+                self._counters.redispatches[Cause.DRAINING] += 1
+
+    def again(self, state: ReqState, now: float, cause: Cause) -> None:
         """Dispatch a request again, or keep it until that is possible."""
-        if self._dispatcher.dispatch(state):
+        self._counters.redispatches[cause] += 1
+        if cause in {Cause.ABSENT, Cause.SILENT}:
+            state.retries += 1
+        if self._dispatch(state, now, other_detokenizer=cause in _BY_ANOTHER_WAY):
             self._waiting.pop(state.rid, None)
         else:
             self.later(state, now)
@@ -45,17 +91,54 @@ class Recovery:
         self._waiting.setdefault(state.rid, (state, now + self._timeout))
 
     def retry(self, now: float) -> None:
-        """Try everything that waits, oldest first; what waited too long ends in an error.
+        """Try everything that waits: what is not suspect first, then the oldest. What waited too long ends in an error.
 
         Called when a part gets ready, and now and then.
         """
-        for rid, (state, deadline) in list(self._waiting.items()):
-            if state.done or self._dispatcher.dispatch(state):
-                del self._waiting[rid]
-            elif now >= deadline:
-                del self._waiting[rid]
-                state.fail(ServerError("The part of the server that ran this request died, and no other took over."))
+        for state, deadline in sorted(self._waiting.values(), key=lambda each: (each[0].suspicions, each[1])):
+            if state.done or self._dispatch(state, now):
+                del self._waiting[state.rid]
+            elif now >= deadline and not self._in_line(state):
+                del self._waiting[state.rid]
+                state.fail(_timed_out(state))
 
     def forget(self, state: ReqState) -> None:
         """The client is gone."""
         self._waiting.pop(state.rid, None)
+        if self._alone is state:
+            self._alone = None
+
+    def _dispatch(self, state: ReqState, now: float, *, other_detokenizer: bool = False) -> bool:
+        if self._in_line(state):
+            return False
+        alone = state.suspicions >= SUSPICIONS
+        if not self._dispatcher.dispatch(state, now, alone=alone, other_detokenizer=other_detokenizer):
+            return False
+        if alone:
+            self._alone = state
+        return True
+
+    def _in_line(self, state: ReqState) -> bool:
+        """Whether a request has to run alone, and waits until the one that does so now has shown to be harmless."""
+        other = self._alone
+        if state.suspicions < SUSPICIONS or other is None or other is state:
+            return False
+        return not other.done and other.alone and not other.has_progressed and bool(other.scheduler)
+
+    def _suspect(self, state: ReqState) -> None:
+        state.suspicions += 1
+        if state.alone:
+            logger.error("%s is given up: schedulers die of it; its fingerprint is %s", state.rid, fingerprint(state))
+            state.fail(ServerError("The server failed repeatedly while it ran this request."))
+
+
+def fingerprint(state: ReqState) -> str:
+    """Tells a request again that comes again: by its input ids and sampling, not by its seed."""
+    sampling = msgspec.msgpack.encode(msgspec.structs.replace(state.sampling, seed=0))
+    return hashlib.sha256(state.prompt_ids + sampling).hexdigest()[:16]
+
+
+def _timed_out(state: ReqState) -> ServerError | UnavailableError:
+    if state.output_tokens:
+        return ServerError("The part of the server that ran this request died, and no other took over.")
+    return UnavailableError("No part of the server took this request in time.", retry_after=1)

@@ -18,8 +18,6 @@ from tercet.protocol.messages import BatchStrOutput, DecodeSpec, TextOpening, To
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, SamplingParams, pack_ints, unpack_ints
 
 _PROMPT_TAIL = 8
-_NO_ANSWER = frozenset({FinishType.ERROR, FinishType.ABORT})
-"""Ends that a client is told of as an error."""
 _encode_spec = msgspec.msgpack.Encoder().encode
 
 
@@ -58,6 +56,8 @@ class Verdict(Enum):
     STALE = auto()
     """Seen before, of an older attempt, or after the end."""
     GAP = auto()
+    ABORTED = auto()
+    """A scheduler ended it, and nobody here had asked for that."""
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -88,6 +88,8 @@ class ChoiceState:
             return Verdict.STALE
         if row.position > len(self.token_ids):
             return Verdict.GAP
+        if row.finish is not None and row.finish.type is FinishType.ABORT:
+            return Verdict.ABORTED
         self.token_ids.extend(row.token_ids)
         if row.text:
             self._texts.append(row.text)
@@ -100,7 +102,7 @@ class ChoiceState:
     def take(self) -> Update:
         """What came since the last call."""
         ids = self.token_ids[self._ids_taken :]
-        finish = None if self.finish is not None and self.finish.type in _NO_ANSWER else self.finish
+        finish = None if self.finish is not None and self.finish.type is FinishType.ERROR else self.finish
         update = Update(self.index, "".join(self._texts), ids, self._logprobs, finish)
         self._ids_taken += len(ids)
         self._texts = []
@@ -128,14 +130,26 @@ class ReqState:
         self.sampling = sampling
         self.choices = [ChoiceState(index) for index in range(sampling.n)]
         self.attempt = -1
+        self.alone = False
+        """Whether its present attempt runs while nothing else does."""
         self.scheduler = ""
+        """Where its present attempt runs; empty while it waits for a scheduler."""
         self.detokenizer = ""
+        self.began_at = 0.0
+        self.dispatched_at = 0.0
+        self.refused = False
+        """Whether the scheduler of its last attempt refused it. Until one takes it, bounds of queues hold for it."""
         self.refused_by: set[str] = set()
+        self.suspicions = 0
+        """Schedulers that died of its attempts, perhaps, one after another."""
+        self.retries = 0
+        """Dispatches for want of news since the last news."""
         self.cached_tokens = 0
         self.prompt_logprobs: Logprobs | None = None
         self.error: ApiError | None = None
         self._wake = wake
         self._news: dict[int, None] = {}
+        self._tokens_at_dispatch = 0
 
     @property
     def open_indices(self) -> list[int]:
@@ -152,6 +166,19 @@ class ReqState:
         """Tokens emitted over all choices."""
         return sum(len(choice.token_ids) for choice in self.choices)
 
+    @property
+    def has_progressed(self) -> bool:
+        """Whether its present attempt has brought any token."""
+        return self.output_tokens > self._tokens_at_dispatch
+
+    def dispatched(self, scheduler: str, detokenizer: str, now: float, *, alone: bool = False) -> None:
+        """The next attempt is on its way."""
+        self.attempt += 1
+        self.scheduler, self.detokenizer = scheduler, detokenizer
+        self.dispatched_at = now
+        self.alone, self.refused = alone, False
+        self._tokens_at_dispatch = self.output_tokens
+
     def accept(self, row: Row) -> Verdict:
         """Take a row of output, and wake the consumer when it brings something."""
         if row.attempt != self.attempt or self.error is not None or not 0 <= row.index < len(self.choices):
@@ -159,13 +186,15 @@ class ReqState:
         verdict = self.choices[row.index].accept(row)
         if verdict is not Verdict.ACCEPTED:
             return verdict
+        if len(row.token_ids):
+            self.suspicions = self.retries = 0
         if row.opening is not None:
             if row.attempt == 0:
                 self.cached_tokens = row.opening.cached_tokens
             self.prompt_logprobs = self.prompt_logprobs or row.opening.prompt_logprobs
         self._news[row.index] = None
         self._wake.set()
-        if row.finish is not None and row.finish.type in _NO_ANSWER:
+        if row.finish is not None and row.finish.type is FinishType.ERROR:
             self.error = ServerError(row.finish.message or "The server ended this request.")
         return verdict
 
@@ -180,10 +209,10 @@ class ReqState:
         news, self._news = self._news, {}
         return [self.choices[index].take() for index in news]
 
-    def message(self, attempt: int, detokenizer: str) -> TokenizedGenerateReqInput:
+    def message(self, attempt: int, detokenizer: str, *, alone: bool = False) -> TokenizedGenerateReqInput:
         """The request as a scheduler gets it, going on from what has been emitted."""
         resume = []
-        if attempt:
+        if attempt and (self.output_tokens or not self.refused):
             resume = [Resume(index, pack_ints(self.choices[index].token_ids)) for index in self.open_indices]
         request = self.request
         spec = DecodeSpec(
@@ -207,4 +236,5 @@ class ReqState:
             resume=resume,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            alone=alone,
         )

@@ -38,7 +38,7 @@ class LeastLoaded:
     def order(self, state: ReqState, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
         """By queued and running tokens; equals take turns."""
         ordered = self._ties.order(state, schedulers)
-        return sorted(ordered, key=lambda each: each.load.queued_tokens + each.load.running_tokens)
+        return sorted(ordered, key=lambda each: each.tokens)
 
 
 POLICIES: dict[str, Callable[[], RoutingPolicy]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded}
@@ -58,8 +58,13 @@ class DataParallelController:
         ordered = self._policy.order(state, eligible)
         return sorted(ordered, key=lambda each: (each.peer in state.refused_by, each.peer != state.scheduler))
 
-    def detokenizer(self, eligible: Sequence[DetokenizerPeer]) -> DetokenizerPeer | None:
-        """The next in turn."""
+    def sent(self, state: ReqState, scheduler: SchedulerPeer) -> None:
+        """A request went there."""
+        scheduler.sent += state.prompt_tokens + state.output_tokens
+
+    def detokenizer(self, eligible: Sequence[DetokenizerPeer], avoid: str = "") -> DetokenizerPeer | None:
+        """The next in turn, and not the one to avoid unless there is no other."""
+        eligible = [each for each in eligible if each.peer != avoid] or eligible
         if not eligible:
             return None
         self._next_detokenizer += 1

@@ -24,6 +24,7 @@ class Frontend:
     def __init__(self, config: FrontendConfig) -> None:
         link, serving = config.link, config.serving
         self._listener = listening_socket(config.http)
+        self._listens = self._servable = False
         self._pool = ThreadPoolExecutor(serving.tokenizer_threads, thread_name_prefix="tokenizer")
         node_config = NodeConfig(
             role=Role.FRONTEND,
@@ -46,6 +47,8 @@ class Frontend:
             ModelRegistry(self._pool, serving.served_model_name),
             DataParallelController(POLICIES[serving.routing_policy]()),
             serving.recovery_timeout,
+            serving.max_waiting,
+            self._on_servable,
         )
         app = build_app(self._manager, config.http)
         self._server = HttpServer(app, config.http, self._listener, self._on_started)
@@ -65,7 +68,17 @@ class Frontend:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _on_started(self) -> None:
-        self._node.set_ready(Ready(url=url_of(self._listener)))
+        self._listens = True
+        self._tell_ready()
+
+    def _on_servable(self) -> None:
+        self._servable = True
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        """Once clients are listened to and could be answered: /health then says the same."""
+        if self._listens and self._servable:
+            self._node.set_ready(Ready(url=url_of(self._listener)))
 
     def _status(self, peer: str) -> Heartbeat:
         return self._manager.heartbeat(peer)

@@ -39,12 +39,13 @@ async def serving(
     connect: bool = True,
     names: tuple[str, ...] = (),
     recovery_timeout: float = 60.0,
+    max_waiting: int = 256,
 ) -> AsyncIterator[Served]:
     """Serve on 127.0.0.1; with `connect` the engine's peers are up and the model is ready."""
     with ThreadPoolExecutor(1) as pool:
         registry = ModelRegistry(pool, names)
         controller = DataParallelController(RoundRobin())
-        manager = TokenizerManager("frontend-0", engine, pool, registry, controller, recovery_timeout)
+        manager = TokenizerManager("frontend-0", engine, pool, registry, controller, recovery_timeout, max_waiting)
         engine.deliver = manager.on_deliveries
         started = asyncio.Event()
         listener = socket.create_server(("127.0.0.1", 0))

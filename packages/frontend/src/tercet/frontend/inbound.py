@@ -1,0 +1,239 @@
+"""Everything that peers say to a frontend, and what it does to the requests in flight."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import assert_never, cast
+
+from tercet.frontend.counters import Cause, Counters
+from tercet.frontend.dispatch import Dispatcher
+from tercet.frontend.errors import from_rejection
+from tercet.frontend.fleet import Fleet, SchedulerPeer
+from tercet.frontend.model_registry import ModelRegistry
+from tercet.frontend.reconciliation import Reconciler
+from tercet.frontend.recovery import Recovery
+from tercet.frontend.req_state import ReqState, Row, Verdict, rows_of
+from tercet.protocol.events import Delivery, PeerDown, PeerReady, PeerUp
+from tercet.protocol.messages import (
+    BatchStrOutput,
+    ControlReply,
+    FrontendInbox,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Progress,
+    Ready,
+    Rejected,
+    TokenizerFiles,
+    TokenizerFilesReq,
+)
+from tercet.protocol.node import Sender
+from tercet.protocol.values import Role
+
+logger = logging.getLogger(__name__)
+
+Incoming = FrontendInbox | PeerUp | PeerReady | PeerDown
+"""All that a frontend's node delivers: it decodes nothing else."""
+
+
+class Inbound:
+    """Takes deliveries, one by one, on the event loop's thread. `changed` is called when who is there has changed."""
+
+    def __init__(
+        self,
+        outbox: Sender,
+        fleet: Fleet,
+        models: ModelRegistry,
+        dispatcher: Dispatcher,
+        recovery: Recovery,
+        states: Mapping[str, ReqState],
+        counters: Counters,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        self._outbox = outbox
+        self._fleet = fleet
+        self._models = models
+        self._dispatcher = dispatcher
+        self._recovery = recovery
+        self._reconciler = Reconciler()
+        self._states = states
+        self._counters = counters
+        self._clock = clock
+        self._changed = changed
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Give up files that are being read."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def take(self, deliveries: Sequence[Delivery]) -> None:
+        """Everything that peers said since the last call."""
+        for delivery in deliveries:
+            self._take(delivery.source, cast("Incoming", delivery.message), delivery.frames)
+
+    def ask_for_files(self) -> None:
+        """Ask schedulers for the files that have not come."""
+        for scheduler in self._fleet.schedulers.values():
+            if scheduler.peer not in self._models.peers:
+                self._outbox.send(scheduler.peer, TokenizerFilesReq(id=scheduler.incarnation))
+
+    def _take(self, source: str, message: Incoming, frames: tuple[memoryview, ...]) -> None:
+        match message:
+            case BatchStrOutput():
+                self._on_text(source, message)
+            case Heartbeat():
+                self._on_heartbeat(source, message)
+            case Rejected():
+                self._on_rejected(source, message)
+            case TokenizerFiles():
+                self._spawn(self._load(source, message, frames))
+            case PeerUp():
+                self._on_up(message)
+            case PeerReady():
+                self._on_ready(message)
+            case PeerDown():
+                self._on_down(message.peer, message.reason)
+            case ControlReply():
+                logger.info("%s answered %s: %s %s", source, message.id, message.ok, message.message)
+            case Hello() | Introduce() | Ready() | Progress() | Goodbye():
+                logger.debug("membership of %s is the node's business: %s", source, type(message).__name__)
+            case _:
+                assert_never(message)
+
+    # Requests.
+
+    def _on_text(self, source: str, batch: BatchStrOutput) -> None:
+        try:
+            rows = list(rows_of(batch))
+        except ValueError as error:
+            logger.error("%s sent text that makes no sense: %s", source, error)
+            return
+        for rid, row in rows:
+            if state := self._states.get(rid):
+                self._on_row(state, row)
+
+    def _on_row(self, state: ReqState, row: Row) -> None:
+        began = bool(state.output_tokens)
+        match state.accept(row):
+            case Verdict.GAP:
+                logger.warning("tokens of %s before position %d are missing", state.rid, row.position)
+                self._recovery.again(state, self._clock(), Cause.GAP)
+            case Verdict.ABORTED:
+                self._recovery.again(state, self._clock(), Cause.ABORTED)
+            case Verdict.ACCEPTED:
+                if not began and state.output_tokens:
+                    self._counters.first_token.observe(self._clock() - state.began_at)
+                if row.finish is not None and isinstance(row.finish.matched, str):
+                    self._dispatcher.abort(state, [row.index], "stop string")
+            case Verdict.STALE:
+                pass
+
+    def _on_rejected(self, source: str, message: Rejected) -> None:
+        state = self._states.get(message.rid)
+        if state is None or state.attempt != message.attempt or state.scheduler != source:
+            return
+        state.scheduler, state.refused = "", True
+        scheduler = self._fleet.schedulers.get(source)
+        if message.code == "draining" and scheduler is not None:
+            scheduler.leaving = True  # its heartbeat will say so
+        else:
+            state.refused_by.add(source)
+        eligible = self._fleet.eligible_schedulers(state.model.identity.weights)
+        elsewhere = any(each.peer not in state.refused_by for each in eligible)
+        if message.retry and elsewhere:
+            self._recovery.again(state, self._clock(), Cause.REFUSED)
+        elif message.retry and (state.output_tokens or message.code == "draining"):
+            self._recovery.later(state, self._clock())
+        else:
+            state.fail(from_rejection(message.code, message.message))
+
+    # Peers.
+
+    def _on_heartbeat(self, source: str, heartbeat: Heartbeat) -> None:
+        part = self._fleet.get(source)
+        if part is None:
+            return
+        now, was_stuck = self._clock(), part.stuck
+        self._fleet.heartbeat(source, heartbeat)
+        states = self._states.values()
+        is_scheduler = isinstance(part, SchedulerPeer)
+        if part.stuck and not was_stuck:
+            logger.error("%s is stuck in a step of %.0f s", source, heartbeat.step_age)
+            self._lost(source, is_scheduler, Cause.SCHEDULER_STUCK if is_scheduler else Cause.DETOKENIZER_STUCK)
+            self._changed()
+        elif part.leaving:
+            here = [state for state in states if source in {state.scheduler, state.detokenizer}]
+            self._recovery.move(here, now)
+            self._changed()
+        if is_scheduler and not part.stuck:
+            self._reconcile(source, heartbeat, now)
+
+    def _reconcile(self, source: str, heartbeat: Heartbeat, now: float) -> None:
+        try:
+            findings = self._reconciler.heartbeat(source, heartbeat, self._states, now)
+        except ValueError as error:
+            logger.error("%s holds what makes no sense: %s", source, error)
+            return
+        for state, cause in findings.lost:
+            logger.warning("%s at %s is %s", state.rid, source, cause)
+            self._recovery.again(state, now, cause)
+        for abort in findings.strangers:
+            self._dispatcher.call_off(source, abort)
+
+    def _on_up(self, up: PeerUp) -> None:
+        known = self._fleet.get(up.peer)
+        if known is not None and known.incarnation != up.incarnation:
+            self._on_down(up.peer, "another incarnation came up")
+        if self._fleet.add(up.peer, up.role, up.incarnation) and up.role is Role.SCHEDULER:
+            self._outbox.send(up.peer, TokenizerFilesReq(id=up.incarnation))
+
+    def _on_ready(self, ready: PeerReady) -> None:
+        match ready.role:
+            case Role.SCHEDULER:
+                if self._fleet.scheduler_ready(ready.peer, ready.ready):
+                    self._models.update(self._fleet.schedulers.values())
+            case Role.DETOKENIZER:
+                self._fleet.detokenizer_ready(ready.peer)
+        self._recovery.retry(self._clock())
+        self._changed()
+
+    def _on_down(self, peer: str, reason: str) -> None:
+        """A part is gone. It left on purpose if it said so, and it died of something if it said "failed" or nothing."""
+        part = self._fleet.remove(peer)
+        if part is None:
+            return
+        left = part.leaving or reason.startswith(("goodbye: stopped", "goodbye: stopping"))
+        is_scheduler = isinstance(part, SchedulerPeer)
+        if is_scheduler:
+            cause = Cause.SCHEDULER_LEFT if left else Cause.SCHEDULER_DIED
+            self._models.forget(peer)
+            self._models.update(self._fleet.schedulers.values())
+            self._reconciler.forget(peer)
+        else:
+            cause = Cause.DETOKENIZER_LEFT if left else Cause.DETOKENIZER_DIED
+        if not left:
+            self._counters.deaths[Role.SCHEDULER if is_scheduler else Role.DETOKENIZER] += 1
+        self._lost(peer, is_scheduler, cause)
+        self._changed()
+
+    def _lost(self, peer: str, is_scheduler: bool, cause: Cause) -> None:
+        lost = self._recovery.scheduler_lost if is_scheduler else self._recovery.detokenizer_lost
+        lost(peer, list(self._states.values()), self._clock(), cause)
+
+    # Files.
+
+    async def _load(self, source: str, message: TokenizerFiles, frames: Sequence[memoryview]) -> None:
+        await self._models.load(source, message, frames)
+        self._models.update(self._fleet.schedulers.values())
+        self._recovery.retry(self._clock())
+        self._changed()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

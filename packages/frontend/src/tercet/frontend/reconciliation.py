@@ -1,0 +1,133 @@
+"""What a scheduler's heartbeats say it holds, beside what this frontend believes it does: finds every lost message.
+
+A heartbeat's list is a snapshot from up to a quarter of a second before it, or from before the step that runs. So
+nothing follows from one heartbeat alone: a choice must look wrong in two that count, with nothing arriving in between,
+and one that was dispatched again for this reason is given twice the time at each further try.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tercet.frontend.counters import Cause
+from tercet.frontend.req_state import ReqState
+from tercet.protocol.messages import AbortReq, Heartbeat
+from tercet.protocol.values import Held, Phase, unpack_ints
+
+APART = 0.2
+"""Seconds between heartbeats that count: some that waited in a queue and come together are one."""
+SETTLE = 0.3
+"""Seconds after a dispatch before heartbeats tell anything of it."""
+STRIKES = 2
+MOST_DOUBLINGS = 5
+
+Key = tuple[str, int]
+"""(rid, index)"""
+
+
+@dataclass
+class Findings:
+    """What to do about one heartbeat."""
+
+    lost: list[tuple[ReqState, Cause]] = field(default_factory=list)
+    """Requests to dispatch again."""
+    strangers: list[AbortReq] = field(default_factory=list)
+    """What the scheduler holds for nothing."""
+
+
+@dataclass
+class _Watch:
+    """One open choice, from the first heartbeat at which it stood at this attempt and position."""
+
+    attempt: int
+    position: int
+    steps: int
+    strikes: int = 0
+
+
+@dataclass
+class _Seen:
+    """The last heartbeat of a peer that counted."""
+
+    at: float
+    watches: dict[Key, _Watch]
+    strangers: set[Key]
+
+
+class Reconciler:
+    """Decides only; `now` is any monotonic clock in seconds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def forget(self, peer: str) -> None:
+        """A scheduler is gone."""
+        self._seen.pop(peer, None)
+
+    def heartbeat(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, ReqState], now: float) -> Findings:
+        """Compare. Raises ValueError for a list that makes no sense."""
+        last = self._seen.get(peer)
+        if last is not None and now - last.at < APART:
+            return Findings()
+        held = _table(heartbeat.held)
+        findings = Findings()
+        watches: dict[Key, _Watch] = {}
+        known: set[Key] = set()
+        for state in states.values():
+            if state.scheduler != peer or state.done:
+                continue
+            causes = set[Cause]()
+            for index in state.open_indices:
+                key = state.rid, index
+                known.add(key)
+                if now - state.dispatched_at < SETTLE:
+                    continue
+                watch = watches[key] = _watch(last, key, state, heartbeat.steps)
+                if (cause := _judge(watch, held.get(key), heartbeat)) is None:
+                    continue
+                if watch.strikes >= STRIKES << min(state.retries, MOST_DOUBLINGS):
+                    causes.add(cause)
+            if causes:
+                findings.lost.append((state, min(causes)))
+        strangers = held.keys() - known
+        findings.strangers = _aborts(strangers & last.strangers if last is not None else ())
+        self._seen[peer] = _Seen(now, watches, strangers)
+        return findings
+
+
+def _table(held: Held) -> dict[Key, tuple[int, int]]:
+    """(attempt, next position) of every choice."""
+    indices, attempts, positions = map(unpack_ints, (held.indices, held.attempts, held.positions))
+    columns = zip(held.rids, indices, attempts, positions, strict=True)
+    return {(rid, index): (attempt, position) for rid, index, attempt, position in columns}
+
+
+def _watch(last: _Seen | None, key: Key, state: ReqState, steps: int) -> _Watch:
+    """The watch kept on a choice, or a new one when it has moved since."""
+    position = len(state.choices[key[1]].token_ids)
+    watch = last.watches.get(key) if last is not None else None
+    if watch is None or (watch.attempt, watch.position) != (state.attempt, position):
+        return _Watch(state.attempt, position, steps)
+    return watch
+
+
+def _judge(watch: _Watch, here: tuple[int, int] | None, heartbeat: Heartbeat) -> Cause | None:
+    """Count a strike for a choice that looks wrong, and say how. One that looks right starts anew."""
+    if here is not None and here[0] == watch.attempt:
+        if here[1] <= watch.position:
+            watch.strikes = 0
+            return None
+        watch.strikes += 1
+        return Cause.SILENT
+    # A scheduler in a step tells of the time before it; one that ended two since has looked into its inbox.
+    idle = heartbeat.step_age == 0 and heartbeat.phase is not Phase.STEP
+    if not idle and heartbeat.steps < watch.steps + 2:
+        return None
+    watch.strikes += 1
+    return Cause.ABSENT
+
+
+def _aborts(keys: Iterable[Key]) -> list[AbortReq]:
+    indices: dict[str, list[int]] = {}
+    for rid, index in sorted(keys):
+        indices.setdefault(rid, []).append(index)
+    return [AbortReq(rid=rid, indices=each, reason="nobody waits for it") for rid, each in indices.items()]
