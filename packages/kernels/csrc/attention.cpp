@@ -29,16 +29,30 @@ constexpr int64_t SPAN = 256;    // keys that are summed up before they are merg
 constexpr int64_t QUERIES = 32;  // rows of the small matrix, unless one token has more query heads to a kv head
 constexpr float NONE = -INFINITY;
 
-// One row's part of a cache.
-template <class T>
-struct Pages {
-    const Cache& cache;
-    const int32_t* table;
-    int64_t head;
+// Where the keys of a block lie in a cache, as offsets in elements; NOWHERE for those that no query sees.
+constexpr int64_t NOWHERE = -1;
 
-    const T* at(const char* base, int64_t position) const {
-        int64_t slot = int64_t(table[position / cache.page_size]) * cache.page_size + position % cache.page_size;
-        return reinterpret_cast<const T*>(base) + (slot * cache.kv_heads + head) * cache.head_dim;
+struct Places {
+    int64_t offset[BLOCK];
+
+    // Positions [first, last) of the block at `begin`, of a row with this page table.
+    void find(const Cache& cache, const int32_t* pages, int64_t head, int64_t begin, int64_t first, int64_t last) {
+        std::fill(offset, offset + BLOCK, NOWHERE);
+        int64_t token = cache.kv_heads * cache.head_dim;
+        for (int64_t position = first, next; position < last; position = next) {
+            int64_t page = position / cache.page_size;
+            next = std::min(last, (page + 1) * cache.page_size);
+            int64_t at = (pages[page] * cache.page_size + position % cache.page_size) * token + head * cache.head_dim;
+            for (; position < next; position++, at += token) offset[position - begin] = at;
+        }
+    }
+
+    // Calls for what will be read soon: pages lie anywhere, so the processor cannot guess.
+    template <class T>
+    void prefetch(const T* cache, int64_t head_dim) const {
+        for (int64_t at : offset)
+            for (int64_t d = 0; at != NOWHERE && d < head_dim; d += 64 / int64_t(sizeof(T)))
+                __builtin_prefetch(cache + at + d);
     }
 };
 
@@ -54,21 +68,18 @@ inline F32 load_words(const T* p, int64_t i, int64_t n) {
     return words;
 }
 
-// Keys at positions [first, last) of the block at `begin`, as panels with a key in each column; other columns are 0.
+// The keys of a block as panels with a key in each column.
 template <class Format, class T = typename Format::Element>
-void lay_out_keys(const Pages<T>& pages, int64_t begin, int64_t first, int64_t last, char* out) {
-    int64_t n = pages.cache.head_dim, rows = panel_rows<Format>(n);
+void lay_out_keys(const T* cache, const Places& places, int64_t n, char* out) {
+    int64_t rows = panel_rows<Format>(n);
     for (int64_t column = 0; column < BLOCK; column += LANES) {
         char* panel = out + column / PANEL * rows * ROW_BYTES + column % PANEL * 4;
-        const T* keys[LANES];
-        for (int64_t i = 0; i < LANES; i++) {
-            int64_t position = begin + column + i;
-            keys[i] = position >= first && position < last ? pages.at(pages.cache.k, position) : nullptr;
-        }
         for (int64_t row = 0; row < rows; row += LANES) {
             F32 square[LANES];
-            for (int64_t i = 0; i < LANES; i++)
-                square[i] = keys[i] ? load_words(keys[i], row * Format::GROUP, n) : F32{};
+            for (int64_t i = 0; i < LANES; i++) {
+                int64_t offset = places.offset[column + i];
+                square[i] = offset == NOWHERE ? F32{} : load_words(cache + offset, row * Format::GROUP, n);
+            }
             transpose(square);
             for (int64_t i = 0; i < LANES; i++) std::memcpy(panel + (row + i) * ROW_BYTES, &square[i], sizeof(F32));
         }
@@ -92,15 +103,15 @@ inline F32 value_words(const Bf16* const* values, int64_t d, int64_t n) {  // of
     return bit_cast<F32>(words);
 }
 
-// Values of the same keys as panels with an element of head_dim in each column; what belongs to no key is 0.
+// The values of a block as panels with an element of head_dim in each column.
 template <class Format, class T = typename Format::Element>
-void lay_out_values(const Pages<T>& pages, int64_t begin, int64_t first, int64_t last, char* out) {
-    int64_t n = pages.cache.head_dim, rows = BLOCK / Format::GROUP;
+void lay_out_values(const T* cache, const Places& places, int64_t n, char* out) {
+    int64_t rows = BLOCK / Format::GROUP;
     for (int64_t row = 0; row < rows; row++) {
         const T* values[Format::GROUP];
         for (int64_t i = 0; i < Format::GROUP; i++) {
-            int64_t position = begin + row * Format::GROUP + i;
-            values[i] = position >= first && position < last ? pages.at(pages.cache.v, position) : nullptr;
+            int64_t offset = places.offset[row * Format::GROUP + i];
+            values[i] = offset == NOWHERE ? nullptr : cache + offset;
         }
         for (int64_t d = 0; d < round_up(n, PANEL); d += LANES) {
             F32 words = value_words(values, d, n);
@@ -251,15 +262,24 @@ class Attention {
         int64_t first = std::max(begin, scoring_.window ? position - scoring_.window + 1 : 0);
         int64_t last = std::min(begin + BLOCK, position + item.tokens);
         if (first >= last) return;
-        Pages<typename Format::Element> pages = {cache_, rows_.page_table + item.row * rows_.page_stride, item.head};
+        using Element = typename Format::Element;
+        const int32_t* pages = rows_.page_table + item.row * rows_.page_stride;
+        const auto *k = reinterpret_cast<const Element*>(cache_.k), *v = reinterpret_cast<const Element*>(cache_.v);
+        Places places, next;
+        places.find(cache_, pages, item.head, begin, first, last);
+        if (int64_t end = std::min(last + BLOCK, position + item.tokens); end > last) {
+            next.find(cache_, pages, item.head, last, last, end);
+            next.prefetch(k, cache_.head_dim);
+            next.prefetch(v, cache_.head_dim);
+        }
         int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES;
-        lay_out_keys<Format>(pages, begin, first, last, place.keys);
+        lay_out_keys<Format>(k, places, cache_.head_dim, place.keys);
         multiply<Format>(place, reinterpret_cast<char*>(place.queries), key_bytes / PANEL, count, place.keys, key_bytes,
                          BLOCK, place.scores);
         for (int64_t i = 0; i < count; i++)
             weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
-        lay_out_values<Format>(pages, begin, first, last, place.values);
-        multiply<Format>(place, reinterpret_cast<char*>(place.weights), BLOCK * int64_t(sizeof(typename Format::Element)),
+        lay_out_values<Format>(v, places, cache_.head_dim, place.values);
+        multiply<Format>(place, reinterpret_cast<char*>(place.weights), BLOCK * int64_t(sizeof(Element)),
                          count, place.values, BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
         for (int64_t i = 0; i < count * width_; i += LANES)
             store(place.part.values + i, load(place.part.values + i) + load(place.product + i));

@@ -23,15 +23,14 @@ class Library:
     """One build of the library. `functions` has what csrc/api.cpp exports, without the prefix."""
 
     def __init__(self, level: str, folder: Path = FOLDER) -> None:
-        """Raises UnavailableBackendError if it was not built or does not load."""
-        path = folder / f"libtercet_{level}.so"
-        if not path.is_file():
-            raise UnavailableBackendError(f"{path.name} was not built: there was no C++ compiler at installation")
-        try:
-            self.functions: Any = SimpleNamespace(**declare(ctypes.CDLL(str(path))))
-        except (OSError, AttributeError) as error:
-            raise UnavailableBackendError(f"{path.name} does not load: {error}") from error
+        """Raises UnavailableBackendError if it was not built, does not load, or is beyond this processor."""
+        best = best_level(folder)
+        if level not in LEVELS[: LEVELS.index(best) + 1]:
+            raise UnavailableBackendError(f"this processor has {best} at best, not {level}")
+        self.functions = _open(level, folder)
         self.level = level
+        self.best = best
+        self.set_threads(available_cores())
 
     def set_threads(self, count: int) -> None:
         """How many threads its loops run on, that of the caller among them."""
@@ -43,29 +42,39 @@ class Library:
         return int(self.functions.threads())
 
 
+def best_level(folder: Path = FOLDER) -> str:
+    """The best instruction set of this processor and operating system, whether it was built or not."""
+    return LEVELS[int(_open("portable", folder).best_level())]
+
+
+def _open(level: str, folder: Path) -> Any:
+    path = folder / f"libtercet_{level}.so"
+    if not path.is_file():
+        raise UnavailableBackendError(f"{path.name} was not built: there was no C++ compiler at installation")
+    try:
+        return SimpleNamespace(**declare(ctypes.CDLL(str(path))))
+    except (OSError, AttributeError) as error:
+        raise UnavailableBackendError(f"{path.name} does not load: {error}") from error
+
+
 @cache
 def load_library(level: str | None = None) -> Library:
     """The library for an instruction set, by default the best one that was built and runs here.
 
-    Raises UnavailableBackendError, always the same one, where there is none.
+    Raises UnavailableBackendError where there is none.
     """
-    best = LEVELS[int(Library("portable").functions.best_level())]
-    usable = LEVELS[: LEVELS.index(best) + 1]
     if level is not None:
-        if level not in usable:
-            raise UnavailableBackendError(f"this processor has {best} at best, not {level}")
-        return _started(level)
-    for candidate in reversed(usable):
-        if (FOLDER / f"libtercet_{candidate}.so").is_file():
-            logger.info("native kernels for %s", candidate)
-            return _started(candidate)
-    raise AssertionError("the portable library was loaded above")
+        return Library(level, FOLDER)
+    usable = LEVELS[: LEVELS.index(best_level(FOLDER)) + 1]
+    built = [candidate for candidate in usable if (FOLDER / f"libtercet_{candidate}.so").is_file()]
+    logger.info("native kernels for %s", built[-1])
+    return Library(built[-1], FOLDER)
 
 
 def describe_library(library: Library) -> str:
     """Which build is loaded, and why this one."""
-    best = LEVELS[int(library.functions.best_level())]
-    why = "the best this processor has" if best == library.level else f"this processor has {best}, which was not built"
+    best, here = library.best, "the best this processor has"
+    why = here if best == library.level else f"this processor has {best}, which was not built"
     return f"{library.level} ({why}), {library.threads} threads"
 
 
@@ -78,12 +87,6 @@ def missing_library() -> str:
         logger.warning("plain torch takes the place of native kernels: %s", error)
         return str(error)
     return ""
-
-
-def _started(level: str) -> Library:
-    library = Library(level)
-    library.set_threads(available_cores())
-    return library
 
 
 def available_cores() -> int:
