@@ -17,6 +17,7 @@ def test_no_row_is_empty_when_prefills_take_the_budget_beside_starved_decodes() 
     run.send(request("b", [2] * 32, max_new_tokens=1, ignore_eos=True))
     run.run()
     assert all(row.count >= 1 for plan in run.plans for row in plan.rows)
+    assert max(sum(row.count for row in plan.rows) for plan in run.plans) == 4
     run.assert_empty()
 
 

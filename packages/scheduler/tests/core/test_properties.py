@@ -244,7 +244,16 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
         small_capacity(page_size=page_size, slots=slots),
         groups=[CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)],
     )
-    config = CoreConfig(policy=policy, radix_cache=radix, token_budget=budget, patience=8, max_queued=40)
+    reserve = chance.choice([0.0, 0.7])
+    config = CoreConfig(
+        policy=policy,
+        radix_cache=radix,
+        token_budget=budget,
+        patience=8,
+        max_queued=40,
+        reserve=reserve,
+        reserve_floor=reserve / 7,
+    )
     world = World(chance, capacity, config, overlap)
     doings = [world.ask] * 12 + [world.abort] * 4 + [world.again] * 6 + [world.repeat] + [world.disturb] * 3
     for _ in range(80):

@@ -1,6 +1,7 @@
 """Builds a scheduler process from its options: the one place where adapters are chosen."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -135,11 +136,12 @@ class SchedulerProcess:
     def stop(self) -> None:
         """Finish what is held, for `drain_grace` seconds at most, and end; called again, end after the step it is in.
 
-        A signal handler. Raises SystemExit where nothing is served yet, so that a model that loads is not waited for.
+        Safe in a signal handler. A model that still loads is not waited for.
         """
         again, self._stopped = self._stopped, True
         if self._loop is None:
-            raise SystemExit(0)
+            threading.Thread(target=self._leave, daemon=True).start()
+            return
         if again:
             self._stop_now()
             return
@@ -148,6 +150,11 @@ class SchedulerProcess:
         timer.daemon = True
         timer.start()
         self._node.wake()
+
+    def _leave(self) -> None:
+        """End the process while its main thread loads: an exception raised there would be lost in some import."""
+        self._node.close("stopped")
+        os._exit(0)
 
     def _stop_now(self) -> None:
         if self._loop is not None:

@@ -1,0 +1,123 @@
+"""Native kernels run every architecture as transformers does, in each number format."""
+
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.native.library import load_library, missing_library
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models.native import NativeCausalLM
+from tercet.scheduler.models.registry import build_model
+
+pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+
+PAGE_SIZE, PAGES = 4, 20
+
+
+class Step:
+    """Consecutive tokens of one sequence; each cache group has its own pages, in an order of its own."""
+
+    def __init__(self, pool: KVPool, start: int, count: int) -> None:
+        self.pool = pool
+        self.positions = torch.arange(start, start + count)
+        self.attention = []
+        for group in range(len(pool.groups)):
+            pages = torch.randperm(PAGES, generator=torch.Generator().manual_seed(group)).int()
+            slots = pages.long()[self.positions // PAGE_SIZE] * PAGE_SIZE + self.positions % PAGE_SIZE
+            self.attention.append(
+                AttentionBatch(
+                    query_start=torch.tensor([0, count], dtype=torch.int32),
+                    kv_lens=torch.tensor([start + count], dtype=torch.int32),
+                    page_table=pages[None],
+                    slot_mapping=slots,
+                    page_size=PAGE_SIZE,
+                    host_query_lens=[count],
+                    host_kv_lens=[start + count],
+                )
+            )
+
+
+class Served:
+    """A checkpoint on native kernels, with one cache group for every other layer."""
+
+    def __init__(self, directory: Path, dtype: str = "float32", *, int8: bool = False) -> None:
+        config = ModelConfig.load(directory, dtype)
+        self.plain = build_model(config)
+        load_weights(self.plain, directory)
+        self.model = NativeCausalLM(self.plain, load_library(), int8=int8)
+        shape = KVShape(page_size=PAGE_SIZE, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
+        groups = [
+            KVGroup(name=f"{first}", layers=range(first, config.layers, 2), pages=PAGES)
+            for first in range(min(2, config.layers))
+        ]
+        self.pool = KVPool(groups, shape, torch.device("cpu"))
+
+    @torch.inference_mode()
+    def logits(self, tokens: torch.Tensor, chunks: list[int]) -> torch.Tensor:
+        """Of all tokens, computed in chunks of these sizes."""
+        parts = []
+        for end, count in zip(accumulate(chunks), chunks, strict=True):
+            step = Step(self.pool, end - count, count)
+            hidden = self.model(tokens[end - count : end].contiguous(), step.positions, step)
+            parts.append(self.model.compute_logits(hidden))
+        return torch.cat(parts)
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 389, (41,), generator=torch.Generator().manual_seed(1))
+
+
+@torch.inference_mode()
+def expected(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(tokens[None]).logits[0].float()
+    return logits
+
+
+def test_float32(family: Path, reference: Callable[..., Any], tokens: torch.Tensor) -> None:
+    exact = expected(reference(family), tokens)
+    whole = Served(family).logits(tokens, [41])
+    torch.testing.assert_close(whole, exact, atol=1e-4, rtol=0)
+    assert torch.equal(Served(family).logits(tokens, [9, 1, 17, 13, 1]), whole)  # to the bit, in any chunks
+
+
+def test_bfloat16_rounds_less_than_transformers(
+    family: Path, reference: Callable[..., Any], tokens: torch.Tensor
+) -> None:
+    exact = expected(reference(family), tokens)
+    theirs = expected(reference(family, torch.bfloat16), tokens)
+    ours = Served(family, "bfloat16").logits(tokens, [30, 11])
+    assert (ours - exact).abs().mean() < 1.1 * (theirs - exact).abs().mean()
+
+
+def test_int8_is_near(family: Path, reference: Callable[..., Any], tokens: torch.Tensor) -> None:
+    exact = expected(reference(family), tokens)
+    for dtype in ("float32", "bfloat16"):
+        error = Served(family, dtype, int8=True).logits(tokens, [41]) - exact
+        assert error.square().mean() < 0.2**2 * exact.var()
+
+
+def test_weights_are_not_held_twice(checkpoints: Callable[[str], Path]) -> None:
+    for name in ("llama", "llama_tied"):
+        left = {
+            path: parameter.numel()
+            for path, parameter in Served(checkpoints(name)).plain.named_parameters()
+            if parameter.ndim == 2 and parameter.numel()
+        }
+        assert left.keys() == ({"model.embed_tokens.weight"} if name == "llama" else set())
+
+
+def test_what_is_not_in_the_model_is_refused_before_anything_is_written(checkpoints: Callable[[str], Path]) -> None:
+    served = Served(checkpoints("llama"))
+    for tokens, start in ((torch.tensor([389]), 0), (torch.tensor([-1]), 0), (torch.tensor([1]), 512)):
+        step = Step(served.pool, 0, 1)
+        with pytest.raises(ValueError, match=r"not in the vocabulary|past the last"):
+            served.model(tokens, step.positions + start, step)
+    assert all(not cache.any() for layer in range(3) for cache in served.pool.layer(layer))
