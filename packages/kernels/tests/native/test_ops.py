@@ -9,6 +9,7 @@ from tercet.kernels.ops.bitmask import apply_bitmask, pack_bitmask
 from tercet.kernels.ops.philox import NoiseKey, gumbel
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
+from tercet.kernels.ops.sampling import largest
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 SHAPES = pytest.mark.parametrize("shape", [(1, 1), (1, 16), (3, 31), (2, 5, 64), (70, 576), (1, 4097), (0, 8)])
@@ -69,15 +70,14 @@ def test_rope_refuses_positions_without_angles(native: NativeOps) -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 15, 389, 1024, 5000])
-def test_argmax_takes_the_first_of_equals_and_nan_above_all(native: NativeOps, vocab: int) -> None:
+def test_largest_takes_the_first_of_equals_and_nan_above_all(native: NativeOps, vocab: int) -> None:
     logits = torch.randint(0, 20, (40, vocab)).float()
     logits[0] = -torch.inf
     logits[1, vocab // 2 :] = torch.nan
     logits[2, -1] = torch.inf
-    most, index = native.argmax(logits)
-    expected = logits.max(-1)
-    assert torch.equal(index, logits.argmax(-1))
-    torch.testing.assert_close(most, expected.values, equal_nan=True, rtol=0, atol=0)
+    (most, tokens), expected = native.largest(logits), largest(logits)
+    assert torch.equal(tokens, expected[1])
+    torch.testing.assert_close(most, expected[0], equal_nan=True, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("vocab", [5, 32, 1000])

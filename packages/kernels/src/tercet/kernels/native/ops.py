@@ -62,8 +62,8 @@ class NativeOps:
         self._call.rope(*given, tokens, heads, head_dim, _format(x))
         return out
 
-    def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the largest of each row float32 [rows], its lowest index int64 [rows]); NaN is larger than all."""
+    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `tercet.kernels.ops.sampling.largest`."""
         logits = _given(logits, torch.float32)
         rows, vocab = logits.shape
         most, index = logits.new_empty(rows), torch.empty(rows, dtype=torch.int64)

@@ -37,6 +37,12 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(-1)
 
 
+def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the largest logit of each row [rows], `greedy`): NaN where a row has one."""
+    tokens = greedy(logits)
+    return logits.gather(1, tokens[:, None])[:, 0], tokens
+
+
 def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `width` likeliest of each row in order: (logits [rows, width], ids int64 [rows, width]).
 

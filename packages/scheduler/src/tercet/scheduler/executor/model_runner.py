@@ -11,10 +11,11 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.kernels.ops.logprobs import token_logprobs
+from tercet.kernels.ops.sampling import largest
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.executor.sampler import Sampled, Sampler
+from tercet.scheduler.executor.sampler import Largest, Sampled, Sampler
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
 
 _PROMPT_CHUNK = 256
@@ -46,6 +47,7 @@ class ModelRunner:
         context_length: int,
         vocab_size: int,
         device: torch.device,
+        largest: Largest = largest,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -55,7 +57,7 @@ class ModelRunner:
         self._tokens = torch.zeros(slots, context_length + 1, dtype=torch.int32, device=device)
         pages = -(-(context_length + 1) // pool.shape.page_size)
         self._page_tables = [torch.zeros(slots, pages, dtype=torch.int32, device=device) for _ in pool.groups]
-        self._sampler = Sampler(slots, vocab_size, device)
+        self._sampler = Sampler(slots, vocab_size, device, largest)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:

@@ -5,7 +5,7 @@ and the draw (`tercet.kernels.ops.sampling`).
 Reported log-probabilities are of the model's raw logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +13,13 @@ import torch
 from tercet.kernels.ops.logprobs import token_logprobs
 from tercet.kernels.ops.penalties import Penalties, add_bias, apply_penalties
 from tercet.kernels.ops.philox import NoiseKey
-from tercet.kernels.ops.sampling import Filters, greedy, sample
+from tercet.kernels.ops.sampling import Filters, largest, sample
 from tercet.protocol.values import unpack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.penalty_counts import PenaltyCounts
+
+Largest = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""What `tercet.kernels.ops.sampling.largest` does, perhaps faster."""
 
 _WORD = 0xFFFFFFFF
 _BLOCK = 1 << 22
@@ -71,8 +74,9 @@ class _Wants:
 class Sampler:
     """Holds each slot's parameters on the device, and for slots with penalties the counts of their tokens."""
 
-    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, slots: int, vocab_size: int, device: torch.device, largest: Largest = largest) -> None:
         self._device = device
+        self._largest = largest
         self._vocab_size = vocab_size
         self._wants: list[_Wants | None] = [None] * slots
         self._reals = torch.zeros(slots, 6, device=device)  # temperature, top_p, min_p, repetition, frequency, presence
@@ -103,13 +107,14 @@ class Sampler:
         `positions` are the output positions of the tokens to be sampled: 0 is the first after the prompt.
         """
         wants = [self._of(slot) for slot in slots]
-        finite = logits.amax(-1).isfinite()  # NaN and inf are largest; -inf alone is a token that is never said
+        most, tokens = self._largest(logits)
+        finite = most.isfinite()  # NaN and inf are largest; -inf alone is a token that is never said
         reporting = [row for row, want in enumerate(wants) if want.top_logprobs >= 0]
         raw = logits[reporting] if reporting else logits
         slot_index = self._tensor(slots)
         if self._adjust(logits, wants, slots, positions):
-            finite &= logits.amax(-1).isfinite()
-        tokens = greedy(logits)
+            most, tokens = self._largest(logits)
+            finite &= most.isfinite()
         for filtered in (False, True):
             rows = [row for row, want in enumerate(wants) if want.draws and want.filters == filtered]
             for block in _blocks(rows, max(1, _BLOCK // self._vocab_size)):

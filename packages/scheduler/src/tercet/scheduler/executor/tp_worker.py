@@ -13,6 +13,8 @@ from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library
+from tercet.kernels.native.ops import NativeOps
+from tercet.kernels.ops.sampling import largest
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
@@ -107,6 +109,7 @@ class TpModelWorker:
             context_length=context_length,
             vocab_size=config.vocab_size,
             device=device,
+            largest=NativeOps(load_library()).largest if isinstance(model, NativeCausalLM) else largest,
         )
         self._capacity = Capacity(
             page_size=options.page_size,
