@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tercet.kernels.native.library import load_library, missing_library
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.device_memory import available_bytes
@@ -38,13 +39,14 @@ def options(tmp_path: Path) -> WorkerOptions:
     return WorkerOptions(model=tmp_path, load_format="dummy", device="cpu", slots=4, page_size=8)
 
 
-def prefill(slot: int = 0, tokens: int = 5) -> Plan:
+def prefill(slot: int = 0, tokens: int = 5, top_logprobs: int = -1) -> Plan:
     init = SlotInit(
         slot=slot,
         tokens=pack_ints(range(1, tokens + 1)),
         prompt_tokens=tokens,
         choice=0,
         sampling=SamplingParams(max_new_tokens=9, temperature=1.0, seed=5),
+        top_logprobs=top_logprobs,
     )
     return Plan(
         step=0, introduce=[init], pages=[PageUpdate(slot, 0, [[1, 3]])], rows=[Row(slot, 0, tokens, sample=True)]
@@ -79,6 +81,7 @@ def test_the_cache_is_never_larger_than_all_slots_can_fill(
         ({"kv_cache_bytes": PAGE_BYTES - 1}, "do not hold one page"),
         ({"context_length": 129}, "beyond the model's 128"),
         ({"attention_backend": "none"}, "no attention backend 'none'"),
+        ({"attention_backend": "torch_native", "quantization": "int8"}, "int8 needs native kernels"),
     ],
 )
 def test_what_cannot_be_built_is_refused(options: WorkerOptions, changes: dict[str, object], message: str) -> None:
@@ -86,7 +89,9 @@ def test_what_cannot_be_built_is_refused(options: WorkerOptions, changes: dict[s
         TpModelWorker(replace(options, **changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("changes", [{"slots": 0}, {"page_size": 0}, {"kv_cache_share": 0.0}, {"context_length": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"slots": 0}, {"threads": 0}, {"page_size": 0}, {"kv_cache_share": 0.0}, {"context_length": 0}]
+)
 def test_options_refuse_nonsense(options: WorkerOptions, changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must be"):
         replace(options, **changes)  # type: ignore[arg-type]
@@ -113,3 +118,27 @@ def test_what_a_step_raises_its_result_raises(options: WorkerOptions, overlap: b
 def test_memory_is_what_the_machine_says() -> None:
     total = int(Path("/proc/meminfo").read_text(encoding="ascii").split()[1]) * 1024
     assert 0 < available_bytes(torch.device("cpu")) <= total
+
+
+@pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+def test_on_a_cpu_native_kernels_run_the_model_on_the_threads_given(options: WorkerOptions) -> None:
+    library = load_library()
+    before = library.threads
+    try:
+        for count in (1, 3):
+            worker = TpModelWorker(replace(options, threads=count))
+            assert library.threads == count
+            plain = TpModelWorker(replace(options, attention_backend="torch_native"))
+            plans = [prefill(), *decodes(6)]
+            assert [worker.submit(plan).result() for plan in plans] == [plain.submit(plan).result() for plan in plans]
+    finally:
+        library.set_threads(before)
+
+
+@pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+def test_int8_takes_other_weights(options: WorkerOptions) -> None:
+    logits = []
+    for quantization in ("none", "int8"):
+        worker = TpModelWorker(replace(options, quantization=quantization))
+        logits.append(worker.submit(prefill(top_logprobs=5)).result().logprobs[0].chosen)
+    assert logits[0] != logits[1]

@@ -110,6 +110,7 @@ def test_identity(copy: Path, checkpoints: Checkpoints) -> None:
     assert model_identity(copy, "float32").weights == original.weights
     assert model_identity(copy, "auto").weights == original.weights
     assert model_identity(copy, "bfloat16").weights != original.weights
+    assert model_identity(copy, "float32", "int8").weights != original.weights
     assert model_identity(checkpoints("llama/sharded"), "float32").weights != original.weights
 
 

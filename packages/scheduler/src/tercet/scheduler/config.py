@@ -64,6 +64,10 @@ class ModelOptions:
     """cpu, cuda, or auto for what there is."""
     attention_backend: str = "auto"
     """Attention kernels: a name that `tercet-kernels check` lists."""
+    quantization: Literal["none", "int8"] = "none"
+    """Weights and activations rounded to 8 bits as they are used; on native CPU kernels only."""
+    threads: int | None = None
+    """Cores that native CPU kernels use; otherwise all that this process may run on."""
     kv_cache_bytes: int | None = None
     """Memory for keys and values; otherwise a stated share of what is free."""
     page_size: int = 16
@@ -76,7 +80,7 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
-        for option in ("page_size", "max_running_requests", "kv_cache_bytes", "context_length"):
+        for option in ("page_size", "max_running_requests", "kv_cache_bytes", "context_length", "threads"):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")

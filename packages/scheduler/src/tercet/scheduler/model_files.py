@@ -137,12 +137,13 @@ def file_hashes(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
-def model_identity(directory: Path, dtype: str) -> ModelIdentity:
+def model_identity(directory: Path, dtype: str, quantization: str = "none") -> ModelIdentity:
     """What must be equal for a request to go on elsewhere, and the hashes that frontends cache files by.
 
     The fingerprint covers config.json, the hub's revision where there is one, the header and size of every
-    safetensors file, the first bytes of each tensor, and the dtype they are served in ("auto": as saved). It reads a
-    few hundred KiB of a checkpoint of any size. A directory without weights, good for dummy ones, has an identity too.
+    safetensors file, the first bytes of each tensor, the dtype they are served in ("auto": as saved), and how they are
+    quantized. It reads a few hundred KiB of a checkpoint of any size. A directory without weights, good for dummy ones,
+    has an identity too.
     """
     if dtype == "auto":
         dtype = saved_dtype(read_json(directory / "config.json"))
@@ -153,7 +154,7 @@ def model_identity(directory: Path, dtype: str) -> ModelIdentity:
 
     add((directory / "config.json").read_bytes())
     add(_revision(directory).encode())
-    add(dtype.encode())
+    add(dtype.encode() if quantization == "none" else f"{dtype} as {quantization}".encode())
     for path in weight_files(directory) if any(directory.glob("*.safetensors")) else []:
         add(f"{path.name} {path.stat().st_size}".encode())
         tensors = read_header(path)

@@ -51,6 +51,8 @@ def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, re
         page_size=options.page_size,
         kv_cache_bytes=options.kv_cache_bytes,
         attention_backend=options.attention_backend,
+        quantization=options.quantization,
+        threads=options.threads,
         overlap=schedule.overlap > 0,
     )
     return TpModelWorker(worker, report)
@@ -93,7 +95,7 @@ class SchedulerProcess:
         self._path = resolve_model(model.model)
         self._name = self._path.name if Path(model.model).is_dir() else model.model
         """What clients call the model."""
-        self._identity = model_identity(self._path, model.dtype)
+        self._identity = model_identity(self._path, model.dtype, model.quantization)
         self._board = StatusBoard(time.monotonic)
         config = NodeConfig(
             role=Role.SCHEDULER,
