@@ -98,8 +98,10 @@ async def test_server_info_tells_limits_and_load(engine_of: EngineOf, http_of: H
     async with serving(engine_of()) as served:
         load = Load(running=3, pages_total=100, pages_free=40)
         served.engine.deliver([Delivery("scheduler-0", Heartbeat(phase=Phase.STEP, load=load))])
+        await http_of(served).post("/generate", json={"text": "hello"})
         info = (await http_of(served).get("/server_info")).json()
     assert info["ready"] is True
+    assert info["requests_ended"] == {"finished": 1}
     assert info["models"][0]["context_length"] == 128
     [scheduler] = info["schedulers"]
     assert (scheduler["peer"], scheduler["phase"]) == ("scheduler-0", "step")

@@ -214,4 +214,5 @@ def _describe(model: ServedModel) -> dict[str, Any]:
 
 
 def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    # Enumerations are keys of the counters.
+    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
