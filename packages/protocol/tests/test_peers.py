@@ -1,127 +1,18 @@
 """The table of peers, in worlds without sockets or clocks: messages in, effects out."""
 
 from collections.abc import Callable
-from itertools import count
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tercet.protocol.events import PeerDown, PeerEvent, PeerReady, PeerUp
-from tercet.protocol.links import Close, Effect, Refused, Say
-from tercet.protocol.messages import Goodbye, Hello, Introduce, Ready
-from tercet.protocol.peers import INTRODUCED_TIME, REFUSED_PAUSE, PeerTable
+from packages.protocol.tests.world import World, hello
+from tercet.protocol.events import PeerDown, PeerUp
+from tercet.protocol.messages import Introduce, Ready
+from tercet.protocol.peers import INTRODUCED_TIME, PeerTable
 from tercet.protocol.values import Role
 
-START = 1000.0
 FRONTEND, SCHEDULER, DETOKENIZER = Role.FRONTEND, Role.SCHEDULER, Role.DETOKENIZER
-_incarnations = count(1)
-
-
-def hello(role: Role, peer: str = "", address: str = "", version: tuple[int, int] = (1, 0)) -> Hello:
-    """What a new start of a process says; every call is another incarnation."""
-    incarnation, peer = f"{next(_incarnations):016x}", peer or f"{role.value}-0"
-    return Hello(
-        peer=peer,
-        incarnation=incarnation,
-        role=role,
-        address=address or f"ipc:///run/{peer}.{incarnation}.ipc",
-        version=version,
-        features=["Hello", "Heartbeat"],
-    )
-
-
-class World:
-    """Tables that talk, by a medium that loses what `lose` says. Time moves in steps of 50 ms."""
-
-    def __init__(self) -> None:
-        self.now = START
-        self.tables: dict[str, PeerTable] = {}
-        self.events: dict[str, list[PeerEvent | Refused]] = {}
-        self.closed: list[str] = []
-        self.said: list[Say] = []
-        self.mail: list[tuple[PeerTable, Say]] = []
-        self.lose: Callable[[Say], bool] = lambda _: False
-        self.mute: set[str] = set()
-        """Addresses where somebody listens but never speaks."""
-
-    def start(self, role: Role, peer: str = "", *, dial: tuple[str, ...] = (), address: str = "") -> PeerTable:
-        table = PeerTable(hello(role, peer, address))
-        self.tables[table.me.address] = table
-        self.events[table.me.incarnation] = []
-        self.apply(table, table.want(set(dial), self.now))
-        return table
-
-    def kill(self, table: PeerTable) -> None:
-        del self.tables[table.me.address]
-
-    def apply(self, table: PeerTable, effects: list[Effect]) -> None:
-        todo = list(effects)
-        while todo:
-            match todo.pop(0):
-                case Say() as say:
-                    self.said.append(say)
-                    reached = say.address in self.tables.keys() | self.mute
-                    if reached and not self.lose(say):
-                        self.mail.append((table, say))
-                    todo = table.said(say, reached, self.now) + todo
-                case Close(address):
-                    self.closed.append(address)
-                case event:
-                    self.events[table.me.incarnation].append(event)
-
-    def deliver(self) -> None:
-        while self.mail:
-            sender, say = self.mail.pop(0)
-            table = self.tables.get(say.address)
-            if table is None or say.target not in {"", table.me.incarnation}:
-                continue
-            known = table.peers.get(sender.me.peer)
-            up = known is not None and known.hello.incarnation == sender.me.incarnation
-            match say.message:
-                case Hello() as message:
-                    self.apply(table, table.hello(message, self.now))
-                case Introduce() as message if up:
-                    self.apply(table, table.introduce(sender.me.peer, message, self.now))
-                case Ready() as message if up:
-                    self.apply(table, table.peer_ready(sender.me.peer, message))
-                case Goodbye() as message if up:
-                    self.apply(table, table.goodbye(sender.me.peer, message, self.now))
-            if up and sender.me.peer in table.peers:
-                table.heard(sender.me.peer, self.now)
-
-    def run(self, seconds: float, *, beats: bool = True) -> None:
-        """Let time go by; with `beats`, everybody hears from everybody that considers it a peer."""
-        for _ in range(round(seconds / 0.05)):
-            self.now += 0.05
-            for table in list(self.tables.values()):
-                self.apply(table, table.tick(self.now))
-                self.deliver()
-                for peer in table.peers.values() if beats else ():
-                    other = self.tables.get(peer.hello.address)
-                    mine = other.peers.get(table.me.peer) if other else None
-                    if mine and mine.hello.incarnation == table.me.incarnation:
-                        mine.heard = self.now
-
-    def log(self, table: PeerTable) -> list[str]:
-        """The events of a table since last asked, as words."""
-        events = self.events[table.me.incarnation]
-        lines = [_words(event) for event in events]
-        events.clear()
-        return lines
-
-
-def _words(event: PeerEvent | Refused) -> str:
-    match event:
-        case PeerUp(peer, role):
-            return f"{peer} up as {role.value}"
-        case PeerReady(peer):
-            return f"{peer} ready"
-        case PeerDown(peer, _, reason):
-            return f"{peer} down: {reason}"
-        case Refused(peer, reason):
-            return f"{peer} refused: {reason}"
 
 
 @pytest.fixture
@@ -351,109 +242,6 @@ def test_the_introduced_are_not_dialled_for_ever(world: World) -> None:
     world.run(2)
     assert "ipc:///run/gone.ipc" not in scheduler.links
     assert "ipc:///run/gone.ipc" in world.closed
-
-
-@pytest.mark.parametrize(
-    ("teller", "role", "address"),
-    [
-        (DETOKENIZER, DETOKENIZER, "ipc:///run/x.ipc"),
-        (FRONTEND, SCHEDULER, "ipc:///run/x.ipc"),
-        (FRONTEND, FRONTEND, "ipc:///run/x.ipc"),
-        (FRONTEND, DETOKENIZER, "tcp://10.0.0.1:22"),
-        (FRONTEND, DETOKENIZER, "ipc:///run/*"),
-        (FRONTEND, DETOKENIZER, "nonsense"),
-    ],
-)
-def test_not_every_introduction_is_followed(world: World, teller: Role, role: Role, address: str) -> None:
-    scheduler = world.start(SCHEDULER)
-    told_by = world.start(teller, dial=(scheduler.me.address,))
-    world.deliver()
-    message = Introduce(peer="someone", role=role, address=address)
-    world.apply(scheduler, scheduler.introduce(told_by.me.peer, message, world.now))
-    world.apply(scheduler, scheduler.introduce("a stranger", message, world.now))
-    assert set(scheduler.links) == {told_by.me.address}
-
-
-def test_another_major_version_is_refused_by_name_on_both_sides(world: World) -> None:
-    scheduler = world.start(SCHEDULER)
-    stranger = hello(FRONTEND, version=(2, 1))
-    for _ in range(3):
-        world.apply(scheduler, scheduler.hello(stranger, world.now))
-    assert world.log(scheduler) == ["frontend-0 refused: frontend-0 speaks wire version 2.1, this part speaks 1.0"]
-    world.mute.add(stranger.address)
-    world.said.clear()
-    world.run(0.5)
-    answers = [say.message for say in world.said if say.address == stranger.address]
-    assert isinstance(answers[0], Hello)
-    assert answers[0].version == (1, 0), "it can see for itself"
-    assert isinstance(answers[1], Goodbye)
-    assert "2.1" in answers[1].reason
-    assert "1.0" in answers[1].reason
-    assert len(answers) == 2
-    assert not scheduler.links
-    assert not scheduler.peers
-
-
-def test_an_incompatible_peer_that_is_wanted_is_dialled_again_at_leisure(world: World) -> None:
-    stranger = hello(SCHEDULER, version=(2, 0))
-    frontend = world.start(FRONTEND, dial=(stranger.address,))
-    answer = msgspec.structs.replace(stranger, reply=True)
-    world.apply(frontend, frontend.hello(answer, world.now))
-    assert world.log(frontend) == ["scheduler-0 refused: scheduler-0 speaks wire version 2.0, this part speaks 1.0"]
-    world.said.clear()
-    world.run(REFUSED_PAUSE - 1)
-    assert not world.said, "an answer gets no answer, or the two would never stop"
-    world.run(2.0)
-    assert world.said
-
-
-def test_a_newer_minor_is_welcome(world: World) -> None:
-    scheduler = world.start(SCHEDULER)
-    newer = hello(FRONTEND, version=(1, 7))
-    world.tables[newer.address] = PeerTable(newer)
-    world.events[newer.incarnation] = []
-    world.apply(scheduler, scheduler.hello(newer, world.now))
-    assert world.log(scheduler) == ["frontend-0 up as frontend"]
-
-
-@pytest.mark.parametrize(
-    "settings", [{"peer": "../etc"}, {"address": "tcp://10.0.0.1:1"}, {"address": "ipc:///" + "x" * 200}]
-)
-def test_an_impossible_hello_is_not_answered(world: World, settings: dict[str, str]) -> None:
-    scheduler = world.start(SCHEDULER)
-    bad = msgspec.structs.replace(hello(FRONTEND), **settings)
-    for _ in range(3):
-        world.apply(scheduler, scheduler.hello(bad, world.now))
-    assert len(world.log(scheduler)) == 1
-    assert not scheduler.links
-    assert not world.said
-
-
-def test_peers_are_bounded_in_number(world: World) -> None:
-    scheduler = world.start(SCHEDULER)
-    scheduler.max_peers = 2
-    tables = [world.start(FRONTEND, f"frontend-{i}", dial=(scheduler.me.address,)) for i in range(2)]
-    world.run(0.5)
-    third = world.start(FRONTEND, "frontend-2", dial=(scheduler.me.address,))
-    world.run(0.5)
-    assert set(scheduler.peers) == {"frontend-0", "frontend-1"}
-    assert "frontend-2 refused: scheduler-0 has 2 peers already" in world.log(scheduler)
-    world.kill(tables[0])
-    world.run(3.0)
-    world.kill(third)
-    world.start(FRONTEND, "frontend-2", dial=(scheduler.me.address,))
-    world.run(0.5)
-    assert set(scheduler.peers) == {"frontend-1", "frontend-2"}
-
-
-def test_a_flood_of_hellos_from_nowhere_is_bounded(world: World) -> None:
-    scheduler = world.start(SCHEDULER)
-    scheduler.max_peers = 10
-    for number in range(100):
-        world.apply(scheduler, scheduler.hello(hello(FRONTEND, f"f-{number}"), world.now))
-    assert len(scheduler.links) <= 20
-    world.run(3.0)
-    assert not scheduler.links
 
 
 def test_addresses_are_dialled_in_an_order_that_does_not_change(world: World) -> None:

@@ -110,8 +110,10 @@ class PeerTable:
             link = self.links[hello.address] = Link(hello.address, LinkState.DIALLING, now)
         if hello.reply and link.greeted:
             return effects + self._up(link, hello, now)
-        link.state, link.hello, link.next_try, link.pause = LinkState.ANSWERING, hello, now, FIRST_PAUSE
-        link.expires = now + self.timing.silence
+        if link.state is not LinkState.ANSWERING or link.hello is None or link.hello.incarnation != hello.incarnation:
+            link.state, link.next_try, link.pause = LinkState.ANSWERING, now, FIRST_PAUSE
+            link.expires = now + self.timing.silence
+        link.hello = hello
         return effects + self._speak(now)
 
     def said(self, say: Say, ok: bool, now: float) -> list[Effect]:
@@ -196,9 +198,8 @@ class PeerTable:
                 effects += self._introduce_all(peer, both_ways=False)
         for link in list(self.links.values()):
             if link.expires is not None and now > link.expires and link.state is not LinkState.UP:
-                if link.state is LinkState.ANSWERING and link.hello and link.hello.dialled not in {"", link.address}:
-                    where = f"{link.hello.dialled}, but not at {link.address}, which it advertises"
-                    effects += self._note_refusal(link.hello, f"it can be reached at {where}")
+                if link.state is LinkState.ANSWERING and link.hello and link.address.startswith("tcp:"):
+                    effects += self._note_refusal(link.hello, f"nobody answers at {link.address}, its address")
                 effects += self._rest(link, now)
         return effects + self._speak(now)
 

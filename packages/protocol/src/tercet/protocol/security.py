@@ -6,6 +6,7 @@ process can claim no other role than the one whose key it holds.
 
 import os
 import stat
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,6 @@ def _read(path: Path) -> bytes:
             raise ValueError("no Z85")
     except OSError as error:
         raise KeysError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, IndexError, OverflowError, ArithmeticError) as error:
+    except (ValueError, KeyError, struct.error) as error:
         raise KeysError(f"{path} holds no key: {_LENGTH} characters of Z85 are due") from error
     return key

@@ -1,0 +1,118 @@
+"""Tables of peers that talk without sockets or clocks, by a medium that loses what a test wants lost."""
+
+from collections.abc import Callable
+from itertools import count
+
+from tercet.protocol.events import PeerDown, PeerEvent, PeerReady, PeerUp
+from tercet.protocol.links import Close, Effect, Refused, Say
+from tercet.protocol.messages import Goodbye, Hello, Introduce, Ready
+from tercet.protocol.peers import PeerTable
+from tercet.protocol.values import Role
+
+START = 1000.0
+_incarnations = count(1)
+
+
+def hello(role: Role, peer: str = "", address: str = "", version: tuple[int, int] = (1, 0)) -> Hello:
+    """What a new start of a process says; every call is another incarnation."""
+    incarnation, peer = f"{next(_incarnations):016x}", peer or f"{role.value}-0"
+    return Hello(
+        peer=peer,
+        incarnation=incarnation,
+        role=role,
+        address=address or f"ipc:///run/{peer}.{incarnation}.ipc",
+        version=version,
+        features=["Hello", "Heartbeat"],
+    )
+
+
+class World:
+    """Tables that talk, by a medium that loses what `lose` says. Time moves in steps of 50 ms."""
+
+    def __init__(self) -> None:
+        self.now = START
+        self.tables: dict[str, PeerTable] = {}
+        self.events: dict[str, list[PeerEvent | Refused]] = {}
+        self.closed: list[str] = []
+        self.said: list[Say] = []
+        self.mail: list[tuple[PeerTable, Say]] = []
+        self.lose: Callable[[Say], bool] = lambda _: False
+        self.mute: set[str] = set()
+        """Addresses where somebody listens but never speaks."""
+
+    def start(self, role: Role, peer: str = "", *, dial: tuple[str, ...] = (), address: str = "") -> PeerTable:
+        table = PeerTable(hello(role, peer, address))
+        self.tables[table.me.address] = table
+        self.events[table.me.incarnation] = []
+        self.apply(table, table.want(set(dial), self.now))
+        return table
+
+    def kill(self, table: PeerTable) -> None:
+        del self.tables[table.me.address]
+
+    def apply(self, table: PeerTable, effects: list[Effect]) -> None:
+        todo = list(effects)
+        while todo:
+            match todo.pop(0):
+                case Say() as say:
+                    self.said.append(say)
+                    reached = say.address in self.tables.keys() | self.mute
+                    if reached and not self.lose(say):
+                        self.mail.append((table, say))
+                    todo = table.said(say, reached, self.now) + todo
+                case Close(address):
+                    self.closed.append(address)
+                case event:
+                    self.events[table.me.incarnation].append(event)
+
+    def deliver(self) -> None:
+        while self.mail:
+            sender, say = self.mail.pop(0)
+            table = self.tables.get(say.address)
+            if table is None or say.target not in {"", table.me.incarnation}:
+                continue
+            known = table.peers.get(sender.me.peer)
+            up = known is not None and known.hello.incarnation == sender.me.incarnation
+            match say.message:
+                case Hello() as message:
+                    self.apply(table, table.hello(message, self.now))
+                case Introduce() as message if up:
+                    self.apply(table, table.introduce(sender.me.peer, message, self.now))
+                case Ready() as message if up:
+                    self.apply(table, table.peer_ready(sender.me.peer, message))
+                case Goodbye() as message if up:
+                    self.apply(table, table.goodbye(sender.me.peer, message, self.now))
+            if up and sender.me.peer in table.peers:
+                table.heard(sender.me.peer, self.now)
+
+    def run(self, seconds: float, *, beats: bool = True) -> None:
+        """Let time go by; with `beats`, everybody hears from everybody that considers it a peer."""
+        for _ in range(round(seconds / 0.05)):
+            self.now += 0.05
+            for table in list(self.tables.values()):
+                self.apply(table, table.tick(self.now))
+                self.deliver()
+                for peer in table.peers.values() if beats else ():
+                    other = self.tables.get(peer.hello.address)
+                    mine = other.peers.get(table.me.peer) if other else None
+                    if mine and mine.hello.incarnation == table.me.incarnation:
+                        mine.heard = self.now
+
+    def log(self, table: PeerTable) -> list[str]:
+        """The events of a table since last asked, as words."""
+        events = self.events[table.me.incarnation]
+        lines = [_words(event) for event in events]
+        events.clear()
+        return lines
+
+
+def _words(event: PeerEvent | Refused) -> str:
+    match event:
+        case PeerUp(peer, role):
+            return f"{peer} up as {role.value}"
+        case PeerReady(peer):
+            return f"{peer} ready"
+        case PeerDown(peer, _, reason):
+            return f"{peer} down: {reason}"
+        case Refused(peer, reason):
+            return f"{peer} refused: {reason}"
