@@ -5,18 +5,20 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
+from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError, UnavailableError
 from tercet.frontend.event_stream import ClientGoneError
 
 logger = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/live"})
+METRICS = "/metrics"
+_ANSWERED_WHILE_LEAVING = frozenset({"/live", METRICS})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -39,9 +41,13 @@ class ApiKeys:
 class Access:
     """ASGI middleware around the whole app."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, leaving: Callable[[], bool], open_routes: frozenset[str] = OPEN_ROUTES
+    ) -> None:
         self._app = app
         self._keys = keys
+        self._leaving = leaving
+        self._open_routes = open_routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -61,14 +67,19 @@ class Access:
             nonlocal started, ended
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                answer = MutableHeaders(scope=message)
+                answer["x-request-id"] = request_id
+                if self._leaving():
+                    answer["connection"] = "close"
             elif message["type"] == "http.response.body":
                 ended = not message.get("more_body", False)
             await send(message)
 
         try:
-            if scope["path"] not in OPEN_ROUTES and not self._keys.allow(headers.get("authorization", "")):
+            if scope["path"] not in self._open_routes and not self._keys.allow(headers.get("authorization", "")):
                 raise UnauthorizedError("Incorrect API key provided.")
+            if self._leaving() and scope["path"] not in _ANSWERED_WHILE_LEAVING:
+                raise UnavailableError("This server is leaving.", retry_after=1)
             await self._app(scope, receive, send_with_id)
         except ClientGoneError:
             return

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tercet.frontend.access import Access, ApiKeys, error_response
+from tercet.frontend.access import METRICS, OPEN_ROUTES, Access, ApiKeys, error_response
 from tercet.frontend.config import HttpConfig
 from tercet.frontend.errors import (
     ApiError,
@@ -19,6 +19,7 @@ from tercet.frontend.errors import (
     ServerError,
 )
 from tercet.frontend.event_stream import ClientGoneError
+from tercet.frontend.metrics import Metrics
 from tercet.frontend.native import Native
 from tercet.frontend.openai.chat import OpenAIServingChat
 from tercet.frontend.openai.completions import OpenAIServingCompletion
@@ -55,6 +56,7 @@ def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
         ("GET", "/server_info", native.server_info),
         ("GET", "/health", native.health),
         ("GET", "/live", native.live),
+        ("GET", METRICS, Metrics(manager).scrape),
     ]
     for method, path, endpoint in routes:
         app.add_route(path, endpoint, methods=[method])
@@ -62,7 +64,8 @@ def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
     app.add_exception_handler(Exception, _on_failure)
-    return Access(app, ApiKeys(config.api_keys()))
+    open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
+    return Access(app, ApiKeys(config.api_keys()), lambda: manager.draining, open_routes)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001

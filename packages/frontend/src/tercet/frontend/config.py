@@ -52,6 +52,8 @@ class HttpConfig:
     """A key that clients must show as a bearer token; repeatable. Without any the server is open."""
     api_key_file: Path | None = None
     """A file of such keys, one a line, which keeps them out of the process list."""
+    open_metrics: bool = False
+    """Answer /metrics without a key."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Longest request body that is read."""
     max_header_bytes: int = 64 * 1024

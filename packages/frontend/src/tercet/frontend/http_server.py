@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -85,12 +86,27 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._listener = listener
+        self._shares_socket = config.fd is not None
         self._on_started = on_started
         self._stopping = asyncio.Event()
+        self._grace = config.shutdown_grace
+        self._drained: _Drained | None = None
 
     async def run_until_told(self) -> None:
         """Serve until `stop`; then no new requests, and those in flight may finish."""
         await self.serve(sockets=[self._listener])
+
+    def drain(self, idle: Callable[[], bool], give_up: Callable[[], None]) -> None:
+        """End `run_until_told` once `idle`; after the grace, or when called again, `give_up` and end it then.
+
+        Until then new connections go to the other processes at the socket, if it is shared, and are answered if not.
+        """
+        grace = self._grace if self._drained is None else 0
+        self._drained = _Drained(idle, give_up, asyncio.get_running_loop().time() + grace)
+        if self._shares_socket:
+            for server in self.servers:
+                server.close()
+        self._stopping.set()
 
     def stop(self) -> None:
         """End `run_until_told`; a second time, without waiting for requests in flight."""
@@ -105,6 +121,17 @@ class HttpServer(uvicorn.Server):
             ticks += 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _TICK)
+            self._stopping.clear()
+            if self._drained is not None:
+                self._look_after(self._drained)
+
+    def _look_after(self, drained: "_Drained") -> None:
+        left = drained.deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            drained.give_up()
+        if left <= 0 or drained.idle():
+            self.config.timeout_graceful_shutdown = max(1, int(left))
+            self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does, then tell."""
@@ -115,6 +142,14 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are handled by whoever runs the loop."""
         yield
+
+
+class _Drained(NamedTuple):
+    """What is waited for before the end."""
+
+    idle: Callable[[], bool]
+    give_up: Callable[[], None]
+    deadline: float
 
 
 def listening_socket(config: HttpConfig) -> socket.socket:

@@ -24,6 +24,7 @@ from tercet.protocol.messages import Heartbeat
 from tercet.protocol.node import Sender
 from tercet.protocol.values import Load, Phase
 
+_LEAVING = "This server is leaving."
 _RETRY_INTERVAL = 0.5
 _TICKS_TO_ASK_AGAIN = 10
 """For tokenizer files that have not come."""
@@ -108,6 +109,11 @@ class TokenizerManager:
         """Take no new requests from here on; those in flight go on."""
         self.draining = True
 
+    def give_up(self) -> None:
+        """End what is still open."""
+        for state in self._states.values():
+            state.fail(UnavailableError(_LEAVING, retry_after=1))
+
     async def close(self) -> None:
         """Stop the background work."""
         if self._looking is not None:
@@ -118,7 +124,7 @@ class TokenizerManager:
     async def submit(self, requests: Sequence[GenerateRequest]) -> Generation:
         """Send requests on their way. Raises ApiError, and then none of them runs. Whoever submits must `release`."""
         if self.draining:
-            raise UnavailableError("This server is leaving.", retry_after=1)
+            raise UnavailableError(_LEAVING, retry_after=1)
         model = self.models.get(requests[0].model)
         for request in requests:
             check_stops(request)

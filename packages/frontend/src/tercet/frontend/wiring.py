@@ -57,7 +57,7 @@ class Frontend:
         """Serve until SIGTERM or SIGINT; requests in flight may finish first."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._server.stop)
+            loop.add_signal_handler(number, self._drain)
         await self._node.start()
         self._manager.start()
         try:
@@ -66,6 +66,11 @@ class Frontend:
             await self._manager.close()
             await self._node.close("stopped")
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _drain(self) -> None:
+        """Requests in flight finish; new ones are sent away. A second time, leave at once."""
+        self._manager.drain()
+        self._server.drain(lambda: not self._manager.running, self._manager.give_up)
 
     def _on_started(self) -> None:
         self._listens = True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tercet.frontend.app import build_app
 from tercet.frontend.config import HttpConfig
-from tercet.frontend.http_server import HttpServer, url_of
+from tercet.frontend.http_server import HttpServer, listening_socket, url_of
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController, RoundRobin
 from tercet.frontend.testing.engine import FakeEngine
@@ -23,6 +23,14 @@ class Served:
     url: str
     engine: FakeEngine
     manager: TokenizerManager
+    server: HttpServer
+    ended: asyncio.Event
+    """Set once nothing listens any more."""
+
+    def drain(self) -> None:
+        """As SIGTERM does."""
+        self.manager.drain()
+        self.server.drain(lambda: not self.manager.running, self.manager.give_up)
 
     async def until_idle(self) -> None:
         """Wait until no request is in flight."""
@@ -47,17 +55,18 @@ async def serving(
         controller = DataParallelController(RoundRobin())
         manager = TokenizerManager("frontend-0", engine, pool, registry, controller, recovery_timeout, max_waiting)
         engine.deliver = manager.on_deliveries
-        started = asyncio.Event()
-        listener = socket.create_server(("127.0.0.1", 0))
+        started, ended = asyncio.Event(), asyncio.Event()
+        listener = socket.create_server(("127.0.0.1", 0)) if http.fd is None else listening_socket(http)
         server = HttpServer(build_app(manager, http), http, listener, started.set)
         url = url_of(listener)
         manager.start()
         running = asyncio.create_task(server.run_until_told())
+        running.add_done_callback(lambda _: ended.set())
         await started.wait()
         try:
             if connect:
                 await _connected(engine, manager)
-            yield Served(url, engine, manager)
+            yield Served(url, engine, manager, server, ended)
         finally:
             server.stop()
             await running

@@ -1,0 +1,117 @@
+"""What /metrics tells, read back line by line."""
+
+import asyncio
+import re
+from collections.abc import Callable
+
+import httpx2
+
+from tercet.frontend.config import HttpConfig
+from tercet.frontend.counters import Histogram
+from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.protocol.events import Delivery
+from tercet.protocol.messages import Heartbeat
+from tercet.protocol.values import Load, Phase
+
+EngineOf = Callable[..., FakeEngine]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+
+_HELP = re.compile(r"# HELP (tercet_\w+) \S.*")
+_TYPE = re.compile(r"# TYPE (tercet_\w+) (gauge|counter|histogram)")
+_SAMPLE = re.compile(r'(tercet_\w+)((?:\{\w+="[^"\\\n]*"(?:,\w+="[^"\\\n]*")*\})?) (-?[0-9.e+-]+)')
+
+
+def read(text: str) -> dict[str, float]:
+    """Samples by name with labels. Every line must be of the format, and every sample under its family's heading."""
+    samples: dict[str, float] = {}
+    helped = family = kind = ""
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if match := _HELP.fullmatch(line):
+            helped = match[1]
+        elif match := _TYPE.fullmatch(line):
+            family, kind = match.groups()
+            assert family == helped
+        else:
+            match = _SAMPLE.fullmatch(line)
+            assert match, line
+            suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+            assert match[1] in {family + suffix for suffix in suffixes}
+            assert (kind == "counter") == match[1].endswith("_total")
+            assert match[1] + match[2] not in samples
+            samples[match[1] + match[2]] = float(match[3])
+    return samples
+
+
+async def scrape(http: httpx2.AsyncClient) -> dict[str, float]:
+    answer = await http.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return read(answer.text)
+
+
+async def test_requests_and_deaths_are_counted(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(schedulers=["scheduler-0", "scheduler-1"])
+    async with serving(engine) as served:
+        http = http_of(served)
+        body = {"model": "tiny", "prompt": "hello"}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        await served.until_idle()
+        engine.down("scheduler-0")
+        load = Load(queued=3, running=2, pages_total=64, pages_free=7, pages_cached=50, cached_prompt_tokens=11)
+        engine.deliver([Delivery("scheduler-1", Heartbeat(phase=Phase.STEP, load=load))])
+        samples = await scrape(http)
+    assert samples['tercet_requests_total{outcome="finished"}'] == 1
+    assert samples['tercet_requests_total{outcome="failed"}'] == 0
+    assert samples['tercet_part_deaths_total{role="scheduler"}'] == 1
+    assert samples['tercet_parts_ready{role="scheduler"}'] == 1
+    assert samples['tercet_parts_ready{role="detokenizer"}'] == 1
+    assert samples['tercet_queued{scheduler="scheduler-1"}'] == 3
+    assert samples['tercet_running{scheduler="scheduler-1"}'] == 2
+    assert samples['tercet_pages{scheduler="scheduler-1"}'] == 64
+    assert samples['tercet_pages_free{scheduler="scheduler-1"}'] == 7
+    assert samples['tercet_pages_cached{scheduler="scheduler-1"}'] == 50
+    assert samples['tercet_cached_prompt_tokens_total{scheduler="scheduler-1"}'] == 11
+    assert samples["tercet_time_to_first_token_seconds_count"] == 1
+    assert 0 < samples["tercet_time_to_first_token_seconds_sum"] < 10
+
+
+async def test_a_request_that_was_resumed_is_told_of(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(schedulers=["scheduler-0", "scheduler-1"], auto=False)
+    async with serving(engine) as served:
+        http = http_of(served)
+        asked = asyncio.create_task(http.post("/v1/completions", json={"model": "tiny", "prompt": "hello"}))
+        async with asyncio.timeout(10):
+            while not engine.requests():  # noqa: ASYNC110 - the engine tells nobody
+                await asyncio.sleep(0.001)
+        engine.step()
+        engine.down("scheduler-0")
+        for _ in range(10):
+            engine.step()
+        assert (await asked).json()["choices"][0]["text"] == "Hello world!"
+        await served.until_idle()
+        info = (await http.get("/server_info")).json()
+        samples = await scrape(http)
+    assert samples['tercet_redispatches_total{cause="scheduler_died"}'] == 1
+    assert samples["tercet_requests_resumed_finished_total"] == 1
+    assert info["redispatches"] == {"scheduler_died": 1}
+    assert info["requests_resumed_and_finished"] == 1
+    assert info["requests_ended"] == {"finished": 1}
+    assert info["deaths"] == {"scheduler": 1}
+    assert info["frontend"] == "frontend-0"
+
+
+async def test_metrics_ask_for_the_key_unless_told_to_be_open(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(), HttpConfig(api_key=("k",))) as served:
+        assert (await http_of(served).get("/metrics")).status_code == 401
+        key = {"authorization": "Bearer k"}
+        assert (await http_of(served).get("/metrics", headers=key)).status_code == 200
+    async with serving(engine_of(), HttpConfig(api_key=("k",), open_metrics=True)) as served:
+        assert (await http_of(served).get("/metrics")).status_code == 200
+        assert (await http_of(served).get("/server_info")).status_code == 401
+
+
+def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.5):
+        histogram.observe(value)
+    assert (histogram.buckets, histogram.sum) == ([2, 1, 1], 5.5)
