@@ -181,3 +181,21 @@ def test_a_choice_that_ended_in_flight_is_replaced_by_its_later_attempt() -> Non
     run.run()
     assert run.output["a", 0][:2] == whole[:2]
     run.assert_empty()
+
+
+def test_choices_that_a_later_attempt_leaves_out_are_given_up() -> None:
+    run = driver()
+    run.send(request("a", PROMPT, n=4, max_new_tokens=30, ignore_eos=True))
+    for _ in range(3):
+        run.step()
+    run.send(request("a", PROMPT, n=4, max_new_tokens=30, ignore_eos=True, attempt=1, resume=[Resume(2)]))
+    assert held(run) == [("a", 2, 1)]
+    assert [req.index for req in run.core.planner.running] == [2]
+
+
+def test_a_lost_frontend_takes_along_what_runs_waits_and_follows() -> None:
+    run = driver(slots=1)
+    run.send(request("a", PROMPT, n=3), request("b", PROMPT, n=3))
+    run.step()
+    run.send(PeerGone("frontend-0"))
+    run.assert_empty()

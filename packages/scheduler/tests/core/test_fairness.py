@@ -81,3 +81,11 @@ def test_a_retracted_request_goes_first_however_many_better_ones_come() -> None:
         run.step()
     assert ("poor", 0) in run.finishes
     assert run.core.counters.retractions > 0
+
+
+def test_a_prompt_half_computed_waits_for_a_blocked_peer_too() -> None:
+    run = Driver(small_capacity(), CoreConfig(token_budget=8))
+    run.send(request("a", [1] * 20, max_new_tokens=2, ignore_eos=True))
+    run.step()
+    run.send(PeerBlocked("detokenizer-0"))
+    assert run.core.schedule() is None
