@@ -1,0 +1,213 @@
+"""The topology of deploy/compose.yaml in network namespaces: parts found by name, keys, and links cut for ten seconds.
+
+Every part runs compose's own command line, on a host with an address of its own and with its own folder of keys.
+"""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tests.compose_server import URL, ComposeServer
+from tests.deploy_files import ROOT
+from tests.namespaces import Network, why_not
+
+logger = logging.getLogger(__name__)
+
+REASON = why_not()
+pytestmark = [pytest.mark.skipif(bool(REASON), reason=f"network namespaces: {REASON}"), pytest.mark.timeout(600)]
+
+ADDRESSES = {
+    "frontend": "10.203.0.10",
+    "scheduler-1": "10.203.0.21",
+    "scheduler-2": "10.203.0.22",
+    "scheduler-3": "10.203.0.23",
+    "detokenizer": "10.203.0.30",
+    "client": "10.203.0.40",
+}
+CLIENTS = 4
+CUT_SECONDS = 10.0
+START_LIMIT = 120.0
+RECOVERY_LIMIT = 60.0
+
+
+class Traffic:
+    """Clients on the host `client` that never pause, and the answers they got."""
+
+    def __init__(self, network: Network) -> None:
+        script = str(ROOT / "tests" / "steady_traffic.py")
+        network.start(
+            "client", sys.executable, script, URL, str(CLIENTS), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._process = network.processes.pop("client")
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            self._process.kill()
+            self._reader.join()
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Every answer so far. Raises AssertionError where one is not an answer, with the client's words."""
+        try:
+            return [json.loads(line) for line in list(self.lines)]
+        except ValueError:
+            raise AssertionError("\n".join(self.lines)) from None
+
+    def wait_for_all(self, begun_after: float) -> float:
+        """Wait until every client has an answer to a request it began since; when the last of them had it."""
+        ends: dict[int, float] = {}
+
+        def enough() -> bool:
+            assert self._process.poll() is None, "\n".join(self.lines)
+            for each in self.answers():
+                if each["began"] > begun_after:
+                    ends.setdefault(each["client"], each["ended"])
+            return len(ends) == CLIENTS
+
+        until(enough, RECOVERY_LIMIT, lambda: f"of {CLIENTS} clients only {sorted(ends)} went on")
+        return max(ends.values())
+
+    def stop(self) -> list[dict[str, Any]]:
+        """Every answer, once the clients have their last."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait(RECOVERY_LIMIT) == 0, "\n".join(self.lines)
+        self._reader.join()
+        return self.answers()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.lines.extend(iter(self._process.stdout.readline, ""))
+
+
+def until(condition: Callable[[], bool], limit: float, complaint: Callable[[], str]) -> None:
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, complaint()
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    names = {
+        "frontend": ["frontend"],
+        "scheduler": ["scheduler-1", "scheduler-2"],
+        "detokenizer": ["detokenizer"],
+    }
+    network = Network(ADDRESSES, names)
+    try:
+        yield network
+    finally:
+        ends = network.close()
+    assert not any(ends.values()), ends
+
+
+@pytest.fixture(scope="module")
+def server(network: Network, tmp_path_factory: pytest.TempPathFactory) -> ComposeServer:
+    server = ComposeServer(network, tmp_path_factory.mktemp("deployment"))
+    for _ in range(2):  # as on every `docker compose up`: the second run keeps what the first one made
+        subprocess.run(server.keys, check=True, timeout=60)
+    hosts = ["scheduler-1", "scheduler-2", "detokenizer", "frontend"]
+    for host in hosts:
+        server.start(host)
+    for host in hosts:
+        until(lambda host=host: server.healthy(host), START_LIMIT, server.logs)  # type: ignore[misc]
+    until(lambda: server.schedulers() == 2, START_LIMIT, server.logs)
+    return server
+
+
+def cut_off(network: Network, traffic: Traffic, one: str, other: str) -> tuple[float, float]:
+    """Cut a link under traffic for ten seconds; when it was cut and mended."""
+    traffic.wait_for_all(begun_after=time.monotonic())
+    network.cut(one, other)
+    cut = time.monotonic()
+    time.sleep(CUT_SECONDS)
+    network.mend(one, other)
+    return cut, time.monotonic()
+
+
+def check(answers: list[dict[str, Any]], server: ComposeServer) -> None:
+    """No answer failed, and each prompt has one continuation however its requests were moved about."""
+    failed = [each for each in answers if each["error"]]
+    assert not failed, f"{len(failed)} of {len(answers)} failed, first {failed[0]}\n{server.logs()}"
+    texts = {(each["prompt"], each["text"]) for each in answers}
+    assert len(texts) == CLIENTS, texts
+
+
+def test_a_cut_link_passes_nothing_and_others_everything(network: Network) -> None:
+    listen = "import socket as s; l = s.create_server(('0.0.0.0', 9)); print('on', flush=True)\nwhile 1: l.accept()"
+    connect = "import socket as s, sys; s.create_connection((sys.argv[1], 9), timeout=1)"
+
+    def reaches(sender: str) -> bool:
+        return network.call(sender, sys.executable, "-c", connect, ADDRESSES["client"]).returncode == 0
+
+    network.start("client", sys.executable, "-c", listen, stdout=subprocess.PIPE)
+    process = network.processes.pop("client")
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        network.cut("client", "frontend")
+        assert (reaches("frontend"), reaches("detokenizer")) == (False, True)
+        network.mend("client", "frontend")
+        assert reaches("frontend")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_requests_go_to_another_scheduler_while_one_is_cut_off(network: Network, server: ComposeServer) -> None:
+    with Traffic(network) as traffic:
+        cut, mended = cut_off(network, traffic, "scheduler-1", "frontend")
+        again = traffic.wait_for_all(begun_after=mended)
+        until(lambda: server.schedulers() == 2, RECOVERY_LIMIT, server.logs)
+        answers = traffic.stop()
+    check(answers, server)
+    inside = [each for each in answers if cut + CUT_SECONDS / 2 < each["began"] and each["ended"] < mended]
+    assert inside, f"nothing was served by the other scheduler\n{server.logs()}"
+    longest = max(each["ended"] - each["began"] for each in answers)
+    figures = (len(answers), longest, len(inside), again - mended)
+    logger.info("%d requests, 0 failed; longest %.1f s; %d served meanwhile; all moving %.1f s after the cut", *figures)
+
+
+def test_requests_wait_while_the_only_detokenizer_is_cut_off(network: Network, server: ComposeServer) -> None:
+    with Traffic(network) as traffic:
+        cut, mended = cut_off(network, traffic, "detokenizer", "frontend")
+        again = traffic.wait_for_all(begun_after=mended)
+        answers = traffic.stop()
+    check(answers, server)
+    assert not [each for each in answers if cut + 1 < each["ended"] < mended], "text came through a cut link"
+    logger.info("%d requests, 0 failed; all moving %.1f s after the cut", len(answers), again - mended)
+
+
+def test_a_scheduler_added_to_the_name_is_found(network: Network, server: ComposeServer) -> None:
+    server.start("scheduler-3")
+    names = {
+        "frontend": ["frontend"],
+        "scheduler": ["scheduler-1", "scheduler-2", "scheduler-3"],
+        "detokenizer": ["detokenizer"],
+    }
+    network.resolve(names)
+    until(lambda: server.schedulers() == 3, START_LIMIT, server.logs)
+
+
+def test_other_keys_open_nothing(network: Network, server: ComposeServer, tmp_path: Path) -> None:
+    subprocess.run([*server.keys[:2], str(tmp_path / "others")], check=True, timeout=60)
+    program, *words = server.health_command("scheduler-1")
+    own = words[words.index("--keys") + 1]
+    address = [word.replace("127.0.0.1", ADDRESSES["scheduler-1"]) for word in words]
+    other = [word.replace(own, str(tmp_path / "others" / "scheduler")) for word in address]
+    assert network.call("scheduler-2", program, *other).returncode == 1
+    assert network.call("scheduler-2", program, *address).returncode == 0

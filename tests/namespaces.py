@@ -1,0 +1,131 @@
+"""A network of hosts on one machine: a namespace each, joined by a bridge, with links that can be cut."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+STOP_LIMIT = 60.0
+_HOSTS = Path("/etc/netns")
+
+
+def why_not() -> str:
+    """Why there can be no namespaces here; empty if there can be."""
+    missing = [tool for tool in ("ip", "bridge") if shutil.which(tool) is None]
+    if missing:
+        return f"no command {' or '.join(missing)}"
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    name = f"tercet-{os.getpid()}-probe"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode == 0:
+        tried = subprocess.run(["ip", "netns", "exec", name, "true"], capture_output=True, text=True, check=False)
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+        made = tried
+    return made.stderr.strip()
+
+
+class Network:
+    """Hosts by name, each with an address of its own; nothing of it reaches this machine's own network."""
+
+    def __init__(self, addresses: Mapping[str, str], aliases: Mapping[str, Iterable[str]]) -> None:
+        """`aliases` maps a name, as a name server would, to the hosts it stands for."""
+        self.addresses = dict(addresses)
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self._prefix = f"tercet-{os.getpid()}"
+        self._switch = f"{self._prefix}-switch"
+        self._run("ip", "netns", "add", self._switch)
+        self._run("ip", "-n", self._switch, "link", "add", "switch", "type", "bridge")
+        self._run("ip", "-n", self._switch, "link", "set", "switch", "up")
+        for number, (host, address) in enumerate(self.addresses.items()):
+            self._add(host, address, f"port{number}")
+        self.resolve(aliases)
+
+    def resolve(self, aliases: Mapping[str, Iterable[str]]) -> None:
+        """What names stand for from now on, on every host."""
+        lines = ["127.0.0.1 localhost"]
+        lines += [f"{self.addresses[host]} {name}" for name, hosts in aliases.items() for host in hosts]
+        for host in self.addresses:
+            # Written in place: it is mounted over /etc/hosts wherever a process of the host runs.
+            (self._etc(host) / "hosts").write_text("\n".join(lines) + "\n")
+
+    def start(
+        self,
+        host: str,
+        *command: str,
+        env: Mapping[str, str] | None = None,
+        stdin: int | None = None,
+        stdout: int | IO[str] | None = None,
+    ) -> None:
+        """Run a command on a host, one at a time."""
+        self.processes[host] = subprocess.Popen(
+            self._inside(host, *command),
+            env={**os.environ, **(env or {})},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def call(self, host: str, *command: str, limit: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host to its end."""
+        return subprocess.run(self._inside(host, *command), capture_output=True, text=True, check=False, timeout=limit)
+
+    def cut(self, one: str, other: str) -> None:
+        """From now on nothing passes between these two hosts, either way; everything else does."""
+        for host in (one, other):
+            self._isolate(host, "on")
+
+    def mend(self, one: str, other: str) -> None:
+        """Everything passes again."""
+        for host in (one, other):
+            self._isolate(host, "off")
+
+    def close(self) -> dict[str, int]:
+        """SIGTERM to every process, and what each ended with; then no trace of the network."""
+        with ExitStack() as last:
+            last.callback(self._remove)
+            for process in self.processes.values():
+                last.callback(process.wait)
+                last.callback(process.kill)
+                process.terminate()
+            end = time.monotonic() + STOP_LIMIT
+            return {host: process.wait(max(0.0, end - time.monotonic())) for host, process in self.processes.items()}
+
+    def _remove(self) -> None:
+        with ExitStack() as last:
+            for name in (self._switch, *map(self._name, self.addresses)):
+                last.callback(self._run, "ip", "netns", "delete", name)
+            for host in self.addresses:
+                last.callback(shutil.rmtree, self._etc(host))
+
+    def _add(self, host: str, address: str, port: str) -> None:
+        name = self._name(host)
+        self._etc(host).mkdir(parents=True)
+        self._run("ip", "netns", "add", name)
+        self._run(*f"ip -n {self._switch} link add {port} type veth peer name eth0 netns {name}".split())
+        self._run(*f"ip -n {self._switch} link set {port} master switch alias {host} up".split())
+        self._run(*f"ip -n {name} address add {address}/24 dev eth0".split())
+        for device in ("lo", "eth0"):
+            self._run("ip", "-n", name, "link", "set", device, "up")
+
+    def _isolate(self, host: str, state: str) -> None:
+        """Isolated ports of a bridge reach every port but isolated ones."""
+        port = f"port{list(self.addresses).index(host)}"
+        self._run("bridge", "-n", self._switch, "link", "set", "dev", port, "isolated", state)
+
+    def _inside(self, host: str, *command: str) -> list[str]:
+        return ["ip", "netns", "exec", self._name(host), *command]
+
+    def _name(self, host: str) -> str:
+        return f"{self._prefix}-{host}"
+
+    def _etc(self, host: str) -> Path:
+        return _HOSTS / self._name(host)
+
+    def _run(self, *command: str) -> None:
+        subprocess.run(command, check=True, timeout=30)
