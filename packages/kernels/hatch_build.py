@@ -10,10 +10,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+LIBRARIES = "src/tercet/kernels/native/lib"
 
 _AVX2 = ["-mavx2", "-mfma"]
 _AVX512 = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "bf16"))]
@@ -35,14 +38,14 @@ class NativeBuildHook(BuildHookInterface[Any]):
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        built = build(root / "csrc", root / "src/tercet/kernels/native/lib", self.app.display_warning)
+        built = build(root / "csrc", root / LIBRARIES, self.app.display_warning)
         if built:
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
             build_data["artifacts"] += [str(path.relative_to(root)) for path in built]
 
 
-def build(sources: Path, target: Path, warn: Any, extra: list[str] | None = None) -> list[Path]:
+def build(sources: Path, target: Path, warn: Callable[[str], object], extra: Sequence[str] = ()) -> list[Path]:
     """Compile every instruction set into `target`; returns the libraries. One that cannot be compiled is left out."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None or sys.platform == "win32":
@@ -54,7 +57,7 @@ def build(sources: Path, target: Path, warn: Any, extra: list[str] | None = None
     running = {}
     for level, flags in levels.items():
         library = target / f"libtercet_{level}.so"
-        command = [compiler, *FLAGS, *flags, *(extra or []), *map(str, sorted(sources.glob("*.cpp")))]
+        command = [compiler, *FLAGS, *flags, *extra, *map(str, sorted(sources.glob("*.cpp")))]
         partial = library.with_suffix(f".{os.getpid()}")
         process = subprocess.Popen([*command, "-o", str(partial)], stderr=subprocess.PIPE, text=True)
         running[library] = partial, process
@@ -69,7 +72,12 @@ def build(sources: Path, target: Path, warn: Any, extra: list[str] | None = None
     return built
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> int:
+    """`python hatch_build.py [FOLDER [COMPILER FLAG ...]]` builds there, by default where the package looks."""
     here = Path(__file__).parent
-    made = build(here / "csrc", here / "src/tercet/kernels/native/lib", sys.stderr.write, sys.argv[1:])
-    sys.exit(0 if made else 1)
+    target = Path(arguments[0]) if arguments else here / LIBRARIES
+    return 0 if build(here / "csrc", target, lambda text: sys.stderr.write(f"{text}\n"), arguments[1:]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""Builds the native kernels with address and undefined-behaviour sanitizers, and runs their tests on that build.
+
+python tools/sanitize_kernels.py [PYTEST ARGUMENT ...]: needs GCC. The exit status is that of the tests.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+KERNELS = ROOT / "packages" / "kernels"
+TESTS = [KERNELS / "tests/native", KERNELS / "tests/attention", ROOT / "packages/scheduler/tests/models/test_native.py"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1"]
+
+
+PLUGIN = """
+from pathlib import Path
+from tercet.kernels.native import library
+library.FOLDER = Path(__file__).parent
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Build into a folder of its own, preload the sanitizer's runtime, run the tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, KERNELS / "hatch_build.py", folder, *SANITIZERS], check=True)
+        (Path(folder) / "sanitized.py").write_text(PLUGIN, encoding="utf-8")
+        compiler = shutil.which("c++") or "c++"
+        runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": runtime.stdout.strip(),
+            "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+            "PYTHONPATH": folder,
+        }
+        command = [sys.executable, "-m", "pytest", "-p", "sanitized", *map(str, TESTS), *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
