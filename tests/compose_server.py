@@ -45,12 +45,16 @@ class ComposeServer:
         program, *words = self._services[part]["healthcheck"]["test"][1:]
         return [self._program(program), *(self._here(word, part) for word in words)]
 
-    def schedulers(self) -> int:
-        """How many the frontend could send a request to now."""
+    def get(self, path: str) -> str:
+        """What the frontend answers a client."""
         code = "import sys, urllib.request as u; sys.stdout.write(u.urlopen(sys.argv[1], timeout=5).read().decode())"
-        done = self.network.call("client", sys.executable, "-c", code, f"{URL}/server_info")
+        done = self.network.call("client", sys.executable, "-c", code, URL + path)
         assert done.returncode == 0, done.stderr
-        return len(json.loads(done.stdout)["schedulers"])
+        return done.stdout
+
+    def schedulers(self) -> int:
+        """How many the frontend knows."""
+        return len(json.loads(self.get("/server_info"))["schedulers"])
 
     def logs(self) -> str:
         """The end of what every part said."""

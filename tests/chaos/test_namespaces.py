@@ -16,7 +16,7 @@ from typing import Any, Self
 import pytest
 
 from tests.compose_server import URL, ComposeServer
-from tests.deploy_files import ROOT
+from tests.deploy_files import ROOT, manifests
 from tests.namespaces import Network, why_not
 
 logger = logging.getLogger(__name__)
@@ -201,6 +201,8 @@ def test_a_scheduler_added_to_the_name_is_found(network: Network, server: Compos
     }
     network.resolve(names)
     until(lambda: server.schedulers() == 3, START_LIMIT, server.logs)
+    scaled_by = manifests("HorizontalPodAutoscaler")["scheduler"]["spec"]["metrics"][0]["external"]["metric"]["name"]
+    assert f'{scaled_by}{{scheduler="scheduler-3"}} 0' in server.get("/metrics").splitlines()
 
 
 def test_other_keys_open_nothing(network: Network, server: ComposeServer, tmp_path: Path) -> None:
