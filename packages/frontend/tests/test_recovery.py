@@ -1,24 +1,17 @@
 """Parts die at any moment, and every request still says exactly what it would have said."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tercet.frontend.errors import ServerError
-from tercet.frontend.generate_request import GenerateRequest, TokenPrompt
-from tercet.frontend.generation import Generation
-from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController, RoundRobin
-from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token
-from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, submit
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import AbortReq, Heartbeat, Rejected, TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, FinishType, Phase, Role, SamplingParams, unpack_ints
+from tercet.protocol.values import FinishReason, FinishType, Phase, Role, unpack_ints
 
 EngineOf = Callable[..., FakeEngine]
 
@@ -26,44 +19,6 @@ EngineOf = Callable[..., FakeEngine]
 def counting(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
     """Each choice counts in its own hundred."""
     return [Token(100 * index + place % 90, f"{index}:{place} ") for place in range(6 + index)]
-
-
-@contextlib.asynccontextmanager
-async def managed(engine: FakeEngine, recovery_timeout: float = 60.0) -> AsyncIterator[TokenizerManager]:
-    engine.auto = False
-    with ThreadPoolExecutor(1) as pool:
-        manager = TokenizerManager(
-            "frontend-0",
-            engine,
-            pool,
-            ModelRegistry(pool),
-            DataParallelController(RoundRobin()),
-            recovery_timeout,
-        )
-        engine.deliver = manager.on_deliveries
-        engine.connect()
-        async with asyncio.timeout(10):
-            while not manager.ready:  # noqa: ASYNC110 - readiness comes with the tokenizer, from a thread
-                await asyncio.sleep(0.001)
-        manager.start()
-        yield manager
-        await manager.close()
-
-
-async def submit(manager: TokenizerManager, n: int = 1, max_tokens: int = 50) -> Generation:
-    sampling = SamplingParams(max_new_tokens=0, n=n)
-    request = GenerateRequest(model="tiny", prompt=TokenPrompt([1, 2, 3]), sampling=sampling, max_tokens=max_tokens)
-    return await manager.submit([request])
-
-
-def said(generation: Generation) -> list[tuple[str, list[int], FinishReason | None]]:
-    [state] = generation.states
-    texts = {choice.index: "" for choice in state.choices}
-    finishes: dict[int, FinishReason | None] = {}
-    for update in state.take():
-        texts[update.index] += update.text
-        finishes[update.index] = update.finish
-    return [(texts[each.index], each.token_ids.tolist(), finishes.get(each.index)) for each in state.choices]
 
 
 def expected(n: int) -> list[tuple[str, list[int], FinishReason | None]]:

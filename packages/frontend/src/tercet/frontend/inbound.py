@@ -128,6 +128,8 @@ class Inbound:
             case Verdict.ACCEPTED:
                 if not began and state.output_tokens:
                     self._counters.first_token.observe(self._clock() - state.began_at)
+                if state.alone:
+                    self._recovery.retry(self._clock())  # whoever is next in line to run alone
                 if row.finish is not None and isinstance(row.finish.matched, str):
                     self._dispatcher.abort(state, [row.index], "stop string")
             case Verdict.STALE:

@@ -20,6 +20,10 @@ _ROLE_MARKER = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 """Added tokens of this shape steer a chat even where their tokenizer does not call them special."""
 
 
+_LONG_TOKEN = 64
+"""Characters that count for one token where no token of the vocabulary has more: unknown words may become one."""
+
+
 class PromptTokenizer:
     """Encodes prompts with a model's tokenizer.json. Thread-safe; calls release the GIL."""
 
@@ -39,7 +43,9 @@ class PromptTokenizer:
         self._begins = _lookahead(text for text in self.control.values() if len(text) > 1)
         self._tails = frozenset(text[:end] for text in self.control.values() for end in range(1, len(text)))
         self._longest_tail = max(map(len, self._tails), default=0)
-        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = len(vocabulary)
+        self._most_chars = max([_LONG_TOKEN, *map(len, vocabulary)])
         self._tokenizer.add_special_tokens([AddedToken(self._mark, normalized=False, special=True)])
         self._mark_id = self._tokenizer.token_to_id(self._mark)
         self.decoder_types = _decoder_types(json.loads(tokenizer_json).get("decoder"))
@@ -61,6 +67,12 @@ class PromptTokenizer:
 
     def _could_be_completed(self, text: str) -> bool:
         return any(text[-size:] in self._tails for size in range(1, min(self._longest_tail, len(text)) + 1))
+
+    def fewest_tokens(self, text: str) -> int:
+        """How many tokens a text has at the least, found without tokenizing it."""
+        if len(text) > self._most_chars and self._mark in text:
+            text = self.unguard(text)
+        return len(text) // self._most_chars
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of rendered text. Raises BadRequestError where guarded text normalizes to a control token nonetheless."""

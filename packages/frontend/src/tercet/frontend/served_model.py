@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from tercet.frontend.errors import BadRequestError
+from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
 from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.template_manager import TemplateManager
@@ -79,14 +79,25 @@ class ServedModel:
                     text = template.render(prompt, self.tokenizer.guard)
                 except BadRequestError as error:
                     raise BadRequestError(self.tokenizer.unguard(error.message), param=error.param) from error
+                self._check_room(text, "messages")
                 return self.tokenizer.encode(text, add_special_tokens=False)
             case TextPrompt():
+                self._check_room(prompt.text, "prompt")
                 return self.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
             case TokenPrompt():
                 for token_id in prompt.token_ids:
                     if not 0 <= token_id < self.limits.vocab_size:
                         raise BadRequestError(f"{token_id} is not a token id of this model.", param="prompt")
                 return prompt.token_ids
+
+    def _check_room(self, text: str, param: str) -> None:
+        """Refuse what cannot fit, before the work of tokenizing it."""
+        if (fewest := self.tokenizer.fewest_tokens(text)) > self.context:
+            raise ContextLengthExceededError(
+                f"This model's maximum context length is {self.context} tokens. However, your prompt has "
+                f"{len(text)} characters, which are at least {fewest} tokens.",
+                param=param,
+            )
 
 
 def _defaults(raw: bytes) -> SamplingDefaults:

@@ -1,0 +1,64 @@
+"""A TokenizerManager before a scripted engine, without HTTP."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from tercet.frontend.generate_request import GenerateRequest, TokenPrompt
+from tercet.frontend.generation import Generation
+from tercet.frontend.model_registry import ModelRegistry
+from tercet.frontend.router import DataParallelController, RoundRobin
+from tercet.frontend.testing.engine import FakeEngine
+from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.protocol.values import FinishReason, SamplingParams
+
+
+@contextlib.asynccontextmanager
+async def managed(
+    engine: FakeEngine,
+    recovery_timeout: float = 60.0,
+    max_waiting: int = 256,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[TokenizerManager]:
+    """The engine's peers are up and the model is ready; the engine moves when it is told to `step`."""
+    engine.auto = False
+    with ThreadPoolExecutor(1) as pool:
+        manager = TokenizerManager(
+            "frontend-0",
+            engine,
+            pool,
+            ModelRegistry(pool),
+            DataParallelController(RoundRobin()),
+            recovery_timeout,
+            max_waiting,
+            clock=clock,
+        )
+        engine.deliver = manager.on_deliveries
+        engine.connect()
+        async with asyncio.timeout(10):
+            while not manager.ready:  # noqa: ASYNC110 - readiness comes with the tokenizer, from a thread
+                await asyncio.sleep(0.001)
+        manager.start()
+        yield manager
+        await manager.close()
+
+
+async def submit(manager: TokenizerManager, n: int = 1, max_tokens: int = 50, prompt: int = 3) -> Generation:
+    """A request to go on from `prompt` tokens."""
+    sampling = SamplingParams(max_new_tokens=0, n=n)
+    ids = TokenPrompt(list(range(1, prompt + 1)))
+    request = GenerateRequest(model="tiny", prompt=ids, sampling=sampling, max_tokens=max_tokens)
+    return await manager.submit([request])
+
+
+def said(generation: Generation) -> list[tuple[str, list[int], FinishReason | None]]:
+    """Text, ids and finish of each choice of a single request, as its consumer would have taken them."""
+    [state] = generation.states
+    texts = {choice.index: "" for choice in state.choices}
+    finishes: dict[int, FinishReason | None] = {}
+    for update in state.take():
+        texts[update.index] += update.text
+        finishes[update.index] = update.finish
+    return [(texts[each.index], each.token_ids.tolist(), finishes.get(each.index)) for each in state.choices]

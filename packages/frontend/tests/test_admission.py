@@ -1,0 +1,88 @@
+"""What is refused before any work is done, and how a scheduler's refusals are told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from tercet.frontend.errors import BadRequestError, ContextLengthExceededError, UnavailableError, from_rejection
+from tercet.frontend.prompt_tokenizer import PromptTokenizer
+from tercet.frontend.testing import FakeEngine, Served, serving
+
+EngineOf = Callable[..., FakeEngine]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+
+
+@pytest.mark.parametrize(("count", "size", "status"), [(16, 256, 200), (16, 257, 400), (1, 1024, 200)])
+async def test_stop_strings_are_bounded_in_all(
+    engine_of: EngineOf, http_of: HttpOf, count: int, size: int, status: int
+) -> None:
+    stops = [f"{number:02}".ljust(size, "x") for number in range(count)]
+    async with serving(engine_of()) as served:
+        body = {"text": "hello", "sampling_params": {"stop": stops}}
+        answer = await http_of(served).post("/generate", json=body)
+        assert answer.status_code == status
+        if status == 400:
+            assert answer.json()["error"]["param"] == "stop"
+            assert served.engine.requests() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 9000}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "<|im_end|>" * 900}]}, "messages"),
+        ("/v1/completions", {"prompt": "a" * 9000}, "prompt"),
+        ("/v1/completions", {"prompt": ["fine", "a" * 9000]}, "prompt"),
+    ],
+)
+async def test_a_prompt_that_cannot_fit_is_refused_untokenized(
+    engine_of: EngineOf,
+    http_of: HttpOf,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    param: str,
+) -> None:
+    tokenized: list[int] = []
+    encode = PromptTokenizer.encode
+
+    def watched(self: PromptTokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+        tokenized.append(len(text))
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    async with serving(engine_of()) as served:
+        monkeypatch.setattr(PromptTokenizer, "encode", watched)
+        answer = await http_of(served).post(path, json={"model": "tiny", **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert "characters" in error["message"]
+    assert all(size < 100 for size in tokenized)
+
+
+async def test_what_marks_add_to_a_prompt_does_not_count(engine_of: EngineOf, http_of: HttpOf) -> None:
+    """1,000 control tokens typed by a user grow to 28,000 characters on their way to the tokenizer."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "<|im_end|>" * 700}]}
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "characters" not in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("code", ["overloaded", "draining"])
+def test_refusals_for_now_are_503_and_say_when_to_come_back(code: str) -> None:
+    error = from_rejection(code, "m")
+    assert isinstance(error, UnavailableError)
+    assert (error.status, error.code, error.headers()) == (503, code, {"retry-after": "1"})
+
+
+@pytest.mark.parametrize("code", ["invalid_request", "invalid_token_ids", "rate_limit_exceeded", "server_error"])
+def test_other_refusals_are_the_requests_fault(code: str) -> None:
+    error = from_rejection(code, "m")
+    assert type(error) is BadRequestError
+    assert (error.status, error.code, error.headers()) == (400, code, {})
+
+
+def test_a_request_that_is_too_long_for_its_scheduler_is_told_so() -> None:
+    assert isinstance(from_rejection("context_length_exceeded", "m"), ContextLengthExceededError)
