@@ -49,7 +49,7 @@ class Native:
             prompt = ChatPrompt(messages=messages, add_generation_prompt=body.add_generation_prompt is not False)
         else:
             prompt = TextPrompt(body.prompt or "", body.add_special_tokens is not False)
-        ids = await asyncio.to_thread(model.prompt_ids, prompt)
+        ids = await asyncio.to_thread(model.prompt_ids, prompt, must_fit=False)
         return _json({"tokens": ids, "count": len(ids), "max_model_len": model.context})
 
     async def detokenize(self, request: Request) -> Response:

@@ -65,8 +65,11 @@ class ServedModel:
         """Encodes this model's prompts."""
         return self.files.tokenizer
 
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Render and tokenize. Long work for long prompts: called off the event loop. Raises BadRequestError."""
+    def prompt_ids(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
+        """Render and tokenize. Long work for long prompts: called off the event loop. Raises BadRequestError.
+
+        With `must_fit` what is certainly longer than the context is refused before that work.
+        """
         match prompt:
             case ChatPrompt():
                 template = self.files.template
@@ -79,10 +82,12 @@ class ServedModel:
                     text = template.render(prompt, self.tokenizer.guard)
                 except BadRequestError as error:
                     raise BadRequestError(self.tokenizer.unguard(error.message), param=error.param) from error
-                self._check_room(text, "messages")
+                if must_fit:
+                    self._check_room(text, "messages")
                 return self.tokenizer.encode(text, add_special_tokens=False)
             case TextPrompt():
-                self._check_room(prompt.text, "prompt")
+                if must_fit:
+                    self._check_room(prompt.text, "prompt")
                 return self.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
             case TokenPrompt():
                 for token_id in prompt.token_ids:
