@@ -3,7 +3,12 @@
 #     docker build ... --build-arg ACCELERATOR=cuda --tag tercet-scheduler:0.1.0-cuda .
 ARG ACCELERATOR=cpu
 
+# The compiler is for the kernels' own C++: without one they would install, and run on torch alone.
 FROM python:3.12-slim-bookworm AS build
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 RUN python -m venv /opt/tercet
 COPY constraints.txt ./

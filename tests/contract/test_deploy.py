@@ -64,6 +64,14 @@ def test_an_image_holds_what_its_part_declares_and_no_more(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
+def test_what_a_package_compiles_its_image_has_a_compiler_for(part: str) -> None:
+    compiles = any((ROOT / "packages" / package / "csrc").is_dir() for package in declared_closure(part))
+    runs = Dockerfile(part).values("RUN")
+    first = next(number for number, run in enumerate(runs) if "pip install" in run)
+    assert any(re.search(r"apt-get install .*\bg\+\+", run) for run in runs[:first]) is compiles
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_an_image_runs_as_nobody_in_particular_and_can_be_told_to_stop(part: str) -> None:
     dockerfile = Dockerfile(part)
     assert dockerfile.final["USER"] == "10001:10001"
