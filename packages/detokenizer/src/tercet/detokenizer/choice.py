@@ -3,21 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from tercet.detokenizer.decode_status import TextStream, text_stream
 from tercet.detokenizer.errors import SpecError
 from tercet.detokenizer.stop import StopMatcher, StopStrings
 from tercet.detokenizer.vocabulary import PieceTable, Vocabulary
-from tercet.protocol.messages import DecodeSpec
+from tercet.protocol.codec import decode_spec
+from tercet.protocol.errors import DecodeError
 from tercet.protocol.values import FinishReason, FinishType, unpack_ints
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 """Of all stop strings of a request together."""
 MAX_PROMPT_TAIL = 1024
-
-_spec_decoder = msgspec.msgpack.Decoder(DecodeSpec)
 
 
 class Plan:
@@ -26,10 +23,10 @@ class Plan:
     def __init__(self, spec: bytes) -> None:
         """Raises SpecError. The bytes come from a client's request by way of two processes that never opened them."""
         try:
-            self.spec = _spec_decoder.decode(spec)
+            self.spec = decode_spec(spec)
             self.prompt_tail = list(unpack_ints(self.spec.prompt_tail))
             self.resume = {entry.index: list(unpack_ints(entry.output_ids)) for entry in self.spec.resume}
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (DecodeError, ValueError) as error:
             raise SpecError(f"the decode spec cannot be read: {error}") from error
         if len(self.spec.stop) > MAX_STOPS or sum(map(len, self.spec.stop)) > MAX_STOP_CHARS:
             raise SpecError(f"more than {MAX_STOPS} stop strings, or more than {MAX_STOP_CHARS} characters of them")

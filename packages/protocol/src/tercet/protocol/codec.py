@@ -6,7 +6,7 @@ from typing import get_args
 import msgspec
 
 from tercet.protocol.errors import DecodeError
-from tercet.protocol.messages import Message
+from tercet.protocol.messages import DecodeSpec, Message
 
 Frame = bytes | bytearray | memoryview
 
@@ -44,6 +44,17 @@ def decode_envelope(frame: Frame) -> Envelope:
         return _envelopes.decode(frame)
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"not an envelope: {error}") from error
+
+
+_specs = msgspec.msgpack.Decoder(DecodeSpec)
+
+
+def decode_spec(data: Frame) -> DecodeSpec:
+    """What a frontend wrote for the detokenizer, by way of a scheduler that did not open it. Raises DecodeError."""
+    try:
+        return _specs.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"not a decode spec: {error}") from error
 
 
 class Codec:

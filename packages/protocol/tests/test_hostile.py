@@ -1,0 +1,169 @@
+"""What a stranger can throw at a tcp:// inbox: a test for each of the field's advisories that touches the wire."""
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tercet.protocol.channel import Bounds, Inbox
+from tercet.protocol.config import Dial, NodeConfig
+from tercet.protocol.keys import write_keys
+from tercet.protocol.messages import AbortReq, Heartbeat
+from tercet.protocol.node import PeerDown, PeerUp, ThreadNode
+from tercet.protocol.security import Security
+from tercet.protocol.testing import INBOXES, Listener
+from tercet.protocol.values import Phase, Role
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16) + b"\x00" + bytes(31)
+"""ZMTP 3.1 with the NULL mechanism, https://rfc.zeromq.org/spec/37."""
+CURVE_GREETING = GREETING.replace(b"NULL\0", b"CURVE")
+READY = b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"
+
+
+@pytest.fixture(params=["plain", "keys"])
+def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[ThreadNode, ThreadNode]]:
+    """A scheduler on tcp:// and a frontend that it must go on serving, with and without keys."""
+    settings: dict[Role, dict[str, object]] = {role: {"insecure_loopback": True} for role in Role}
+    if request.param == "keys":
+        write_keys(tmp_path)
+        settings = {role: {"security": Security.load(tmp_path / role.value, role)} for role in Role}
+    nodes: list[ThreadNode] = []
+    for role in (Role.SCHEDULER, Role.FRONTEND):
+        dials = (Dial(Role.SCHEDULER, nodes[0].address),) if nodes else ()
+        fields: dict[str, object] = {"connect": dials, "silence": 30.0} | settings[role]
+        config = NodeConfig(role, f"{role.value}-0", "tcp://127.0.0.1:0", **fields)  # type: ignore[arg-type]
+        nodes.append(ThreadNode(config, INBOXES[role], lambda _: Heartbeat(phase=Phase.IDLE)))
+        nodes[-1].start()
+    Listener(nodes[1]).wait_for(PeerUp)
+    yield nodes[0], nodes[1]
+    for node in nodes:
+        node.close("the test is over")
+
+
+def dial(node: ThreadNode) -> socket.socket:
+    host, _, port = node.address.removeprefix("tcp://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def throw(node: ThreadNode, *parts: bytes) -> None:
+    """Send bytes and read until the other side hangs up, or has nothing to say for a moment."""
+    with dial(node) as stranger:
+        stranger.settimeout(0.2)
+        try:
+            for part in parts:
+                stranger.sendall(part)
+            while stranger.recv(65536):
+                pass
+        except OSError:
+            return
+
+
+def check_serves(link: tuple[ThreadNode, ThreadNode]) -> None:
+    scheduler, frontend = link
+    listener = Listener(scheduler)
+    assert frontend.send("scheduler-0", AbortReq(rid="still here"))
+    assert listener.wait_for(AbortReq).message == AbortReq(rid="still here")
+    assert [peer.peer for peer in scheduler.peers()] == ["frontend-0"]
+    assert not [each for each in frontend.drain(0) if isinstance(each.message, PeerDown)]
+
+
+SCANS = {
+    "nothing": [b""],
+    "http": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
+    "tls": [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)],
+    "redis": [b"*1\r\n$4\r\nPING\r\n"],
+    "zeros": [bytes(10_000)],
+    "ones": [b"\xff" * 10_000],
+    "half a greeting": [GREETING[:30]],
+    "an old greeting": [b"\xff" + bytes(8) + b"\x7f\x00" + bytes(60)],
+    "another mechanism": [GREETING.replace(b"NULL\0", b"PLAIN"), bytes(100)],
+    "garbage after the greeting": [GREETING, os.urandom(2000)],
+    "garbage after the other greeting": [CURVE_GREETING, os.urandom(2000)],
+    "a giant command": [GREETING, b"\x06" + struct.pack(">Q", 2**62) + bytes(1000)],
+    "a giant command under keys": [CURVE_GREETING, b"\x06" + struct.pack(">Q", 2**62) + bytes(1000)],
+    "a giant frame": [GREETING, READY, b"\x02" + struct.pack(">Q", 2**62) + bytes(1000)],
+    "a frame of more than the bound": [GREETING, READY, b"\x02" + struct.pack(">Q", 257 * 2**20) + bytes(1000)],
+    "a negative length": [GREETING, READY, b"\x02" + b"\xff" * 8 + bytes(1000)],
+    "a truncated frame": [GREETING, READY, b"\x02" + struct.pack(">Q", 1000) + bytes(10)],
+    "empty frames": [GREETING, READY, b"\x00\x00" * 1000],
+    "wrong flags": [GREETING, READY, b"\xf8\x05hello" * 10],
+}
+
+
+@pytest.mark.parametrize("scan", SCANS)
+def test_port_scanner_bytes_harm_nobody(link: tuple[ThreadNode, ThreadNode], scan: str) -> None:
+    """vLLM issue 44486: bytes of a port scanner killed its coordinator, and with it the server."""
+    throw(link[0], *SCANS[scan])
+    check_serves(link)
+
+
+def test_a_crowd_of_silent_connections_keeps_nobody_out(link: tuple[ThreadNode, ThreadNode]) -> None:
+    """CVE-2025-30202: who connects and then reads or says nothing must hold nobody up."""
+    crowd = [dial(link[0]) for _ in range(200)]
+    try:
+        check_serves(link)
+    finally:
+        for each in crowd:
+            each.close()
+    check_serves(link)
+
+
+def test_thousands_of_garbage_frames_are_counted_while_others_are_served(
+    link: tuple[ThreadNode, ThreadNode], tmp_path: Path
+) -> None:
+    scheduler, frontend = link
+    security = scheduler._board.config.security
+    frames = [[os.urandom(40)], [b"", b""], [os.urandom(30), os.urandom(300)], [b"x"] * 3, [b"\x83", bytes(2000)]]
+    count = 3000
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.linger = 0
+        if security:
+            rogue = Security.load(tmp_path / "detokenizer", Role.DETOKENIZER)
+            push.curve_secretkey, push.curve_publickey = rogue.secret, rogue.public
+            push.curve_serverkey = security.public
+        push.connect(scheduler.address)
+
+        def flood() -> None:
+            for number in range(count):
+                push.send_multipart(frames[number % len(frames)])
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        listener = Listener(scheduler)
+        for number in range(200):
+            assert frontend.send("scheduler-0", AbortReq(rid=str(number)))
+            assert listener.wait_for(AbortReq).message == AbortReq(rid=str(number))
+        thread.join(60)
+        wait(lambda: scheduler.counters.get("dropped_undecodable", 0) == count)
+    check_serves(link)
+
+
+def wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.01)
+
+
+def test_no_sender_makes_us_hold_more_than_the_bounds(tmp_path: Path) -> None:
+    """Frames of any length and queues without an end are the field's ways to run a receiver out of memory."""
+    bounds = Bounds(queue=10, frame_bytes=100_000)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        inbox = Inbox(context, f"ipc://{tmp_path}/run/x.{'a' * 16}.ipc", bounds)
+        push.linger, push.sndhwm = 0, 10
+        push.connect(inbox.address)
+        taken, end = 0, time.monotonic() + 1
+        while time.monotonic() < end:
+            try:
+                push.send(bytes(100_000), zmq.NOBLOCK)
+                taken += 1
+            except zmq.Again:
+                time.sleep(0.01)
+        assert taken < 60, "beyond the two queues nothing is taken"
+        inbox.close()
