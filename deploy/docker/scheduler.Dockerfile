@@ -18,10 +18,12 @@ COPY packages/scheduler packages/scheduler
 # The same pins for what builds the packages, which -c alone would not reach.
 ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
 
-# PyTorch's own index has the same version without CUDA. Nothing but torch comes from there.
+# TORCH_INDEX: an index that has torch without CUDA, such as the one PyTorch's installation page names for CPUs. Without it
+# the image works and is several GB larger. Nothing but torch comes from there.
 FROM build AS build-cpu
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN /opt/tercet/bin/pip install --no-cache-dir --no-deps -c constraints.txt --index-url "$TORCH_INDEX" torch \
+ARG TORCH_INDEX=""
+RUN /opt/tercet/bin/pip install --no-cache-dir --no-deps -c constraints.txt \
+        ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
     && /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt packages/protocol packages/kernels packages/scheduler
 
 FROM build AS build-cuda
