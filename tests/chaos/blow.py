@@ -1,0 +1,69 @@
+"""One blow to one part in the midst of a load, and what came of it."""
+
+import random
+import signal
+import time
+from collections.abc import Sequence
+
+from tests.chaos.conftest import References, Table
+from tests.chaos.judge import Judge, Verdict
+from tests.chaos.load import Job, Load, Outcome, quantile
+from tests.chaos.parts import Parts, assert_nothing_is_left
+
+
+class Blow:
+    """A load, and a part that gets a signal while it serves. A process that ends or hangs of it is replaced."""
+
+    def __init__(self, parts: Parts, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        self.parts = parts
+        self.name = name
+        self.number = number
+        self.load = Load(parts.server.url)
+        self.moment = 0.0
+        self.restart = 0.0
+
+    async def under(self, jobs: Sequence[Job], chance: random.Random) -> list[Outcome]:
+        """Run the jobs; the blow falls somewhere in the middle."""
+        events = sum(job.tokens * job.n for job in jobs if job.streamed)
+        return await self.load.run(jobs, lambda: self._strike(chance.randrange(events // 8, events // 2)))
+
+    def _amid_others(self) -> bool:
+        """Where a frontend is hit, whether it and another have streams."""
+        serving = {each.frontend for each in self.load.outcomes if each.frontend and not each.ended}
+        return not self.name.startswith("frontend") or (self.name in serving and len(serving) > 1)
+
+    async def _strike(self, events: int) -> None:
+        await self.load.until(lambda: self.load.events >= events and self._amid_others())
+        self.moment = time.monotonic()
+        self.restart = await self.parts.replaced(self.name, self.parts.signal(self.name, self.number))
+
+    def figures(self, resumed: int, verdict: Verdict) -> str:
+        """For the table."""
+        streams = [each for each in self.load.outcomes if each.under_way(self.moment)]
+        stalls = [each.stall(self.moment) for each in streams]
+        return (
+            f"{len(self.load.outcomes)} requests, {len(streams)} streams under way, {resumed} resumed; stall p50 "
+            f"{quantile(stalls, 0.5):.2f} s, p99 {quantile(stalls, 0.99):.2f} s; all move again after "
+            f"{max(stalls, default=0.0):.2f} s; ready again after {self.restart:.2f} s; "
+            f"{verdict.ties} ties in {verdict.texts} texts"
+        )
+
+
+async def assert_nothing_is_lost(
+    parts: Parts, references: References, table: Table, blow: Blow, jobs: Sequence[Job], chance: random.Random
+) -> None:
+    """Every request finishes with the text it would have had, though the blow hit some; nothing stays behind."""
+    expected = await references.of(parts.server, jobs)
+    before = await parts.resumed()
+    outcomes = await blow.under(jobs, chance)
+    assert failures(outcomes) == []
+    resumed = await parts.resumed() - before
+    verdict = Judge(parts.server.url, expected).compare(outcomes)
+    table.add(blow.figures(resumed, verdict))
+    assert resumed >= (6 if len(jobs) > 50 else 2)
+    assert verdict.ties <= max(1, verdict.texts // 500)
+    assert_nothing_is_left(await parts.idle())
+
+
+def failures(outcomes: list[Outcome]) -> list[str]:
+    return [f"{each.job.number}: {each.error}" for each in outcomes if not each.finished]

@@ -1,0 +1,110 @@
+"""Servers that are killed part by part, what an unbroken run of each request says, and a table of what was measured."""
+
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+
+import pytest
+
+from tests.chaos.judge import Ids
+from tests.chaos.load import Job, Load
+from tests.chaos.parts import Parts, watched
+from tests.server_process import Server
+
+OPTIONS = ("embedded", "--dtype", "float32", "--kv-cache-bytes", "64MiB")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""Threads that wait for one another are slow where other processes want the same cores, as here."""
+TABLE = pytest.StashKey[list[tuple[str, str]]]()
+
+
+class References:
+    """Every job's ids as an unbroken server gives them, asked for once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Job, Ids] = {}
+
+    async def of(self, server: Server, jobs: Sequence[Job]) -> dict[Job, Ids]:
+        missing = [job for job in jobs if job not in self._known]
+        for outcome in await Load(server.url).run(missing):
+            assert outcome.finished, outcome.error
+            self._known[outcome.job] = outcome.ids
+        return {job: self._known[job] for job in jobs}
+
+
+@pytest.fixture(scope="session")
+def references() -> References:
+    return References()
+
+
+@pytest.fixture(scope="session")
+def one_of_each() -> Iterator[Server]:
+    """A server of one scheduler, one detokenizer and one frontend."""
+    yield from _served()
+
+
+@pytest.fixture(scope="session")
+def two_of_each() -> Iterator[Server]:
+    """A server of two schedulers, two detokenizers and two frontends."""
+    yield from _served("--dp-size", "2", "--detokenizer-workers", "2", "--frontend-workers", "2")
+
+
+def _served(*options: str) -> Iterator[Server]:
+    server = Server(*OPTIONS, *options, env=ENVIRONMENT)
+    try:
+        yield server.wait()
+        assert server.stop() == 0, "\n".join(server.lines[-50:])
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.wait_for_end(10)
+
+
+@pytest.fixture
+async def single(one_of_each: Server) -> AsyncIterator[Parts]:
+    """The small server, with every part ready."""
+    with watched(one_of_each) as parts:
+        await parts.ready()
+        yield parts
+
+
+@pytest.fixture
+async def double(two_of_each: Server) -> AsyncIterator[Parts]:
+    """The large server, with every part ready."""
+    with watched(two_of_each) as parts:
+        await parts.ready()
+        yield parts
+
+
+class Table:
+    """Figures for the end of the run."""
+
+    def __init__(self, rows: list[tuple[str, str]], name: str) -> None:
+        self._rows = rows
+        self._name = name
+
+    def add(self, figures: str) -> None:
+        self._rows.append((self._name, figures))
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest) -> Table:
+    """Where a test puts its figures."""
+    return Table(request.config.stash.setdefault(TABLE, []), request.node.name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the servers said when a test failed."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        for value in item.funcargs.values():
+            if isinstance(value, Parts):
+                report.sections.append(("server", "\n".join(value.server.lines[-80:])))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    rows = config.stash.get(TABLE, [])
+    if rows:
+        terminalreporter.section("chaos")
+        width = max(len(name) for name, _ in rows)
+        for name, figures in rows:
+            terminalreporter.write_line(f"{name:<{width}}  {figures}")

@@ -1,0 +1,72 @@
+"""Whether a text after a crash is the text there would have been, or as good a choice where two tokens were equal."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from tercet.kernels.ops.philox import gumbel_reference
+from tests.chaos.load import TEMPERATURE, Job, Outcome
+
+TIE = 1e-4
+"""Two candidates this close may change places: float32 sums differ with the batch they are computed in."""
+
+Ids = dict[int, list[int]]
+
+
+@dataclass
+class Verdict:
+    """How many texts were compared, and how many went another way at a tie."""
+
+    texts: int = 0
+    ties: int = 0
+
+
+class Judge:
+    """Compares outcomes with those of an unbroken run, and asks the server about differences."""
+
+    def __init__(self, url: str, expected: Mapping[Job, Ids]) -> None:
+        self._url = url
+        self._expected = expected
+
+    def compare(self, outcomes: Sequence[Outcome]) -> Verdict:
+        """Raises AssertionError for a text that is neither equal nor parted at a tie."""
+        verdict = Verdict()
+        for outcome in outcomes:
+            for index, ids in outcome.ids.items():
+                wanted = self._expected[outcome.job][index]
+                verdict.texts += 1
+                if ids != wanted:
+                    self._assert_tie(outcome.job, index, wanted, ids)
+                    verdict.ties += 1
+        return verdict
+
+    def _assert_tie(self, job: Job, index: int, wanted: list[int], got: list[int]) -> None:
+        position = next(at for at, (one, other) in enumerate(zip(wanted, got, strict=True)) if one != other)
+        with httpx2.Client(base_url=self._url, timeout=60) as client:
+            prompt = _post(client, "/tokenize", {"prompt": job.prompt})["tokens"] + wanted[:position]
+            candidates = wanted[position], got[position]
+            scores = [self._score(client, job, index, prompt, position, token) for token in candidates]
+        assert abs(scores[0] - scores[1]) < TIE, (
+            f"{job}, choice {index}, position {position}: token {candidates[1]} (score {scores[1]:.6f}) "
+            f"instead of {candidates[0]} ({scores[0]:.6f})"
+        )
+
+    def _score(
+        self, client: httpx2.Client, job: Job, index: int, prompt: list[int], position: int, token: int
+    ) -> float:
+        """What the sampler maximises: the log-probability, for a draw by temperature and with its noise."""
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        body = {"model": model, "prompt": [*prompt, token], "max_tokens": 0, "echo": True, "logprobs": 0}
+        scored: float = _post(client, "/v1/completions", body)["choices"][0]["logprobs"]["token_logprobs"][-1]
+        if job.greedy:
+            return scored
+        return scored / TEMPERATURE + gumbel_reference(job.number, index, position, token)
+
+
+def _post(client: httpx2.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer

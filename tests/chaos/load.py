@@ -1,0 +1,199 @@
+"""Requests that keep a server busy while parts of it die, and what came of each."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import orjson
+
+PROMPTS = (
+    "What is a tercet?",
+    "Once upon a time there was",
+    "The scheduler plans a step, and then",
+    "A list of colours: red, green,",
+    "Explain how pages are shared between requests.",
+    "def main():\n    ",
+)
+TEMPERATURE = 0.8
+STAGGER = 0.1
+"""Seconds between two clients that begin: connections that come at once are accepted by one frontend."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request. Its number says everything about it, so that every run of it has the same answer."""
+
+    number: int
+    tokens: int = 200
+
+    @property
+    def prompt(self) -> str:
+        return f"{self.number // 4}. {PROMPTS[self.number % len(PROMPTS)]}"
+
+    @property
+    def greedy(self) -> bool:
+        return self.number % 2 == 0
+
+    @property
+    def n(self) -> int:
+        return 2 if self.number % 5 == 3 else 1
+
+    @property
+    def streamed(self) -> bool:
+        return self.number % 4 != 3
+
+    def body(self) -> dict[str, Any]:
+        """For /generate, whose answers tell token ids."""
+        return {
+            "text": self.prompt,
+            "sampling_params": {
+                "max_new_tokens": self.tokens + 8 * (self.number % 7),
+                "temperature": 0.0 if self.greedy else TEMPERATURE,
+                "sampling_seed": self.number,
+                "n": self.n,
+                "top_p": 1.0,
+                "ignore_eos": True,
+            },
+            "stream": self.streamed,
+        }
+
+
+@dataclass
+class Outcome:
+    """What a client saw of one request."""
+
+    job: Job
+    began: float
+    ended: float = 0.0
+    error: str = ""
+    frontend: str = ""
+    """Which one answered, once it said so."""
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
+    arrivals: list[float] = field(default_factory=list)
+    """When each event of a stream came."""
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.ended) and not self.error
+
+    def under_way(self, moment: float) -> bool:
+        """Whether the stream had begun and was not over then."""
+        return bool(self.arrivals) and self.arrivals[0] < moment < self.arrivals[-1]
+
+    def stall(self, moment: float) -> float:
+        """The longest wait between two events that was not over at that moment, or began up to a second later."""
+        pairs = zip([self.began, *self.arrivals], self.arrivals, strict=False)
+        return max((end - max(begin, moment) for begin, end in pairs if end > moment > begin - 1.0), default=0.0)
+
+    def take(self, answer: dict[str, Any]) -> None:
+        """One choice as it stands. Raises AssertionError when what was said before is said otherwise now."""
+        index, text, ids = answer["index"], answer["text"], answer["output_ids"]
+        assert text.startswith(self.texts.get(index, "")), (self.texts[index], text)
+        assert ids[: len(self.ids.get(index, []))] == self.ids.get(index, []), (self.ids[index], ids)
+        self.texts[index], self.ids[index] = text, ids
+        self.frontend = "-".join(answer["meta_info"]["id"].split("-")[:2])
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self.ended = time.monotonic()
+        wanted = self.job.body()["sampling_params"]["max_new_tokens"]
+        lengths = {index: len(ids) for index, ids in self.ids.items()}
+        if not self.error:
+            assert lengths == dict.fromkeys(range(self.job.n), wanted), f"{lengths} tokens instead of {wanted}"
+
+
+class Load:
+    """Runs jobs against a server, so many at a time. `outcomes` grows as requests begin."""
+
+    def __init__(self, url: str, clients: int = 8) -> None:
+        self._url = url
+        self._clients = clients
+        self.outcomes: list[Outcome] = []
+        self.events = 0
+        """Over all streams."""
+        self._over = False
+        self._moved = asyncio.Condition()
+
+    async def run(self, jobs: Sequence[Job], during: Callable[[], Awaitable[object]] | None = None) -> list[Outcome]:
+        """Every job once; `during` runs beside them and must end too."""
+        waiting = deque(jobs)
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        async with httpx2.AsyncClient(base_url=self._url, limits=limits, timeout=180) as client:
+
+            async def work(number: int) -> None:
+                await asyncio.sleep(number * STAGGER)
+                while waiting:
+                    await self._one(client, waiting.popleft())
+
+            async with asyncio.TaskGroup() as group:
+                if during is not None:
+                    group.create_task(self._beside(during))
+                async with asyncio.TaskGroup() as clients:
+                    for number in range(self._clients):
+                        clients.create_task(work(number))
+                async with self._moved:
+                    self._over = True
+                    self._moved.notify_all()
+        return self.outcomes
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so, looking whenever an event has come."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self._over or condition())
+        assert not self._over, "the load was over before it came to that"
+
+    async def _beside(self, during: Callable[[], Awaitable[object]]) -> None:
+        await during()
+
+    async def _one(self, client: httpx2.AsyncClient, job: Job) -> None:
+        outcome = Outcome(job, time.monotonic())
+        self.outcomes.append(outcome)
+        try:
+            if job.streamed:
+                async with client.stream("POST", "/generate", json=job.body()) as response:
+                    await self._read(response, outcome)
+            else:
+                response = await client.post("/generate", json=job.body())
+                self._whole(response, outcome)
+        except httpx2.HTTPError as error:
+            outcome.error = f"{type(error).__name__}: {error}"
+        outcome.end()
+
+    async def _read(self, response: httpx2.Response, outcome: Outcome) -> None:
+        done = False
+        async for line in response.aiter_lines():
+            if not line.startswith("data: "):
+                outcome.error = outcome.error or (f"{response.status_code}: {line}" if line else "")
+            elif line == "data: [DONE]":
+                done = True
+            else:
+                answer = orjson.loads(line.removeprefix("data: "))
+                if "error" in answer:
+                    outcome.error = answer["error"]["message"]
+                    continue
+                outcome.arrivals.append(time.monotonic())
+                outcome.take(answer)
+                async with self._moved:
+                    self.events += 1
+                    self._moved.notify_all()
+        if not done and not outcome.error:
+            outcome.error = "the stream ended without [DONE]"
+
+    def _whole(self, response: httpx2.Response, outcome: Outcome) -> None:
+        answer = response.json()
+        if response.status_code != 200:
+            outcome.error = f"{response.status_code}: {answer}"
+            return
+        for choice in answer if isinstance(answer, list) else [answer]:
+            outcome.take(choice)
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value below which that part of all values lies; 0 for none."""
+    ordered = sorted(values)
+    return ordered[min(int(part * len(ordered)), len(ordered) - 1)] if ordered else 0.0

@@ -1,0 +1,155 @@
+"""The parts of a server under test as processes: found by their peer ids, ended, and waited for."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from tercet.protocol.messages import Heartbeat, SupervisorInbox
+from tercet.protocol.node import NodeConfig, PeerDown, PeerReady, PeerUp, ThreadNode
+from tercet.protocol.values import Load, Phase, Role
+from tests.server_process import Server
+
+BACK = 60.0
+"""Seconds for a part to be ready again, on a machine that is busy with other things."""
+
+
+class Parts:
+    """The children of one supervisor. A node of its own listens to their heartbeats, as the supervisor does."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        directory = _option(self._processes()[0], "--listen").removeprefix("ipc://")
+        self.names = sorted(self.pids())
+        specs = tuple(f"ipc://{directory}/{role}-*" for role in ("scheduler", "detokenizer", "frontend"))
+        config = NodeConfig(Role.SUPERVISOR, "observer", f"ipc://{directory}", connect=specs)
+        self._node = ThreadNode(config, SupervisorInbox, lambda _: Heartbeat(phase=Phase.IDLE))
+        self._heartbeats: dict[str, Heartbeat] = {}
+        self._ready: set[str] = set()
+        self._node.start()
+
+    def close(self) -> None:
+        self._node.close("observed enough")
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by peer id."""
+        return {_option(process, "--peer"): process.pid for process in self._processes()}
+
+    def of(self, role: str) -> list[str]:
+        """The parts of a role."""
+        return [name for name in self.names if name.startswith(role)]
+
+    def signal(self, name: str, number: signal.Signals) -> int:
+        """Send a signal to a part; returns the id of the process that got it."""
+        pid = self.pids()[name]
+        os.kill(pid, number)
+        return pid
+
+    async def replaced(self, name: str, pid: int) -> float:
+        """Wait until another process than that is ready in this part's place; returns how long it took."""
+        began = time.monotonic()
+        while self.pids().get(name, pid) == pid:
+            assert time.monotonic() < began + BACK, f"{name} was not restarted: {self.server.lines[-20:]}"
+            await asyncio.sleep(0.02)
+        self._look()
+        self._ready.discard(name)
+        await self.ready()
+        return time.monotonic() - began
+
+    async def ready(self) -> None:
+        """Wait until every part says that it is ready, and the server does."""
+        end = time.monotonic() + BACK
+        while True:
+            self._look()
+            if self._ready.issuperset(self.names) and await asyncio.to_thread(self._served):
+                return
+            assert time.monotonic() < end, f"ready are only {self._ready}: {self.server.lines[-20:]}"
+            await asyncio.sleep(0.02)
+
+    async def idle(self) -> dict[str, Load]:
+        """Wait until nothing runs, waits or is held anywhere, and return what each part then says of its load."""
+        end = time.monotonic() + 20.0
+        while True:
+            await asyncio.sleep(0.5)  # two heartbeats
+            self._look()
+            loads = {name: self._heartbeats[name].load for name in self.names}
+            if not any(load.running or load.queued for load in loads.values()):
+                return loads
+            assert time.monotonic() < end, f"still held: {loads}"
+
+    async def resumed(self) -> int:
+        """Requests that lost their part and finished elsewhere, over all frontends since each was started."""
+        counts: dict[str, int] = {}
+        end = time.monotonic() + 20.0
+        while len(counts) < len(self.of("frontend")):
+            assert time.monotonic() < end, f"only {list(counts)} answer"
+            info = await asyncio.to_thread(self.server.get, "/server_info")
+            counts[info["frontend"]] = info["requests_resumed_and_finished"]
+        return sum(counts.values())
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that each part has for itself (its share of what is shared included)."""
+        return {_option(process, "--peer"): process.memory_full_info().pss for process in self._processes()}
+
+    def _look(self) -> None:
+        for source, message, _ in self._node.drain():
+            match message:
+                case PeerReady(peer):
+                    self._ready.add(peer)
+                case PeerUp(peer) | PeerDown(peer):
+                    self._ready.discard(peer)
+                case Heartbeat():
+                    self._heartbeats[source] = message
+
+    def _served(self) -> bool:
+        """Whether the frontends know all schedulers and detokenizers; each answers for itself."""
+        asked: set[str] = set()
+        for _ in range(8 * len(self.of("frontend"))):
+            try:
+                info = self.server.get("/server_info")
+            except OSError:
+                return False
+            asked.add(info["frontend"])
+            for role in ("scheduler", "detokenizer"):
+                if sum(each["ready"] for each in info[f"{role}s"]) != len(self.of(role)):
+                    return False
+            if len(asked) == len(self.of("frontend")):
+                return True
+        return False
+
+    def _processes(self) -> list[psutil.Process]:
+        return [
+            process
+            for process in psutil.Process(self.server.process.pid).children()
+            if process.status() != psutil.STATUS_ZOMBIE and _option(process, "--peer")
+        ]
+
+
+def assert_nothing_is_left(loads: dict[str, Load]) -> None:
+    """Every page and slot of every scheduler is free, or holds nothing but cache."""
+    for name, load in loads.items():
+        assert load.running == load.queued == 0, name
+        assert load.pages_free + load.pages_cached == load.pages_total, (name, load)
+        assert load.slots_free == load.slots_total, (name, load)
+
+
+@contextlib.contextmanager
+def watched(server: Server) -> Iterator[Parts]:
+    """The parts of a server, while it runs."""
+    parts = Parts(server)
+    try:
+        yield parts
+    finally:
+        parts.close()
+
+
+def _option(process: psutil.Process, name: str) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        command = process.cmdline()
+        if name in command:
+            return str(command[command.index(name) + 1])
+    return ""

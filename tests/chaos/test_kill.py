@@ -1,0 +1,60 @@
+"""`kill -9` of a part that serves: every request finishes, with the text it would have had."""
+
+import random
+
+import pytest
+
+from tests.chaos.blow import Blow, assert_nothing_is_lost, failures
+from tests.chaos.conftest import References, Table
+from tests.chaos.judge import Judge
+from tests.chaos.load import Job
+from tests.chaos.parts import Parts, assert_nothing_is_left
+
+CASES = [
+    pytest.param(24, 0, id="short"),
+    *(pytest.param(80, seed, id=f"full-{seed}", marks=pytest.mark.slow) for seed in range(10)),
+]
+"""Requests, and the seed that says which, and when the blow falls."""
+
+
+def jobs_of(count: int, seed: int) -> list[Job]:
+    return [Job(seed * 1000 + number) for number in range(count)]
+
+
+@pytest.mark.parametrize(("count", "seed"), CASES)
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+async def test_every_request_outlives_the_only_part_of_its_role(
+    single: Parts, references: References, table: Table, role: str, count: int, seed: int
+) -> None:
+    blow = Blow(single, f"{role}-0")
+    await assert_nothing_is_lost(single, references, table, blow, jobs_of(count, seed), random.Random(seed))
+
+
+@pytest.mark.parametrize(("count", "seed"), CASES)
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+async def test_every_request_outlives_one_of_two(
+    double: Parts, references: References, table: Table, role: str, count: int, seed: int
+) -> None:
+    blow = Blow(double, f"{role}-{seed % 2}")
+    await assert_nothing_is_lost(double, references, table, blow, jobs_of(count, seed), random.Random(seed))
+
+
+@pytest.mark.parametrize(("count", "seed"), CASES)
+async def test_a_frontend_takes_only_its_own_connections_along(
+    double: Parts, references: References, table: Table, count: int, seed: int
+) -> None:
+    jobs = jobs_of(count, seed)
+    expected = await references.of(double.server, jobs)
+    blow = Blow(double, f"frontend-{seed % 2}")
+    outcomes = await blow.under(jobs, random.Random(seed))
+    failed = [each for each in outcomes if not each.finished]
+    assert all(each.frontend in {"", blow.name} for each in failed), failures(outcomes)
+    assert all(each.began < blow.moment for each in failed), failures(outcomes)
+    lived = [each for each in outcomes if each.finished and each.began < blow.moment < each.ended]
+    assert all(each.frontend != blow.name for each in lived)
+    verdict = Judge(double.server.url, expected).compare([each for each in outcomes if each.finished])
+    table.add(f"{len(failed)} of {len(outcomes)} requests failed; {len(lived)} others were under way and finished")
+    assert failed
+    assert lived
+    assert verdict.ties <= max(1, verdict.texts // 500)
+    assert_nothing_is_left(await double.idle())
