@@ -9,7 +9,8 @@ from random import Random
 
 from tools.demo_model.facts import Fact
 
-FRAMES = ("{}", "{}", "what {}", "how {}", "which {}", "where {}", "why {}", "what is it: {}", "can {}", "does {}", "i {}")
+QUESTION_WORDS = ("what", "how", "which", "where", "why", "what is it:", "can", "does", "i")
+FRAMES = ("{}", "{}", *(word + " {}" for word in QUESTION_WORDS))
 WORD = re.compile(r"(?<![\w/-])[a-z]{3,}(?![\w/-])")
 
 
