@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tercet.protocol.messages import AbortReq, ContinueGenerationReq, PauseGenerationReq
+from tercet.protocol.messages import AbortReq, BatchTokenIDOutput, ContinueGenerationReq, PauseGenerationReq
 from tercet.protocol.values import FinishType, LogprobParams, Resume, pack_ints, unpack_ints
-from tercet.scheduler.core.config import CoreConfig, Drain, PeerGone
+from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerGone
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 PROMPT = [7, 3, 9, 4, 1, 8, 2, 6, 5]
@@ -198,4 +198,37 @@ def test_a_lost_frontend_takes_along_what_runs_waits_and_follows() -> None:
     run.send(request("a", PROMPT, n=3), request("b", PROMPT, n=3))
     run.step()
     run.send(PeerGone("frontend-0"))
+    run.assert_empty()
+
+
+def test_a_detokenizer_that_loses_a_choice_to_another_is_told_to_forget_it() -> None:
+    run = driver()
+    first = request("a", PROMPT, max_new_tokens=8, ignore_eos=True, detokenizer="d-0")
+    whole = run.answer(first, 0)
+    run.send(first)
+    for _ in range(3):
+        run.step()
+    resume = [Resume(0, pack_ints(whole[:2]))]
+    later = request("a", PROMPT, attempt=1, max_new_tokens=8, ignore_eos=True, detokenizer="d-1", resume=resume)
+    told = dict(run.core.handle(Arrival("frontend-0", later)))
+    closing, opening = told["d-0"], told["d-1"]
+    assert isinstance(closing, BatchTokenIDOutput)
+    assert isinstance(opening, BatchTokenIDOutput)
+    assert [*unpack_ints(closing.attempts), *unpack_ints(closing.positions)] == [0, 3]
+    assert (closing.token_ids, closing.finishes[0].type) == (b"", FinishType.ABORT)
+    assert [*unpack_ints(opening.attempts), *unpack_ints(opening.positions)] == [1, 2]
+    assert list(unpack_ints(opening.token_ids)) == whole[2:3]
+    assert not opening.finishes
+
+
+def test_a_detokenizer_is_told_to_forget_what_a_later_attempt_does_not_go_on_with() -> None:
+    run = driver()
+    run.send(request("a", PROMPT, max_new_tokens=8, ignore_eos=True, n=2))
+    for _ in range(3):
+        run.step()
+    resume = [Resume(0, pack_ints(run.output["a", 0][:1]))]
+    run.send(request("a", PROMPT, attempt=1, max_new_tokens=8, ignore_eos=True, n=2, resume=resume))
+    assert run.finishes["a", 1].type == FinishType.ABORT
+    run.run()
+    assert run.finishes["a", 0].type == FinishType.LENGTH
     run.assert_empty()

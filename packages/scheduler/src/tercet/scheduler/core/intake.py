@@ -47,7 +47,7 @@ class Intake:
         if refused is not None:
             self._counters.rejected += 1
             outputs.tell(source, refused)
-            self._give_up(held)
+            self._give_up(held, outputs)
             return
         choices = request.resume or [Resume(index) for index in range(request.sampling.n)]
         known = {choice.index: unpack_ints(choice.output_ids) for choice in choices}
@@ -56,12 +56,15 @@ class Intake:
                 index: req
                 for index, req in held.items()
                 if index not in known or not _continues(req, request, known[index])
-            }
+            },
+            outputs,
         )
         fresh = []
         for index, output_ids in known.items():
             kept = held.get(index)
             if kept is not None and kept.finish is None:
+                if kept.detokenizer != request.detokenizer:
+                    outputs.close(kept)
                 kept.route(request, len(output_ids))
                 if kept.sent < kept.output_tokens:
                     outputs.emit(kept)
@@ -96,10 +99,11 @@ class Intake:
         req.stop_ids = frozenset([*sampling.stop_token_ids, *ends])
         return req
 
-    def _give_up(self, held: dict[int, Req]) -> None:
+    def _give_up(self, held: dict[int, Req], outputs: Outputs) -> None:
         """End choices that a later attempt does not go on with: nobody waits for their answers."""
         for req in held.values():
             if req.finish is None:
+                outputs.close(req)
                 self._roster.end(req, FinishReason(FinishType.ABORT), None)
 
     def _refusal(self, request: TokenizedGenerateReqInput) -> Rejected | None:

@@ -3,7 +3,7 @@
 from array import array
 
 from tercet.protocol.messages import BatchTokenIDOutput, Message, Opening
-from tercet.protocol.values import FinishReason, Logprobs, pack_floats, pack_ints
+from tercet.protocol.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
 from tercet.scheduler.core.request import Req
 
 Outgoing = tuple[str, Message]
@@ -54,16 +54,7 @@ class Outputs:
 
     def emit(self, req: Req) -> None:
         """Add a row with all output tokens of `req` not yet sent, its finish if any, and what opens its attempt."""
-        batch = self._batches.get(req.detokenizer)
-        if batch is None:
-            batch = self._batches[req.detokenizer] = RowBatch()
-        row = len(batch.rids)
-        batch.rids.append(req.rid)
-        batch.indices.append(req.index)
-        batch.attempts.append(req.attempt)
-        batch.positions.append(req.sent)
-        batch.token_ids += req.tokens[req.prompt_tokens + req.sent :]
-        batch.offsets.append(len(batch.token_ids))
+        batch, row = self._row(req, req.tokens[req.prompt_tokens + req.sent :])
         new = req.output_tokens - req.sent
         req.sent += new
         if not req.opened:
@@ -73,6 +64,24 @@ class Outputs:
             batch.finishes[row] = req.finish
         if new and req.token_logprobs:
             batch.logprobs[row] = joined(req.token_logprobs[-new:])
+
+    def close(self, req: Req) -> None:
+        """Tell the detokenizer that an attempt it has begun is over: it would hold the choice for ever."""
+        if req.opened:
+            batch, row = self._row(req, array("i"))
+            batch.finishes[row] = FinishReason(FinishType.ABORT, message="a later attempt goes another way")
+
+    def _row(self, req: Req, tokens: "array[int]") -> tuple[RowBatch, int]:
+        batch = self._batches.get(req.detokenizer)
+        if batch is None:
+            batch = self._batches[req.detokenizer] = RowBatch()
+        batch.rids.append(req.rid)
+        batch.indices.append(req.index)
+        batch.attempts.append(req.attempt)
+        batch.positions.append(req.sent)
+        batch.token_ids += tokens
+        batch.offsets.append(len(batch.token_ids))
+        return batch, len(batch.rids) - 1
 
     def take(self) -> list[Outgoing]:
         """Everything collected."""

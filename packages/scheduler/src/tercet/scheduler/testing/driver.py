@@ -7,6 +7,7 @@ from typing import Any
 from tercet.protocol.messages import BatchTokenIDOutput, Opening, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.values import (
     FinishReason,
+    FinishType,
     LogprobParams,
     Resume,
     SamplingParams,
@@ -163,12 +164,17 @@ class Driver:
         columns = (batch.rids, *map(unpack_ints, (batch.indices, batch.attempts, batch.positions)))
         for row, (rid, index, attempt, position) in enumerate(zip(*columns, strict=True)):
             key = self._opened(peer, rid, index, attempt, openings.get(row))
+            given = ids[offsets[row] : offsets[row + 1]]
+            closing = not given and row in batch.finishes and batch.finishes[row].type == FinishType.ABORT
+            assert closing or attempt == self.attempts[key], f"{key} of attempt {attempt} goes on after a later one"
+            if attempt < self.attempts[key]:
+                continue
             tokens = self.output.setdefault(key, [])
-            assert position <= len(tokens), f"{key} skipped from {len(tokens)} to {position}"
-            tokens[position:] = list(ids[offsets[row] : offsets[row + 1]])
+            assert closing or position <= len(tokens), f"{key} skipped from {len(tokens)} to {position}"
+            tokens[position:] = list(given)
             if row in batch.logprobs:
                 told = unpack_floats(batch.logprobs[row].chosen)
-                assert len(told) == offsets[row + 1] - offsets[row]
+                assert len(told) == len(given)
                 self.logprobs.setdefault(key, {}).update(enumerate(told, start=position))
             if row in batch.finishes:
                 self.finishes[key] = batch.finishes[row]
@@ -182,7 +188,8 @@ class Driver:
         frontend = self._frontends[route]
         key = rid if frontend == FRONTEND else f"{frontend}/{rid}", index
         last = self.attempts.get(key, -1)
-        assert attempt >= last, f"{key} of attempt {attempt} comes after one of {last}"
+        if attempt < last:
+            return key
         if attempt == last:
             assert key not in self.finishes, f"{key} got tokens after its final answer"
         self.attempts[key] = attempt
