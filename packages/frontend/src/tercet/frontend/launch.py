@@ -74,7 +74,7 @@ class Patience:
     backoff: float = 1.0
     """Before the second restart; doubled for each further one. The first is immediate, unless it never was ready."""
     backoff_cap: float = 30.0
-    forgiven_after: float = 60.0
+    forgiven_after: float = 10.0
     """Ready for this long, a part's earlier deaths no longer count."""
     settled: float = 5.0
     """A part that exits with 0 after being ready for this long left because it was asked to: that is no death."""
@@ -133,13 +133,14 @@ Action = Start | Kill | Later | GiveUp
 
 
 def describe_exit(code: int, last_words: str = "") -> str:
-    """How a process ended, in words: its own last line where it left one."""
+    """How a process ended, in words: its own last line where it can have known."""
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         how = f"killed by {name}" + (" (did memory run out?)" if -code == signal.SIGKILL else "")
     else:
         how = f"exit code {code}"
-    return f"{last_words} ({how})" if last_words else how
+    knew = last_words and code not in {0, -signal.SIGKILL}
+    return f"{last_words} ({how})" if knew else how
 
 
 @dataclass
