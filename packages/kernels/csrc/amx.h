@@ -62,6 +62,8 @@ inline void multiply(Tiles& tiles, const char* x, int64_t stride, int rows, cons
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t at = 0; at < panel_bytes; at += TILE, x += ROW_BYTES) {
+            prefetch(panels + at + AHEAD);
+            prefetch(second + at + AHEAD);
             _tile_loadd(4, x, stride);
             _tile_loadd(6, panels + at, ROW_BYTES);
             TERCET_DOT(0, 4, 6);

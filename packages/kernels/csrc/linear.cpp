@@ -10,7 +10,8 @@ namespace {
 constexpr int64_t CHUNK_BYTES = 1 << 20;  // inputs that stay in a core's second-level cache while weights pass by
 constexpr int64_t GRAIN_BYTES = 1 << 16;  // weights that are worth a task of their own
 constexpr int64_t ROWS = 32;              // inputs at a time
-constexpr int64_t FEW_ROWS = 4;           // so few are faster by dot products than on tiles; measured
+constexpr int64_t TILED_ROWS = 2;         // from so many on tiles are faster than dot products; measured
+constexpr int64_t WIDE_ROWS = 4;          // up to so many, dot products read four panels at once; measured
 
 inline F32 as_floats(F32 x) { return x; }
 inline F32 as_floats(I32 x) { return __builtin_convertvector(x, F32); }
@@ -62,14 +63,15 @@ void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_
                    const Output& output) {
     amx::Tiles tiles;
     typename Format::Sums sums[ROWS][4 * PARTS];
-    bool few = last - first <= FEW_ROWS;
+    bool on_tiles = amx::HERE && Format::GROUP > 1 && last - first >= TILED_ROWS;
+    int most = on_tiles || last - first > WIDE_ROWS ? 2 : 4;
     int64_t bytes = panel_rows<Format>(linear.k) * ROW_BYTES;
     for (int width; panel < end; panel += width) {
-        width = int(std::min<int64_t>(end - panel, few ? 4 : 2));
+        width = int(std::min<int64_t>(end - panel, most));
         if (width == 3) width = 2;
         for (int64_t m = first; m < last; m += ROWS) {
             int rows = int(std::min(last - m, ROWS));
-            product::multiply<Format>(tiles, !few, x.rows + m * x.stride, x.stride, rows, linear.panels + panel * bytes,
+            product::multiply<Format>(tiles, on_tiles, x.rows + m * x.stride, x.stride, rows, linear.panels + panel * bytes,
                                       bytes, width, sums[0], 4 * PARTS);
             for (int row = 0; row < rows; row++) finish_row<Format>(linear, x, m + row, panel, width, sums[row], output);
         }

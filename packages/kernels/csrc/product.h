@@ -48,7 +48,7 @@ inline void blocks(const char* x, int64_t stride, int rows, const char* panels, 
 }
 
 // out [rows][width * PARTS] = x [rows] @ panels [width], for up to 32 rows and 4 panels; rows of x are `stride` bytes
-// apart and rows of out `out_stride` vectors. `on_tiles` asks for the tile unit, where there is one for the format.
+// apart and rows of out `out_stride` vectors. `on_tiles` asks for the tile unit, where there is one.
 template <class Format>
 inline void multiply(amx::Tiles& tiles, bool on_tiles, const char* x, int64_t stride, int rows, const char* panels,
                      int64_t panel_bytes, int width, typename Format::Sums* out, int64_t out_stride) {
