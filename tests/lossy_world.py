@@ -1,0 +1,276 @@
+"""Real schedulers, detokenizers and a frontend in one thread, on a network that does with each message what it is told.
+
+Time moves by ticks. The parts are the real ones down to their loops; only the model, the sockets and the clock are not.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tercet.detokenizer.detokenizer_manager import DetokenizerManager
+from tercet.detokenizer.loop import DetokenizerLoop
+from tercet.detokenizer.outbox import Outbox as TextOutbox
+from tercet.detokenizer.status import StatusBoard as TextBoard
+from tercet.detokenizer.tokenizer_store import TokenizerStore
+from tercet.frontend.model_registry import ModelRegistry
+from tercet.frontend.router import DataParallelController, RoundRobin
+from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.protocol.codec import Frame
+from tercet.protocol.events import Delivery, PeerEvent, PeerReady, PeerUp
+from tercet.protocol.messages import (
+    BatchStrOutput,
+    BatchTokenIDOutput,
+    Heartbeat,
+    Message,
+    Ready,
+    TokenizedGenerateReqInput,
+    TokenizerFiles,
+)
+from tercet.protocol.testing import ScriptedClock
+from tercet.protocol.values import ModelIdentity, ModelLimits, Role
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.invariants import violations
+from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.loop import SchedulerLoop
+from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.status import StatusBoard
+from tercet.scheduler.testing import FakeExecutor, small_capacity
+
+FRONTEND = "frontend-0"
+TICK = 0.05
+BEAT = 5
+"""Ticks between heartbeats."""
+LOOK = 10
+"""Ticks between two looks of the frontend at what waits."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What happens to one message: how many copies arrive, and how many ticks late."""
+
+    copies: int = 1
+    late: int = 0
+
+
+Name = tuple[str, int]
+"""A message: its kind, and how many of that kind were sent before it."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A time in which a peer's queue is full for the frontend."""
+
+    peer: str
+    first: int
+    ticks: int
+
+
+_KINDS: dict[type[Message], str] = {
+    TokenizedGenerateReqInput: "request",
+    BatchTokenIDOutput: "ids",
+    BatchStrOutput: "text",
+    Heartbeat: "heartbeat",
+}
+
+
+@functools.cache
+def tokenizer_file() -> bytes:
+    """A byte-level tokenizer, so that characters break across tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["the cat sat on the mat, and the dog too"] * 4, trainer)
+    return tokenizer.to_str().encode()
+
+
+class InlineExecutor(Executor):
+    """Does the work at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Wire:
+    """Carries messages. What is on its way arrives at the next tick, unless `fates` says otherwise."""
+
+    def __init__(self) -> None:
+        self.inboxes: dict[str, list[Delivery]] = {}
+        self.begin({}, ())
+
+    def begin(self, fates: Mapping[Name, Fate], closed: Sequence[Closed]) -> None:
+        """Forget what was said so far: from here on messages are counted, and have fates."""
+        self.fates = fates
+        self.closed = closed
+        self.names: list[Name] = []
+        """Of every message since."""
+        self._counts: dict[str, int] = {}
+        self._flying: list[tuple[int, str, Delivery]] = []
+        self._now = 0
+
+    def send(self, source: str, target: str, message: Message, frames: tuple[Frame, ...]) -> bool:
+        if source == FRONTEND and any(
+            each.peer == target and 0 <= self._now - each.first < each.ticks for each in self.closed
+        ):
+            return False
+        kind = _KINDS.get(type(message), "other")
+        name = kind, self._counts.get(kind, 0)
+        self._counts[kind] = name[1] + 1
+        self.names.append(name)
+        fate = self.fates.get(name, Fate())
+        delivery = Delivery(source, message, tuple(memoryview(frame) for frame in frames))
+        self._flying += [(self._now + 1 + fate.late, target, delivery)] * fate.copies
+        return True
+
+    def tick(self) -> None:
+        self._now += 1
+        arrived = [each for each in self._flying if each[0] <= self._now]
+        self._flying = [each for each in self._flying if each[0] > self._now]
+        for _, target, delivery in arrived:
+            self.inboxes[target].append(delivery)
+
+
+class Port:
+    """A part's node on the wire."""
+
+    def __init__(self, wire: Wire, peer: str) -> None:
+        self.peer = peer
+        self._wire = wire
+        self._wire.inboxes[peer] = []
+
+    def send(self, peer: str, message: Message, *frames: Frame) -> bool:
+        return self._wire.send(self.peer, peer, message, frames)
+
+    def drain(self, wait: float | None = 0) -> list[Delivery]:
+        taken, self._wire.inboxes[self.peer] = self._wire.inboxes[self.peer], []
+        return taken
+
+    def feed(self, source: str, event: Message | PeerEvent, *frames: bytes) -> None:
+        self._wire.inboxes[self.peer].append(Delivery(source, event, tuple(map(memoryview, frames))))
+
+    def set_ready(self, ready: Ready) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class ContraryExecutor(FakeExecutor):
+    """Always says something else than its siblings."""
+
+    def _sampled(self, value: int, choice: int, suppressed: Collection[int]) -> int:
+        return (super()._sampled(value, choice, suppressed) + 1) % self.capacity.vocab_size
+
+
+class SchedulerPart:
+    """A scheduler's loop, core and fake model."""
+
+    def __init__(self, port: Port, clock: ScriptedClock, overlap: int, executor: FakeExecutor) -> None:
+        self.port = port
+        self.executor = executor
+        self.core = Scheduler(CoreConfig(token_budget=24), executor.capacity)
+        self.board = StatusBoard(clock)
+        outbox = Outbox(port.send, clock)
+        self.loop = SchedulerLoop(self.core, executor, port.drain, outbox, self.board, clock, overlap=overlap)
+
+    def turn(self) -> None:
+        self.loop.turn()
+        assert violations(self.core) == []
+
+
+class DetokenizerPart:
+    """A detokenizer's loop and manager."""
+
+    def __init__(self, port: Port, clock: ScriptedClock) -> None:
+        self.port = port
+        store = TokenizerStore()
+        self.manager = DetokenizerManager(store)
+        self.board = TextBoard(self.manager, clock)
+        outbox = TextOutbox(port, 100, self.manager.counters)
+        self.loop = DetokenizerLoop(port, self.manager, store, outbox, self.board, clock)
+
+    def turn(self) -> None:
+        self.loop.turn(0)
+
+
+@dataclass
+class World:
+    """Two schedulers, two detokenizers, one frontend. `begin` before anything else, in a running event loop."""
+
+    fates: Mapping[Name, Fate] = field(default_factory=dict)
+    overlap: int = 0
+    closed: Sequence[Closed] = ()
+    disagree: bool = False
+    """The schedulers' models say different things, as those of different hardware might."""
+
+    def __post_init__(self) -> None:
+        self.clock = ScriptedClock()
+        self.wire = Wire()
+        tokenizer = Tokenizer.from_str(tokenizer_file().decode())
+        self.capacity = small_capacity(pages=100, vocab_size=tokenizer.get_vocab_size())
+        executors = FakeExecutor, ContraryExecutor if self.disagree else FakeExecutor
+        self.schedulers = {
+            peer: SchedulerPart(Port(self.wire, peer), self.clock, self.overlap, executor(self.capacity))
+            for peer, executor in zip(("scheduler-0", "scheduler-1"), executors, strict=True)
+        }
+        self.detokenizers = {
+            peer: DetokenizerPart(Port(self.wire, peer), self.clock) for peer in ("detokenizer-0", "detokenizer-1")
+        }
+        self.port = Port(self.wire, FRONTEND)
+        pool = InlineExecutor()
+        self.manager = TokenizerManager(
+            FRONTEND, self.port, pool, ModelRegistry(pool), DataParallelController(RoundRobin()), clock=self.clock
+        )
+        self._ticks = 0
+
+    async def begin(self, settle: Callable[[], Any]) -> None:
+        """Everybody meets everybody, without a fault; `settle` lets what runs in the event loop run."""
+        files = tokenizer_file()
+        reply = TokenizerFiles(id="", model="m", names=["tokenizer.json"], sha256=[hashlib.sha256(files).hexdigest()])
+        limits = ModelLimits(model="m", context_length=256, vocab_size=self.capacity.vocab_size, max_total_tokens=256)
+        for peer in self.schedulers:
+            for part in self.detokenizers.values():
+                part.port.feed(peer, PeerUp(peer, Role.SCHEDULER, "1"))
+                part.turn()
+                part.port.feed(peer, reply, files)
+                part.turn()
+            self.port.feed(peer, PeerUp(peer, Role.SCHEDULER, "1"))
+            self.port.feed(peer, reply, files)
+            ready = Ready(limits=limits, identity=ModelIdentity(weights="w"))
+            self.port.feed(peer, PeerReady(peer, Role.SCHEDULER, ready))
+        for peer in self.detokenizers:
+            self.port.feed(peer, PeerUp(peer, Role.DETOKENIZER, "1"))
+            self.port.feed(peer, PeerReady(peer, Role.DETOKENIZER, Ready()))
+        self.manager.on_deliveries(self.port.drain())
+        while not self.manager.ready:
+            await settle()
+        self.wire.begin(self.fates, self.closed)
+
+    def tick(self) -> None:
+        """A twentieth of a second: what is due arrives, and every part has its turn."""
+        self._ticks += 1
+        self.clock.advance(TICK)
+        self.wire.tick()
+        if deliveries := self.port.drain():
+            self.manager.on_deliveries(deliveries)
+        parts: list[SchedulerPart | DetokenizerPart] = [*self.schedulers.values(), *self.detokenizers.values()]
+        for part in parts:
+            part.turn()
+            if self._ticks % BEAT == 0:
+                part.port.send(FRONTEND, part.board.heartbeat(FRONTEND))
+        if self._ticks % LOOK == 0:
+            self.manager.look()
+
+    @property
+    def held(self) -> int:
+        """Choices that schedulers hold."""
+        return sum(len(list(part.core.roster)) for part in self.schedulers.values())
