@@ -1,4 +1,4 @@
-// Products on AMX tiles: 16 rows of inputs by 16 outputs by 64 bytes of k at a time. Builds without tiles never call it.
+// Products on AMX tiles: 16 rows of inputs by 16 outputs by 64 bytes of k at a time. Other builds never call them.
 #pragma once
 
 #include "format.h"
@@ -43,10 +43,10 @@ inline void prefetch(const char* tile) {
     for (int row = 0; row < TILE_ROWS; row++) __builtin_prefetch(tile + row * ROW_BYTES);
 }
 
-#define TERCET_DOT(sums, x, weights)          \
-    if constexpr (Format::GROUP == 2)         \
-        _tile_dpbf16ps(sums, x, weights);     \
-    else                                      \
+#define TERCET_DOT(sums, x, weights)      \
+    if constexpr (Format::GROUP == 2)     \
+        _tile_dpbf16ps(sums, x, weights); \
+    else                                  \
         _tile_dpbusd(sums, x, weights)
 
 // `rows` <= 32 inputs by `width` <= 2 panels; rows of sums are `out_bytes` apart.

@@ -33,13 +33,18 @@ const T* at(const void* memory, int64_t index) {
 
 }  // namespace
 
+// Differs when abi.py and this library do not belong together.
+EXPORT int64_t tercet_struct_bytes() {
+    return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring));
+}
+
 EXPORT int64_t tercet_best_level() { return best_level(); }
 EXPORT void tercet_set_threads(int64_t threads) { pool::set_threads(int(threads)); }
 EXPORT int64_t tercet_threads() { return pool::threads(); }
 
 // out [rows, n] = rmsnorm(x + residual); with a residual, total [rows, n] = x + residual.
-EXPORT void tercet_rmsnorm(const void* x, const void* residual, const void* weight, void* out, void* total, int64_t rows,
-                           int64_t n, float eps, int64_t dtype) {
+EXPORT void tercet_rmsnorm(const void* x, const void* residual, const void* weight, void* out, void* total,
+                           int64_t rows, int64_t n, float eps, int64_t dtype) {
     for_rows(rows, n, dtype, [&](int64_t row, auto t) {
         using T = decltype(t);
         const T* from = at<T>(x, row * n);

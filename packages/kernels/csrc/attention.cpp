@@ -162,16 +162,25 @@ class Attention {
   public:
     Attention(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
               int64_t heads, float* out, int64_t out_stride)
-        : q_(q), q_stride_(q_stride), cache_(cache), rows_(rows), scoring_(scoring), out_(out), out_stride_(out_stride),
-          group_(heads / cache.kv_heads), width_(round_up(cache.head_dim, PANEL)),
-          block_tokens_(std::max<int64_t>(1, QUERIES / group_)), queries_(block_tokens_ * group_) {}
+        : q_(q),
+          q_stride_(q_stride),
+          cache_(cache),
+          rows_(rows),
+          scoring_(scoring),
+          out_(out),
+          out_stride_(out_stride),
+          group_(heads / cache.kv_heads),
+          width_(round_up(cache.head_dim, PANEL)),
+          block_tokens_(std::max<int64_t>(1, QUERIES / group_)),
+          queries_(block_tokens_ * group_) {}
 
     void run() {
         plan();
         static thread_local Buffer buffer;  // the caller's
         float* kept = buffer.floats(kept_ * sums_size());
         pool::run(int64_t(items_.size()), [&](int64_t i) {
-            cache_.format == FLOAT32 ? compute<Floats>(items_[size_t(i)], kept) : compute<Bfloats>(items_[size_t(i)], kept);
+            cache_.format == FLOAT32 ? compute<Floats>(items_[size_t(i)], kept)
+                                     : compute<Bfloats>(items_[size_t(i)], kept);
         });
         pool::run_pieces(int64_t(merges_.size()), 4, [&](int64_t from, int64_t to) {
             for (int64_t i = from; i < to; i++) merge_spans(merges_[size_t(i)], kept);
@@ -203,15 +212,15 @@ class Attention {
                 }
             }
         }
-        auto longer = [](const Item& a, const Item& b) { return a.last_span - a.first_span > b.last_span - b.first_span; };
+        auto longer = [](const Item& a, const Item& b) {
+            return a.last_span - a.first_span > b.last_span - b.first_span;
+        };
         std::stable_sort(items_.begin(), items_.end(), longer);
     }
 
     int64_t sums_size() const { return round_up(queries_ * (width_ + 2), PANEL); }
 
-    Sums sums_at(float* memory) const {
-        return {memory, memory + queries_ * width_, memory + queries_ * (width_ + 1)};
-    }
+    Sums sums_at(float* memory) const { return {memory, memory + queries_ * width_, memory + queries_ * (width_ + 1)}; }
 
     // Where an item is computed: a thread's own memory.
     template <class Format>
@@ -279,8 +288,8 @@ class Attention {
         for (int64_t i = 0; i < count; i++)
             weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
         lay_out_values<Format>(v, places, cache_.head_dim, place.values);
-        multiply<Format>(place, reinterpret_cast<char*>(place.weights), BLOCK * int64_t(sizeof(Element)),
-                         count, place.values, BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
+        multiply<Format>(place, reinterpret_cast<char*>(place.weights), BLOCK * int64_t(sizeof(Element)), count,
+                         place.values, BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
         for (int64_t i = 0; i < count * width_; i += LANES)
             store(place.part.values + i, load(place.part.values + i) + load(place.product + i));
     }
@@ -293,9 +302,9 @@ class Attention {
             for (int64_t column = 0; column < columns; column += 4 * PANEL) {
                 int width = int(std::min<int64_t>((columns - column) / PANEL, 4));
                 auto* sums = reinterpret_cast<F32*>(out + row * columns + column);
-                product::multiply<Format>(place.tiles, true, x + row * stride, stride, int(std::min(rows - row, QUERIES)),
-                                          panels + column / PANEL * panel_bytes, panel_bytes, width, sums,
-                                          columns / LANES);
+                product::multiply<Format>(place.tiles, true, x + row * stride, stride,
+                                          int(std::min(rows - row, QUERIES)), panels + column / PANEL * panel_bytes,
+                                          panel_bytes, width, sums, columns / LANES);
             }
     }
 
@@ -308,7 +317,8 @@ class Attention {
             F32 score = load(scores + at);
             if (scoring_.softcap != 0) score = tanh(score / scoring_.softcap) * scoring_.softcap;
             I32 lane = lanes() + int32_t(at);
-            I32 seen = (lane < I32{} + int32_t(std::min(last, BLOCK))) & (lane >= I32{} + int32_t(std::max(first, -BLOCK)));
+            I32 seen =
+                (lane < I32{} + int32_t(std::min(last, BLOCK))) & (lane >= I32{} + int32_t(std::max(first, -BLOCK)));
             score = seen ? score : broadcast(NONE);
             store(scores + at, score);
             most = max(score, most);
@@ -334,8 +344,8 @@ class Attention {
     template <class T>
     void read_queries(const Item& item, T* queries, int64_t stride) const {
         for (int64_t i = 0; i < item.tokens * group_; i++) {
-            const float* from = q_ + (item.first_token + i / group_) * q_stride_ +
-                                (item.head * group_ + i % group_) * cache_.head_dim;
+            const float* from =
+                q_ + (item.first_token + i / group_) * q_stride_ + (item.head * group_ + i % group_) * cache_.head_dim;
             T* row = queries + i * stride;
             over(cache_.head_dim, [&](int64_t d, auto get, auto put) { put(row + d, get(from + d) * scoring_.scale); });
             std::memset(static_cast<void*>(row + cache_.head_dim), 0, size_t(stride - cache_.head_dim) * sizeof(T));

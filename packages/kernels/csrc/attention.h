@@ -14,9 +14,9 @@ struct Cache {
 // The rows of a step: see AttentionBatch in attention/api.py.
 struct Rows {
     int64_t rows, tokens;
-    const int32_t* query_start;   // [rows + 1]
-    const int32_t* kv_lens;       // [rows]
-    const int32_t* page_table;    // [rows, page_stride]
+    const int32_t* query_start;  // [rows + 1]
+    const int32_t* kv_lens;      // [rows]
+    const int32_t* page_table;   // [rows, page_stride]
     int64_t page_stride;
     const int64_t* slot_mapping;  // [tokens]
 };

@@ -62,7 +62,8 @@ Operand normed(const Model& model, const Linear& next, const float* x, const flo
 
 Operand operand_from(const Linear& next, const float* x, int64_t tokens) {
     Operand operand = workspace().operand_of(next, tokens);
-    for_rows(tokens, next.k, [&](int64_t token) { fill_operand(next.format, x + token * next.k, next.k, operand, token); });
+    for_rows(tokens, next.k,
+             [&](int64_t token) { fill_operand(next.format, x + token * next.k, next.k, operand, token); });
     return operand;
 }
 
@@ -107,8 +108,8 @@ void add_attention(const Model& model, const Layer& layer, const Step& step, flo
     multiply(layer.o, operand_from(layer.o, out, step.tokens), step.tokens, {Output::ADD, residual, model.hidden});
 }
 
-// Adds a layer's MLP to the residual. Gated rows go straight into the format that `down` reads; only int8 needs all of a
-// row before it knows its scale.
+// Adds a layer's MLP to the residual. Gated rows go straight into the format that `down` reads; only int8 needs all of
+// a row before it knows its scale.
 void add_mlp(const Model& model, const Layer& layer, const Step& step, float* residual) {
     Workspace& space = workspace();
     const Linear& down = layer.down;
@@ -153,7 +154,8 @@ const char* find_fault(const Rows& rows, const Cache& cache) {
 
 const char* find_fault(const Model& model, const Step& step) {
     for (int64_t token = 0; token < step.tokens; token++) {
-        if (step.input_ids[token] < 0 || step.input_ids[token] >= model.vocab) return "a token is not in the vocabulary";
+        if (step.input_ids[token] < 0 || step.input_ids[token] >= model.vocab)
+            return "a token is not in the vocabulary";
         if (step.positions[token] < 0 || step.positions[token] >= model.positions) return "a position is past the last";
     }
     for (int64_t group = 0; group < step.groups; group++) {

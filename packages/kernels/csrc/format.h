@@ -8,10 +8,10 @@
 
 #include "vec.h"
 
-constexpr int PANEL = 16;              // outputs
-constexpr int ROW_BYTES = 64;          // of one row of a panel
-constexpr int TILE_ROWS = 16;          // rows are padded to a multiple of this
-constexpr int PARTS = PANEL / LANES;   // vectors that hold 16 sums
+constexpr int PANEL = 16;             // outputs
+constexpr int ROW_BYTES = 64;         // of one row of a panel
+constexpr int TILE_ROWS = 16;         // rows are padded to a multiple of this
+constexpr int PARTS = PANEL / LANES;  // vectors that hold 16 sums
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 

@@ -71,9 +71,10 @@ void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_
         if (width == 3) width = 2;
         for (int64_t m = first; m < last; m += ROWS) {
             int rows = int(std::min(last - m, ROWS));
-            product::multiply<Format>(tiles, on_tiles, x.rows + m * x.stride, x.stride, rows, linear.panels + panel * bytes,
-                                      bytes, width, sums[0], 4 * PARTS);
-            for (int row = 0; row < rows; row++) finish_row<Format>(linear, x, m + row, panel, width, sums[row], output);
+            product::multiply<Format>(tiles, on_tiles, x.rows + m * x.stride, x.stride, rows,
+                                      linear.panels + panel * bytes, bytes, width, sums[0], 4 * PARTS);
+            for (int row = 0; row < rows; row++)
+                finish_row<Format>(linear, x, m + row, panel, width, sums[row], output);
         }
     }
 }
@@ -165,9 +166,7 @@ void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& o
     }
 }
 
-int64_t packed_bytes(int64_t n, int64_t k, int64_t format) {
-    return round_up(n, PANEL) * operand_stride(format, k);
-}
+int64_t packed_bytes(int64_t n, int64_t k, int64_t format) { return round_up(n, PANEL) * operand_stride(format, k); }
 
 void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step, char* panels) {
     switch (format) {
@@ -183,7 +182,9 @@ void unpack_row(const Linear& linear, int64_t index, float* out) {
     for (int64_t i = 0; i < linear.k; i++) {
         switch (linear.format) {
             case FLOAT32: out[i] = reinterpret_cast<const float*>(panel)[i * PANEL + lane]; break;
-            case BFLOAT16: out[i] = to_float(reinterpret_cast<const Bf16*>(panel)[(i / 2 * PANEL + lane) * 2 + i % 2]); break;
+            case BFLOAT16:
+                out[i] = to_float(reinterpret_cast<const Bf16*>(panel)[(i / 2 * PANEL + lane) * 2 + i % 2]);
+                break;
             default: out[i] = float(panel[(i / 4 * PANEL + lane) * 4 + i % 4]) * linear.scales[index];
         }
     }

@@ -44,8 +44,9 @@ void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& o
 // Bytes of the packed weights.
 int64_t packed_bytes(int64_t n, int64_t k, int64_t format);
 
-// Packs rows [first, first + rows) of a matrix [*, k]; `first` is a multiple of 16 unless it is the end. Source elements
-// are those of the format. `step` and `start` say where panels go: panel p of the source is panel start + p * step.
+// Packs rows [first, first + rows) of a matrix [*, k]; `first` is a multiple of 16 unless it is the end. Source
+// elements are those of the format. `step` and `start` say where panels go: panel p of the source is panel start + p *
+// step.
 void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step, char* panels);
 
 // Row `index` of the matrix, as floats.

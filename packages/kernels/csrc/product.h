@@ -6,7 +6,7 @@
 
 namespace product {
 
-constexpr int64_t AHEAD = 1024;  // bytes of a panel to prefetch ahead
+constexpr int64_t AHEAD = 1024;                   // bytes of a panel to prefetch ahead
 constexpr int REGISTERS = LANES == 16 ? 24 : 12;  // vectors of sums that stay in registers
 
 // The most rows at a time with so many panels.

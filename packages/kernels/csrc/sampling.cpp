@@ -8,8 +8,8 @@
 
 namespace {
 
-// The first index of a row's largest element. One pass finds the largest, block by block; the block that had it first is
-// then looked through.
+// The first index of a row's largest element. One pass finds the largest, block by block; the block that had it first
+// is then looked through.
 int64_t argmax_row(const float* row, int64_t n, float* most) {
     constexpr int64_t BLOCK = 1024;
     float best = -INFINITY;

@@ -111,8 +111,9 @@ inline void over(int64_t n, Step step) {
     for (; i + LANES <= n; i += LANES)
         step(i, [](const auto* p) { return load(p); }, [](auto* p, F32 x) { store(p, x); });
     if (int64_t rest = n - i)
-        step(i, [rest](const auto* p) { return load_some(p, rest); },
-             [rest](auto* p, F32 x) { store_some(p, x, rest); });
+        step(
+            i, [rest](const auto* p) { return load_some(p, rest); },
+            [rest](auto* p, F32 x) { store_some(p, x, rest); });
 }
 
 inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
@@ -133,7 +134,7 @@ inline float max(F32 x) {
 inline F32 exp(F32 x) {
     F32 bounded = x > broadcast(88.3f) ? broadcast(88.3f) : x;
     bounded = bounded < broadcast(-88.0f) ? broadcast(-88.0f) : bounded;  // a NaN passes both
-    const F32 magic = broadcast(12582912.0f);                            // 1.5 * 2^23: adding it rounds to an integer
+    const F32 magic = broadcast(12582912.0f);                             // 1.5 * 2^23: adding it rounds to an integer
     F32 shifted = bounded * 1.44269504f + magic;
     F32 n = shifted - magic;
     F32 r = bounded - n * 0.693359375f;

@@ -1,3 +1,4 @@
+import ctypes
 import logging
 import shutil
 import threading
@@ -33,6 +34,13 @@ def test_a_broken_library_says_so(tmp_path: Path) -> None:
     (tmp_path / "libtercet_portable.so").write_bytes(b"not a library")
     with pytest.raises(UnavailableBackendError, match="does not load"):
         Library("portable", tmp_path)
+
+
+@needs_library
+def test_a_library_of_other_sources_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.kernels.native.abi.Step", type("Step", (ctypes.Structure,), {"_fields_": ()}))
+    with pytest.raises(UnavailableBackendError, match="does not load: it was compiled from other sources"):
+        Library("portable")
 
 
 @needs_library

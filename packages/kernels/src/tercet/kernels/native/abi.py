@@ -83,6 +83,7 @@ class Step(Structure):
 
 _I, _P = c_int64, c_void_p
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "struct_bytes": (_I, []),
     "best_level": (_I, []),
     "set_threads": (None, [_I]),
     "threads": (_I, []),
@@ -103,10 +104,12 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def declare(library: ctypes.CDLL) -> dict[str, Any]:
-    """The functions of a loaded library. Raises AttributeError for one it has not."""
+    """The functions of a loaded library. Raises AttributeError for one it has not, or for structs of other sizes."""
     functions = {}
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, f"tercet_{name}")
         function.restype, function.argtypes = result, arguments
         functions[name] = function
+    if functions["struct_bytes"]() != sum(map(ctypes.sizeof, (Model, Layer, Step, Rows, Scoring))):
+        raise AttributeError("it was compiled from other sources")
     return functions
