@@ -98,9 +98,13 @@ class SchedulerOptions:
     """Do not share cached prefixes between requests."""
     attention_backend: str | None = None
     """Attention kernels: auto or a name that `tercet-kernels check` lists."""
+    quantization: str | None = None
+    """Number format that weights are packed in: none or int8."""
+    threads: int | None = None
+    """Threads of the CPU kernels."""
 
     def __post_init__(self) -> None:
-        for option in ("max_running_requests", "chunked_prefill_size", "page_size"):
+        for option in ("max_running_requests", "chunked_prefill_size", "page_size", "threads"):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
