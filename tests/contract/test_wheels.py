@@ -87,16 +87,12 @@ def test_a_wheel_holds_its_portion_of_the_namespace_and_no_more(wheels: Path, pa
 
 
 @pytest.mark.parametrize("part", LIMITS)
-def test_a_part_installs_alone_and_stays_small(
-    environment: Environment, part: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_part_installs_alone_and_stays_small(environment: Environment, part: str) -> None:
     programs = environment(part)
     found = installed(programs)
     assert {name for name in found if name.startswith("tercet-")} == {f"tercet-{part}", "tercet-protocol"}
     assert not {"torch", "transformers", "triton", "numpy", "safetensors"} & found.keys()
-    size = megabytes(programs)
-    record_property("megabytes", round(size))
-    assert size < LIMITS[part]
+    assert megabytes(programs) < LIMITS[part]
 
 
 @pytest.mark.parametrize("part", LIMITS)
