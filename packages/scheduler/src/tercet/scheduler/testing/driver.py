@@ -84,7 +84,7 @@ class Driver:
         self.output: dict[Choice, list[int]] = {}
         self.finishes: dict[Choice, FinishReason] = {}
         self.attempts: dict[Choice, int] = {}
-        """Of the last row."""
+        """The latest heard of, or asked for."""
         self.rejected: dict[str, Rejected] = {}
         self.others: list[Outgoing] = []
         self.logprobs: dict[Choice, dict[int, float]] = {}
@@ -93,7 +93,12 @@ class Driver:
         self._frontends: dict[tuple[str, str, int, int], str] = {}
 
     def send(self, *messages: CoreMessage, source: str = FRONTEND) -> None:
-        """Hand messages to the core."""
+        """Hand messages to the core. A frontend listens to no earlier attempt once it has sent a later one."""
+        for message in messages:
+            if isinstance(message, TokenizedGenerateReqInput):
+                rid = message.rid if source == FRONTEND else f"{source}/{message.rid}"
+                for choice in message.resume:
+                    self.attempts[rid, choice.index] = max(message.attempt, self.attempts.get((rid, choice.index), 0))
         self._take(self.core.handle(*(Arrival(source, message) for message in messages)))
         self.check()
 
