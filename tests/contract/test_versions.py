@@ -210,7 +210,7 @@ def test_no_part_was_ever_sent_what_it_had_not_announced(parts: Parts) -> None:
     }
     for (role, version), counters in counted.items():
         assert counters.get("dropped_undecodable", 0) == 0, (role, version, counters)
-        assert counters["received"] > 100
+        assert counters["received"] > 20
         if version == NEW:
             assert counters["novelties_sent"] > 0
             assert counters["novelties_received"] > 0
