@@ -21,6 +21,7 @@ from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
 from tercet.protocol.messages import (
+    AbortReq,
     BatchStrOutput,
     BatchTokenIDOutput,
     DecodeSpec,
@@ -189,6 +190,31 @@ def test_a_peer_that_goes_takes_its_choices_and_its_backlog_with_it(byte_level: 
     bench.node.full = set()
     bench.loop.turn(0)
     assert (texts(bench.node), bench.board.heartbeat("f").held.rids) == ([], [])
+
+
+def test_a_choice_that_its_frontend_calls_off_is_forgotten_and_nobody_elses(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.begin()
+    bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
+    for source, abort in (("g", AbortReq(rid="r", indices=[0])), ("f", AbortReq(rid="r", indices=[1]))):
+        bench.feed(source, abort)
+        assert bench.board.heartbeat("f").held.rids == ["r"]
+    bench.feed("f", AbortReq(rid="r", indices=[0]))
+    assert (bench.board.heartbeat("f").held.rids, bench.manager.counters["called_off"]) == ([], 1)
+
+
+def test_a_request_called_off_as_a_whole_loses_every_choice(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.begin()
+    for index in range(3):
+        bench.feed(
+            "s", msgspec.structs.replace(batch(byte_level.tokenizer.encode("a").ids), indices=pack_ints([index]))
+        )
+    assert len(bench.manager) == 3
+    bench.feed("f", AbortReq(rid="other"))
+    assert len(bench.manager) == 3
+    bench.feed("f", AbortReq(rid="r"))
+    assert len(bench.manager) == 0
 
 
 def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(byte_level: Vocabulary) -> None:

@@ -7,11 +7,20 @@ import pytest
 
 from tercet.frontend.counters import Cause
 from tercet.frontend.generate_request import GenerateRequest, TextPrompt
-from tercet.frontend.reconciliation import Reconciler
+from tercet.frontend.reconciliation import Findings, Reconciler
 from tercet.frontend.req_state import ReqState, Row
 from tercet.frontend.served_model import ModelFiles, ServedModel
 from tercet.protocol.messages import AbortReq, Heartbeat
-from tercet.protocol.values import Held, ModelIdentity, ModelLimits, Phase, SamplingParams, pack_ints
+from tercet.protocol.values import (
+    FinishReason,
+    FinishType,
+    Held,
+    ModelIdentity,
+    ModelLimits,
+    Phase,
+    SamplingParams,
+    pack_ints,
+)
 
 S = "scheduler-0"
 Make = Callable[..., ReqState]
@@ -54,7 +63,7 @@ class Script:
 
     def hear(self, heartbeat: Heartbeat, after: float = 0.25) -> tuple[list[tuple[str, Cause]], list[AbortReq]]:
         self.now += after
-        findings = self.reconciler.heartbeat(S, heartbeat, self.states, self.now)
+        findings = self.reconciler.scheduler(S, heartbeat, self.states, self.now)
         return [(state.rid, cause) for state, cause in findings.lost], findings.strangers
 
 
@@ -150,6 +159,21 @@ def test_what_nobody_waits_for_is_called_off_after_two_heartbeats(make: Make) ->
         [],
         [AbortReq(rid="gone", indices=[0], reason="nobody waits for it")],
     )
+
+
+def test_a_detokenizer_is_called_off_what_is_not_routed_there_after_two_heartbeats(make: Make) -> None:
+    here, finished, elsewhere = make("here"), make("done"), make("away")
+    finished.accept(Row(1, 0, 0, [5], finish=FinishReason(FinishType.LENGTH)))
+    elsewhere.detokenizer = "another"
+    states = {state.rid: state for state in (here, finished, elsewhere)}
+    reconciler, peer = Reconciler(), here.detokenizer
+    first = beat(("here", 0, 0, 7), ("done", 0, 0, 1), ("done", 1, 0, 1), ("away", 0, 0, 0), ("gone", 0, 0, 4))
+    then = beat(("here", 0, 0, 9), ("done", 1, 0, 1), ("gone", 0, 0, 4), ("new", 0, 0, 0))
+    assert reconciler.detokenizer(peer, first, states, 1.0) == Findings()
+    assert reconciler.detokenizer(peer, first, states, 1.1) == Findings()  # too soon after the last to count
+    findings = reconciler.detokenizer(peer, then, states, 1.25)
+    assert findings.lost == []
+    assert [(abort.rid, abort.indices) for abort in findings.strangers] == [("done", [1]), ("gone", [0])]
 
 
 def test_requests_elsewhere_and_ended_ones_are_not_looked_for(make: Make) -> None:

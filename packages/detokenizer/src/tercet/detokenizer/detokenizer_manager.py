@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 
 from tercet.detokenizer.choice import Choice, Plan, Route
 from tercet.detokenizer.errors import MalformedBatchError, SpecError
@@ -33,7 +34,8 @@ class DetokenizerManager:
         self._max_choices = max_choices
         self._choices: dict[Key, Choice] = {}
         self.counters: Counter[str] = Counter()
-        """How often: batches, tokens, dropped_{malformed,unknown,stale,seen,gap}, refused_specs, evicted."""
+        """How often: batches, tokens, dropped_{malformed,unknown,stale,seen,gap}, refused_specs, evicted,
+        called_off."""
 
     def __len__(self) -> int:
         return len(self._choices)
@@ -60,6 +62,18 @@ class DetokenizerManager:
         for key in gone:
             del self._choices[key]
         return len(gone)
+
+    def forget(self, frontend: str, rid: str, indices: Sequence[int] = ()) -> int:
+        """Forget choices (all when none is named) of a frontend's request; how many there were."""
+        keys = [
+            key
+            for key in ([_key(rid, index) for index in indices] or list(self._choices))
+            if (it := self._choices.get(key)) and (it.route.frontend, it.route.rid) == (frontend, rid)
+        ]
+        for key in keys:
+            del self._choices[key]
+        self.counters["called_off"] += len(keys)
+        return len(keys)
 
     def held(self, frontend: str) -> Held:
         """The choices open for one frontend. Safe to call from another thread."""

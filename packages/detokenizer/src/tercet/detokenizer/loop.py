@@ -9,7 +9,7 @@ from tercet.detokenizer.errors import TokenizerError
 from tercet.detokenizer.outbox import Outbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
-from tercet.protocol.messages import BatchTokenIDOutput, Ready, TokenizerFiles, TokenizerFilesReq
+from tercet.protocol.messages import AbortReq, BatchTokenIDOutput, Ready, TokenizerFiles, TokenizerFilesReq
 from tercet.protocol.node import Delivery, PeerDown, PeerUp, Sender
 from tercet.protocol.values import Role
 
@@ -92,6 +92,8 @@ class DetokenizerLoop:
                     self._outbox.send(frontend, text)
             case TokenizerFiles() as files:
                 self._read(delivery.source, files, delivery.frames)
+            case AbortReq() as abort:
+                self._manager.forget(delivery.source, abort.rid, abort.indices)
             case PeerUp(peer, Role.SCHEDULER):
                 self._unanswered[peer] = self._clock()
             case PeerUp(peer, Role.FRONTEND):

@@ -39,11 +39,19 @@ class Dispatcher:
                 return True
         return False
 
+    def ended(self, state: ReqState) -> None:
+        """A request is not where it was sent any more."""
+        self._controller.ended(state)
+
+    def gone(self, scheduler: str) -> None:
+        """A scheduler is no more, and what it had cached neither."""
+        self._controller.gone(scheduler)
+
     def abort(self, state: ReqState, indices: list[int], reason: str) -> None:
         """Tell the scheduler to stop choices (all when empty); one that is gone has stopped."""
         self.call_off(state.scheduler, AbortReq(rid=state.rid, indices=indices, reason=reason))
 
-    def call_off(self, scheduler: str, message: AbortReq) -> None:
-        """Tell a scheduler, if it is there. What gets lost is told again when its heartbeats still name it."""
-        if scheduler in self._fleet.schedulers and not self._outbox.send(scheduler, message):
-            logger.warning("cannot tell %s to abort %s", scheduler, message.rid)
+    def call_off(self, part: str, message: AbortReq) -> None:
+        """Tell a part, if it is there. What gets lost is told again when its heartbeats still name it."""
+        if self._fleet.get(part) is not None and not self._outbox.send(part, message):
+            logger.warning("cannot tell %s to abort %s", part, message.rid)

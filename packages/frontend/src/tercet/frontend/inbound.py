@@ -140,6 +140,7 @@ class Inbound:
         if state is None or state.attempt != message.attempt or state.scheduler != source:
             return
         state.scheduler, state.refused = "", True
+        self._dispatcher.ended(state)
         scheduler = self._fleet.schedulers.get(source)
         if message.code == "draining" and scheduler is not None:
             scheduler.leaving = True  # its heartbeat will say so
@@ -172,12 +173,13 @@ class Inbound:
             here = [state for state in states if source in {state.scheduler, state.detokenizer}]
             self._recovery.move(here, now)
             self._changed()
-        if is_scheduler and not part.stuck:
-            self._reconcile(source, heartbeat, now)
+        if not part.stuck:
+            self._reconcile(source, is_scheduler, heartbeat, now)
 
-    def _reconcile(self, source: str, heartbeat: Heartbeat, now: float) -> None:
+    def _reconcile(self, source: str, is_scheduler: bool, heartbeat: Heartbeat, now: float) -> None:
+        compare = self._reconciler.scheduler if is_scheduler else self._reconciler.detokenizer
         try:
-            findings = self._reconciler.heartbeat(source, heartbeat, self._states, now)
+            findings = compare(source, heartbeat, self._states, now)
         except ValueError as error:
             logger.error("%s holds what makes no sense: %s", source, error)
             return
@@ -209,13 +211,14 @@ class Inbound:
         part = self._fleet.remove(peer)
         if part is None:
             return
+        self._reconciler.forget(peer)
         left = part.leaving or reason.startswith(("goodbye: stopped", "goodbye: stopping"))
         is_scheduler = isinstance(part, SchedulerPeer)
         if is_scheduler:
             cause = Cause.SCHEDULER_LEFT if left else Cause.SCHEDULER_DIED
             self._models.forget(peer)
             self._models.update(self._fleet.schedulers.values())
-            self._reconciler.forget(peer)
+            self._dispatcher.gone(peer)
         else:
             cause = Cause.DETOKENIZER_LEFT if left else Cause.DETOKENIZER_DIED
         if not left:

@@ -1,4 +1,4 @@
-"""What a scheduler's heartbeats say it holds, beside what this frontend believes it does: finds every lost message.
+"""What a part's heartbeats say it holds, beside what this frontend believes it does: finds every lost message.
 
 A heartbeat's list is a snapshot from up to a quarter of a second before it, or from before the step that runs. So
 nothing follows from one heartbeat alone: a choice must look wrong in two that count, with nothing arriving in between,
@@ -31,7 +31,7 @@ class Findings:
     lost: list[tuple[ReqState, Cause]] = field(default_factory=list)
     """Requests to dispatch again."""
     strangers: list[AbortReq] = field(default_factory=list)
-    """What the scheduler holds for nothing."""
+    """What the part holds for nothing."""
 
 
 @dataclass
@@ -60,11 +60,26 @@ class Reconciler:
         self._seen: dict[str, _Seen] = {}
 
     def forget(self, peer: str) -> None:
-        """A scheduler is gone."""
+        """A part is gone."""
         self._seen.pop(peer, None)
 
-    def heartbeat(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, ReqState], now: float) -> Findings:
-        """Compare. Raises ValueError for a list that makes no sense."""
+    def detokenizer(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, ReqState], now: float) -> Findings:
+        """Find what a detokenizer holds for nothing. What it lacks shows at the scheduler: ahead, no arrivals."""
+        last = self._seen.get(peer)
+        if last is not None and now - last.at < APART:
+            return Findings()
+        known = {
+            (state.rid, index)
+            for state in states.values()
+            if state.detokenizer == peer and not state.done
+            for index in state.open_indices
+        }
+        strangers = _table(heartbeat.held).keys() - known
+        self._seen[peer] = _Seen(now, {}, strangers)
+        return Findings(strangers=_aborts(strangers & last.strangers if last is not None else ()))
+
+    def scheduler(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, ReqState], now: float) -> Findings:
+        """Find what a scheduler lacks and what it holds for nothing. Both raise ValueError for a list without sense."""
         last = self._seen.get(peer)
         if last is not None and now - last.at < APART:
             return Findings()

@@ -118,7 +118,10 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
 
 
 class AbortReq(Message, frozen=True, kw_only=True):
-    """Stop choices of a request (all of them when `indices` is empty). Unknown rids are ignored."""
+    """Stop choices of a request (all of them when `indices` is empty). Unknown rids are ignored.
+
+    A detokenizer gets it for choices that it holds though they are routed elsewhere, and forgets them.
+    """
 
     rid: str
     indices: list[int] = []
@@ -249,9 +252,10 @@ SchedulerToFrontend = Rejected | ControlReply | TokenizerFiles
 SchedulerToDetokenizer = BatchTokenIDOutput | TokenizerFiles
 DetokenizerToScheduler = TokenizerFilesReq
 DetokenizerToFrontend = BatchStrOutput
+FrontendToDetokenizer = AbortReq
 
 SchedulerInbox = Membership | FrontendToScheduler | DetokenizerToScheduler
-DetokenizerInbox = Membership | SchedulerToDetokenizer
+DetokenizerInbox = Membership | SchedulerToDetokenizer | FrontendToDetokenizer
 FrontendInbox = Membership | SchedulerToFrontend | DetokenizerToFrontend
 SupervisorInbox = Membership
 
