@@ -18,7 +18,8 @@ from tercet.detokenizer.outbox import Outbox as TextOutbox
 from tercet.detokenizer.status import StatusBoard as TextBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController, RoundRobin
+from tercet.frontend.router import DataParallelController
+from tercet.frontend.routing_policy import RoundRobin
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.codec import Frame
 from tercet.protocol.events import Delivery, PeerEvent, PeerReady, PeerUp

@@ -8,7 +8,8 @@ import pytest
 
 from tercet.frontend.errors import ServerError, UnavailableError
 from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController, RoundRobin
+from tercet.frontend.router import DataParallelController
+from tercet.frontend.routing_policy import RoundRobin
 from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, submit
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.events import Delivery
@@ -137,6 +138,29 @@ async def test_a_full_scheduler_turns_new_requests_away(engine_of: EngineOf) -> 
         error = generation.states[0].error
         assert isinstance(error, UnavailableError)
         assert (error.status, error.code, error.headers()) == (503, "overloaded", {"retry-after": "1"})
+
+
+async def test_what_a_scheduler_has_to_do_is_known_from_dispatch_to_end(engine_of: EngineOf) -> None:
+    engine = engine_of(script, schedulers=[S, "scheduler-1"])
+    async with managed(engine) as manager:
+        loads = manager.fleet.schedulers
+        first, second = await submit(manager, prompt=30), await submit(manager, prompt=20)
+        assert (loads[S].own, loads["scheduler-1"].own) == (30, 20)
+        engine.step()
+        drain(engine, S)
+        assert (loads[S].own, loads["scheduler-1"].own) == (0, 51)
+        manager.release(first)
+        manager.release(first)
+        assert loads["scheduler-1"].own == 20
+        engine.reject = lambda request: Rejected(
+            rid=request.rid, attempt=request.attempt, code="overloaded", message="full", retry=True
+        )
+        await submit(manager, prompt=40)
+        assert loads["scheduler-1"].own == 60
+        await asyncio.sleep(0.01)
+        assert loads["scheduler-1"].own == 20
+        manager.release(second)
+        assert loads["scheduler-1"].own == 0
 
 
 async def test_requests_of_a_detokenizer_that_leaves_move_and_keep_their_scheduler(engine_of: EngineOf) -> None:

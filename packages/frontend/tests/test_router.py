@@ -7,7 +7,8 @@ import pytest
 from tercet.frontend.fleet import DetokenizerPeer, Fleet, SchedulerPeer
 from tercet.frontend.generate_request import GenerateRequest, TextPrompt
 from tercet.frontend.req_state import ReqState
-from tercet.frontend.router import DataParallelController, LeastLoaded, RoundRobin
+from tercet.frontend.router import DataParallelController
+from tercet.frontend.routing_policy import LeastLoaded, RoundRobin
 from tercet.frontend.served_model import ModelFiles, ServedModel
 from tercet.protocol.messages import Heartbeat, Ready
 from tercet.protocol.values import Load, ModelIdentity, ModelLimits, Phase, Role, SamplingParams

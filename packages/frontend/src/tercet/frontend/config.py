@@ -82,8 +82,8 @@ class ServingConfig:
 
     served_model_name: Repeatable = ()
     """Names that clients know the model by, instead of the scheduler's; repeatable."""
-    routing_policy: Literal["round_robin", "least_loaded"] = "round_robin"
-    """How requests are spread over schedulers."""
+    routing_policy: Literal["cache_aware", "least_loaded", "power_of_two", "round_robin"] = "cache_aware"
+    """How requests are spread over schedulers, where there is more than one."""
     recovery_timeout: float = 60.0
     """Seconds a request waits for a part that takes it."""
     max_waiting: int = 256

@@ -12,7 +12,8 @@ from tercet.frontend.answer import Whole
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.generation import Generation
 from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import POLICIES, DataParallelController
+from tercet.frontend.router import DataParallelController
+from tercet.frontend.routing_policy import POLICIES
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.aio import AsyncNode

@@ -37,10 +37,10 @@ class SchedulerPeer(Part):
 
     limits: ModelLimits | None = None
     identity: ModelIdentity | None = None
-    sent: int = 0
-    """Tokens of requests sent there since its last heartbeat."""
-    sent_before: int = 0
-    """Tokens sent between the last two: a heartbeat tells of a moment before it, so they may be missing there."""
+    own: int = 0
+    """Tokens of the requests that this frontend has there now."""
+    own_told: int = 0
+    """The same when its last heartbeat came."""
 
     @property
     def ready(self) -> bool:
@@ -49,8 +49,9 @@ class SchedulerPeer(Part):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the requests it has to work on, as far as is known here."""
-        return self.load.queued_tokens + self.load.running_tokens + self.sent_before + self.sent
+        """Tokens it has to work on: what its last heartbeat told, and what has come from here and ended since."""
+        told = self.load.queued_tokens + self.load.running_tokens
+        return max(self.own, told + self.own - self.own_told)
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Fleet:
         if heartbeat.phase is Phase.DRAINING:
             part.leaving = True
         if isinstance(part, SchedulerPeer):
-            part.sent_before, part.sent = part.sent, 0
+            part.own_told = part.own
 
     def scheduler_ready(self, peer: str, ready: Ready) -> bool:
         """A scheduler says what it serves. False when it says too little to be of use."""

@@ -152,6 +152,11 @@ class ReqState:
         self._tokens_at_dispatch = 0
 
     @property
+    def salt(self) -> str:
+        """Whose prompts its own may share a cache with."""
+        return self.request.cache_salt
+
+    @property
     def open_indices(self) -> list[int]:
         """The choices that have no finish yet."""
         return [choice.index for choice in self.choices if choice.finish is None]

@@ -1,47 +1,10 @@
 """Which scheduler and which detokenizer a request goes to."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
 
 from tercet.frontend.fleet import DetokenizerPeer, SchedulerPeer
 from tercet.frontend.req_state import ReqState
-
-_Peer = TypeVar("_Peer")
-
-
-class RoutingPolicy(Protocol):
-    """Orders the schedulers that can take a request, the best first. Later ones are tried when a queue is full."""
-
-    def order(self, state: ReqState, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
-        """All of `schedulers`, which is never empty."""
-        ...
-
-
-class RoundRobin:
-    """Each request to the next scheduler."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def order(self, state: ReqState, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:  # noqa: ARG002
-        """The same order for every request, turned by one each time."""
-        self._next += 1
-        return _turned(schedulers, self._next - 1)
-
-
-class LeastLoaded:
-    """Each request to the scheduler whose last heartbeat told of the fewest tokens to compute."""
-
-    def __init__(self) -> None:
-        self._ties = RoundRobin()
-
-    def order(self, state: ReqState, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
-        """By queued and running tokens; equals take turns."""
-        ordered = self._ties.order(state, schedulers)
-        return sorted(ordered, key=lambda each: each.tokens)
-
-
-POLICIES: dict[str, Callable[[], RoutingPolicy]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded}
+from tercet.frontend.routing_policy import RoutingPolicy
 
 
 class DataParallelController:
@@ -50,6 +13,8 @@ class DataParallelController:
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
         self._next_detokenizer = 0
+        self._loads: dict[str, tuple[SchedulerPeer, int]] = {}
+        """Where each request is, by its rid, and how many tokens it had when it was sent there."""
 
     def schedulers(self, state: ReqState, eligible: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
         """Where to try a request, in order: first where it runs already, last where it was refused."""
@@ -60,7 +25,21 @@ class DataParallelController:
 
     def sent(self, state: ReqState, scheduler: SchedulerPeer) -> None:
         """A request went there."""
-        scheduler.sent += state.prompt_tokens + state.output_tokens
+        self.ended(state)
+        tokens = state.prompt_tokens + state.output_tokens
+        scheduler.own += tokens
+        self._loads[state.rid] = scheduler, tokens
+        self._policy.sent(state, scheduler)
+
+    def ended(self, state: ReqState) -> None:
+        """A request is not where it was sent any more. Harmless for one that is nowhere."""
+        if load := self._loads.pop(state.rid, None):
+            scheduler, tokens = load
+            scheduler.own -= tokens
+
+    def gone(self, peer: str) -> None:
+        """A scheduler is no more."""
+        self._policy.gone(peer)
 
     def detokenizer(self, eligible: Sequence[DetokenizerPeer], avoid: str = "") -> DetokenizerPeer | None:
         """The next in turn, and not the one to avoid unless there is no other."""
@@ -69,8 +48,3 @@ class DataParallelController:
             return None
         self._next_detokenizer += 1
         return eligible[(self._next_detokenizer - 1) % len(eligible)]
-
-
-def _turned(peers: Sequence[_Peer], by: int) -> list[_Peer]:
-    start = by % len(peers)
-    return [*peers[start:], *peers[:start]]

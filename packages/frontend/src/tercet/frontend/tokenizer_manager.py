@@ -156,6 +156,7 @@ class TokenizerManager:
             self.counters.outcomes[outcome] += 1
             self.counters.resumed_finished += outcome is Outcome.FINISHED and state.attempt > 0
             self._recovery.forget(state)
+            self._dispatcher.ended(state)
             if state.open_indices:
                 self._dispatcher.abort(state, [], "the client is gone")
 

@@ -8,7 +8,8 @@ from tercet.frontend.app import build_app
 from tercet.frontend.config import FrontendConfig
 from tercet.frontend.http_server import HttpServer, listening_socket, url_of
 from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import POLICIES, DataParallelController
+from tercet.frontend.router import DataParallelController
+from tercet.frontend.routing_policy import POLICIES
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.config import Dial, NodeConfig

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from tercet.frontend.generate_request import GenerateRequest, TokenPrompt
 from tercet.frontend.generation import Generation
 from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController, RoundRobin
+from tercet.frontend.router import DataParallelController
+from tercet.frontend.routing_policy import RoundRobin
 from tercet.frontend.testing.engine import FakeEngine
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.values import FinishReason, SamplingParams

@@ -11,7 +11,8 @@ from tercet.frontend.app import build_app
 from tercet.frontend.config import HttpConfig
 from tercet.frontend.http_server import HttpServer, listening_socket, url_of
 from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController, RoundRobin
+from tercet.frontend.router import DataParallelController
+from tercet.frontend.routing_policy import RoundRobin
 from tercet.frontend.testing.engine import FakeEngine
 from tercet.frontend.tokenizer_manager import TokenizerManager
 

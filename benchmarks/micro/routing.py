@@ -1,0 +1,198 @@
+"""What routing is worth: four simulated schedulers under each policy, beside one scheduler with all their memory.
+
+The schedulers are real cores over a model that costs nothing; a step takes simulated time by the tokens it computes.
+Sixty-four clients ask without pause. What the router knows of the schedulers is a quarter of a second old, as in life.
+Throughput is output tokens in a simulated second; the one large scheduler has the memory, not the speed, of four.
+"""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from tercet.frontend.fleet import SchedulerPeer
+from tercet.frontend.prefix_tree import PrefixTree
+from tercet.frontend.routing_policy import POLICIES, RoutingPolicy
+from tercet.protocol.messages import BatchTokenIDOutput, Heartbeat, TokenizedGenerateReqInput
+from tercet.protocol.values import ModelLimits, Phase, pack_ints
+from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.testing import FakeExecutor, request, small_capacity
+
+Row = tuple[str, float, str, float | None]
+
+SCHEDULERS = 4
+CLIENTS = 64
+REQUESTS = 1500
+MEMORY = 1024
+"""Pages of 16 tokens in each scheduler."""
+OUTPUT = 24
+BEAT = 0.25
+STEP_SECONDS, TOKEN_SECONDS = 0.005, 0.00005
+
+Prompt = tuple[int, ...]
+Workload = Callable[[random.Random], Iterator[Prompt]]
+
+
+def shared_prefixes(chance: random.Random) -> Iterator[Prompt]:
+    """Forty-eight system prompts of 512 tokens, some far more frequent than others, and 48 tokens of one's own."""
+    prefixes = [_words(chance, 512) for _ in range(48)]
+    weights = [1 / (1 + rank) ** 0.8 for rank in range(len(prefixes))]
+    while True:
+        yield chance.choices(prefixes, weights)[0] + _words(chance, 48)
+
+
+def conversations(chance: random.Random) -> Iterator[Prompt]:
+    """Two hundred and fifty-six conversations that grow by a turn of 64 tokens at a time, up to ten turns."""
+    begun = [_words(chance, 64) for _ in range(256)]
+    while True:
+        place = chance.randrange(len(begun))
+        begun[place] = (begun[place] if len(begun[place]) < 640 else ()) + _words(chance, 64)
+        yield begun[place]
+
+
+def _words(chance: random.Random, count: int) -> Prompt:
+    return tuple(chance.randrange(50_000) for _ in range(count))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as a routing policy sees it."""
+
+    prompt_ids: bytes
+    prompt_tokens: int
+    salt: str = ""
+
+
+class Simulated:
+    """A scheduler that is busy until `free_at`."""
+
+    def __init__(self, peer: str, pages: int, slots: int) -> None:
+        capacity = small_capacity(pages=pages, page_size=16, slots=slots, context_length=1024, vocab_size=50_000)
+        self.core = Scheduler(CoreConfig(token_budget=512), capacity)
+        self.executor = FakeExecutor(capacity, verify=False)
+        limits = ModelLimits(model="m", context_length=1024, vocab_size=50_000, max_total_tokens=16 * pages)
+        self.peer = SchedulerPeer(peer, "1", limits=limits)
+        self._lengths: dict[str, int] = {}
+        self.tell()
+
+    def tell(self) -> None:
+        """Its heartbeat."""
+        self.peer.heartbeat = Heartbeat(phase=Phase.STEP, load=self.core.load())
+        self.peer.own_told = self.peer.own
+
+    def take(self, message: TokenizedGenerateReqInput, tokens: int) -> None:
+        """A request comes in."""
+        self._lengths[message.rid] = tokens
+        self.peer.own += tokens
+        self.core.handle(Arrival("frontend-0", message))
+
+    def step(self) -> tuple[float, int]:
+        """Run one step. Returns the seconds it takes, none without work, and how many requests end with it."""
+        plan = self.core.schedule()
+        if plan is None:
+            return 0.0, 0
+        outgoing = self.core.commit(self.executor.submit(plan).result())
+        batches = [message for _, message in outgoing if isinstance(message, BatchTokenIDOutput)]
+        ended = [batch.rids[row] for batch in batches for row in batch.finishes]
+        self.peer.own -= sum(self._lengths.pop(rid) for rid in ended)
+        return STEP_SECONDS + TOKEN_SECONDS * sum(row.count for row in plan.rows), len(ended)
+
+
+@dataclass
+class World:
+    """Clients, a router and schedulers in simulated time."""
+
+    policy: RoutingPolicy
+    schedulers: list[Simulated]
+    prompts: Iterator[Prompt]
+    now: float = 0.0
+    asked: int = 0
+    _events: list[tuple[float, int, Simulated]] = field(default_factory=list)
+    _idle: set[str] = field(default_factory=set)
+    _order: Iterator[int] = field(default_factory=itertools.count)
+
+    def run(self) -> None:
+        """Until every request has ended."""
+        self._idle = {each.peer.peer for each in self.schedulers}
+        for _ in range(CLIENTS):
+            self._ask()
+        beat = 0.0
+        while self._events:
+            self.now, _, scheduler = heapq.heappop(self._events)
+            while beat <= self.now:
+                beat += BEAT
+                for each in self.schedulers:
+                    each.tell()
+            seconds, ended = scheduler.step()
+            for _ in range(ended):
+                self._ask()
+            if seconds:
+                heapq.heappush(self._events, (self.now + seconds, next(self._order), scheduler))
+            else:
+                self._idle.add(scheduler.peer.peer)
+
+    def _ask(self) -> None:
+        if self.asked == REQUESTS:
+            return
+        self.asked += 1
+        prompt = next(self.prompts)
+        asked = Asked(pack_ints(prompt), len(prompt))
+        chosen = self.policy.order(asked, [each.peer for each in self.schedulers])[0]
+        self.policy.sent(asked, chosen)
+        scheduler = next(each for each in self.schedulers if each.peer is chosen)
+        message = request(f"r{self.asked}", prompt, max_new_tokens=OUTPUT, ignore_eos=True)
+        scheduler.take(message, len(prompt))
+        if chosen.peer in self._idle:
+            self._idle.remove(chosen.peer)
+            heapq.heappush(self._events, (self.now, next(self._order), scheduler))
+
+
+def simulate(policy: str, workload: Workload, count: int) -> tuple[float, float]:
+    """Percent of prompt tokens found in caches, and output tokens in a second."""
+    each, slots = MEMORY * SCHEDULERS // count, CLIENTS * SCHEDULERS // count
+    schedulers = [Simulated(f"scheduler-{number}", each, slots) for number in range(count)]
+    world = World(POLICIES[policy](), schedulers, workload(random.Random(7)))
+    random.seed(7)
+    world.run()
+    found = sum(each.core.counters.cached_tokens for each in schedulers)
+    prompts = sum(each.core.counters.prompt_tokens for each in schedulers)
+    return 100 * found / prompts, sum(each.core.counters.output_tokens for each in schedulers) / world.now
+
+
+def match_and_insert(rounds: int = 2000) -> float:
+    """Microseconds to look up and remember a prompt of 1,024 tokens in a full tree of 262,144, mean."""
+    chance, tree = random.Random(0), PrefixTree(1 << 18)
+    prefixes = [_words(chance, 768) for _ in range(64)]
+    prompts = [pack_ints(chance.choice(prefixes) + _words(chance, 256)) for _ in range(rounds + 2000)]
+    for prompt in prompts[rounds:]:
+        tree.insert("", prompt)
+    start = perf_counter()
+    for prompt in prompts[:rounds]:
+        tree.match("", prompt)
+        tree.insert("", prompt)
+    return (perf_counter() - start) / rounds * 1e6
+
+
+def rows() -> list[Row]:
+    """What this file measures."""
+    found: list[Row] = []
+    for workload in (shared_prefixes, conversations):
+        name = workload.__name__.replace("_", " ")
+        best, alone = simulate("round_robin", workload, 1)
+        found.append((f"{name}: one scheduler with all the memory, hits", best, "%", None))
+        found.append((f"{name}: one scheduler with all the memory", alone, "tok/s", None))
+        for policy in POLICIES:
+            hits, speed = simulate(policy, workload, SCHEDULERS)
+            aim = 0.95 * best if policy == "cache_aware" else None
+            found.append((f"{name}: {policy}, hits", hits, "%", aim))
+            found.append((f"{name}: {policy}", speed, "tok/s", None))
+    found.append(("prefix tree: match and insert 1,024 tokens", match_and_insert(), "us", 50.0))
+    return found
+
+
+if __name__ == "__main__":
+    for title, measured, unit, target in rows():
+        print(f"{title:70} {measured:10.1f} {unit:8} target {target}")

@@ -1,0 +1,126 @@
+"""What a scheduler was sent, as a radix tree over token ids: a guess at what its prefix cache holds."""
+
+import heapq
+import itertools
+
+_INT = 4
+"""Bytes of a token id in an int32 buffer."""
+
+
+class _Node:
+    """A run of tokens after those of its parents."""
+
+    __slots__ = ("children", "edge", "parent", "used")
+
+    def __init__(self, edge: bytes, parent: "_Node | None", used: int) -> None:
+        self.edge = edge
+        self.parent = parent
+        self.used = used
+        self.children: dict[bytes, _Node] = {}
+        """By first token."""
+
+
+class PrefixTree:
+    """At most `capacity` tokens; beyond it the ends that were used least recently are forgotten first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._roots: dict[str, _Node] = {}
+        """By salt: equal tokens under another salt are other tokens."""
+        self._ticks = itertools.count()
+        self._leaves: list[tuple[int, int, str, _Node]] = []
+        """A heap by last use, then by when it was put there. An entry is passed over whose leaf was used since."""
+        self._leaf_count = 0
+        self.tokens = 0
+
+    def match(self, salt: str, ids: bytes) -> int:
+        """How many of the first tokens of an int32 buffer are here."""
+        node, at = self._roots.get(salt), 0
+        while node is not None and at < len(ids):
+            node = node.children.get(ids[at : at + _INT])
+            if node is None:
+                break
+            shared = _shared(node.edge, ids, at)
+            at += shared
+            if shared < len(node.edge):
+                break
+        return at // _INT
+
+    def insert(self, salt: str, ids: bytes) -> None:
+        """Tokens were sent; all they have in common with others is used again."""
+        ids = ids[: self._capacity * _INT]
+        if not ids:
+            return
+        now, at = next(self._ticks), 0
+        node = self._roots.get(salt)
+        if node is None:
+            node = self._roots[salt] = _Node(b"", None, now)
+        while at < len(ids):
+            child = node.children.get(ids[at : at + _INT])
+            if child is None:
+                self._leaf_count += bool(node.children) or node.parent is None
+                child = node.children[ids[at : at + _INT]] = _Node(ids[at:], node, now)
+                self.tokens += len(child.edge) // _INT
+                at = len(ids)
+            else:
+                shared = _shared(child.edge, ids, at)
+                if shared < len(child.edge):
+                    child = _split(node, child, shared)
+                at += shared
+            child.used = now
+            node = child
+        if not node.children:
+            heapq.heappush(self._leaves, (now, next(self._ticks), salt, node))
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self.tokens > self._capacity:
+            used, _, salt, node = heapq.heappop(self._leaves)
+            if node.used == used and not node.children and node.parent is not None:
+                self._forget(salt, node)
+        if len(self._leaves) > 2 * self._leaf_count + 64:
+            self._leaves = [entry for entry in self._leaves if _is_valid(entry)]
+            heapq.heapify(self._leaves)
+
+    def _forget(self, salt: str, leaf: _Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.edge[:_INT]]
+        leaf.parent = None
+        self.tokens -= len(leaf.edge) // _INT
+        if parent.children:
+            self._leaf_count -= 1
+        elif parent.parent is not None:
+            heapq.heappush(self._leaves, (parent.used, next(self._ticks), salt, parent))
+        else:
+            self._leaf_count -= 1
+            del self._roots[salt]
+
+
+def _is_valid(entry: tuple[int, int, str, _Node]) -> bool:
+    used, _, _, node = entry
+    return node.used == used and not node.children and node.parent is not None
+
+
+def _split(parent: _Node, child: _Node, at: int) -> _Node:
+    """Cut an edge in two. Returns the new node between."""
+    middle = _Node(child.edge[:at], parent, child.used)
+    parent.children[middle.edge[:_INT]] = middle
+    child.edge, child.parent = child.edge[at:], middle
+    middle.children[child.edge[:_INT]] = child
+    return middle
+
+
+def _shared(edge: bytes, ids: bytes, at: int) -> int:
+    """Bytes of whole tokens that an edge and a buffer from `at` on have in common: at least one token."""
+    most = min(len(edge), len(ids) - at) // _INT
+    if edge[: most * _INT] == ids[at : at + most * _INT]:
+        return most * _INT
+    low, high = 1, most  # the first `low` are equal, the first `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if edge[low * _INT : middle * _INT] == ids[at + low * _INT : at + middle * _INT]:
+            low = middle
+        else:
+            high = middle
+    return low * _INT
