@@ -121,7 +121,7 @@ class Switchboard:
         """Bind the inbox. Raises ChannelError or AddressError."""
         config = self.config
         self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 4 * config.max_peers + 64)
+        self._context.set(zmq.MAX_SOCKETS, 8 * config.max_peers + 64)
         try:
             address = bind_address(config.listen, config.peer, self.incarnation, config.reach)
             self.inbox = Inbox(self._context, address, self._bounds, config.security)
