@@ -273,5 +273,6 @@ class World:
 
     @property
     def held(self) -> int:
-        """Choices that schedulers hold."""
-        return sum(len(list(part.core.roster)) for part in self.schedulers.values())
+        """Choices that schedulers and detokenizers hold."""
+        queued = sum(len(list(part.core.roster)) for part in self.schedulers.values())
+        return queued + sum(len(part.manager) for part in self.detokenizers.values())

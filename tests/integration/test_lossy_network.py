@@ -103,7 +103,7 @@ class Played:
     world: World
     clients: list[Client]
     lingered: int
-    """Ticks after the last end in which a scheduler still held something."""
+    """Ticks after the last end in which something was held still."""
 
     @property
     def answers(self) -> list[Answer]:
