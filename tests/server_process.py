@@ -20,11 +20,14 @@ STOP_LIMIT = 30.0
 
 
 class Server:
-    """`tercet serve` as a child process, and what it said on its way."""
+    """`tercet serve`, or a program like it, as a child process, and what it said on its way."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None, program: Path | None = None) -> None:
+        command = [str(Path(sys.executable).with_name("tercet")), "serve"]
+        if program is not None:
+            command = [sys.executable, str(program)]
         self.process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("tercet")), "serve", *arguments, "--port", "0"],
+            [*command, *arguments, "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -12,11 +12,13 @@ from tests.chaos.parts import Parts, assert_nothing_is_left
 
 
 class Blow:
-    """A load, and a part that gets a signal while it serves. A process that ends or hangs of it is replaced."""
+    """A load, and a signal to the busiest part of a role. A process that ends or hangs of it is replaced."""
 
-    def __init__(self, parts: Parts, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+    def __init__(self, parts: Parts, role: str, number: signal.Signals = signal.SIGKILL) -> None:
         self.parts = parts
-        self.name = name
+        self.role = role
+        self.name = ""
+        """Of the part that was hit."""
         self.number = number
         self.load = Load(parts.server.url)
         self.moment = 0.0
@@ -27,15 +29,19 @@ class Blow:
         events = sum(job.tokens * job.n for job in jobs if job.streamed)
         return await self.load.run(jobs, lambda: self._strike(chance.randrange(events // 8, events // 2)))
 
-    def _amid_others(self) -> bool:
-        """Where a frontend is hit, whether it and another have streams."""
-        serving = {each.frontend for each in self.load.outcomes if each.frontend and not each.ended}
-        return not self.name.startswith("frontend") or (self.name in serving and len(serving) > 1)
-
     async def _strike(self, events: int) -> None:
         await self.load.until(lambda: self.load.events >= events and self._amid_others())
+        self.name = self.parts.busiest(self.role)
         self.moment = time.monotonic()
+        await self._hit()
+
+    async def _hit(self) -> None:
         self.restart = await self.parts.replaced(self.name, self.parts.signal(self.name, self.number))
+
+    def _amid_others(self) -> bool:
+        """Where a frontend is to be hit, whether more than one has streams."""
+        serving = {each.frontend for each in self.load.outcomes if each.arrivals and not each.ended}
+        return self.role != "frontend" or len(serving) > 1
 
     def figures(self, resumed: int, verdict: Verdict) -> str:
         """For the table."""

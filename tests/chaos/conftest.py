@@ -1,6 +1,7 @@
 """Servers that are killed part by part, what an unbroken run of each request says, and a table of what was measured."""
 
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -46,8 +47,8 @@ def two_of_each() -> Iterator[Server]:
     yield from _served("--dp-size", "2", "--detokenizer-workers", "2", "--frontend-workers", "2")
 
 
-def _served(*options: str) -> Iterator[Server]:
-    server = Server(*OPTIONS, *options, env=ENVIRONMENT)
+def _served(*options: str, program: Path | None = None) -> Iterator[Server]:
+    server = Server(*OPTIONS, *options, env=ENVIRONMENT, program=program)
     try:
         yield server.wait()
         assert server.stop() == 0, "\n".join(server.lines[-50:])
@@ -55,6 +56,12 @@ def _served(*options: str) -> Iterator[Server]:
         if server.process.poll() is None:
             server.process.kill()
             server.wait_for_end(10)
+
+
+@pytest.fixture
+def fragile() -> Iterator[Server]:
+    """A server whose scheduler dies of one prompt: see `fragile_scheduler.py`."""
+    yield from _served(program=Path(__file__).with_name("fragile_server.py"))
 
 
 @pytest.fixture

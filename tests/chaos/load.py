@@ -1,9 +1,9 @@
 """Requests that keep a server busy while parts of it die, and what came of each."""
 
 import asyncio
+import itertools
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,19 +116,32 @@ class Load:
         self.outcomes: list[Outcome] = []
         self.events = 0
         """Over all streams."""
-        self._over = False
+        self._over = self._enough = False
         self._moved = asyncio.Condition()
 
     async def run(self, jobs: Sequence[Job], during: Callable[[], Awaitable[object]] | None = None) -> list[Outcome]:
         """Every job once; `during` runs beside them and must end too."""
-        waiting = deque(jobs)
+        return await self._run(jobs, during)
+
+    async def run_while(self, jobs: Sequence[Job], during: Callable[[], Awaitable[object]]) -> list[Outcome]:
+        """The jobs again and again for as long as `during` takes."""
+        again = itertools.cycle(jobs)
+
+        async def until_done() -> None:
+            await during()
+            self._enough = True
+
+        return await self._run(again, until_done)
+
+    async def _run(self, jobs: Iterable[Job], during: Callable[[], Awaitable[object]] | None) -> list[Outcome]:
+        waiting = iter(jobs)
         limits = httpx2.Limits(max_keepalive_connections=0)
         async with httpx2.AsyncClient(base_url=self._url, limits=limits, timeout=180) as client:
 
             async def work(number: int) -> None:
                 await asyncio.sleep(number * STAGGER)
-                while waiting:
-                    await self._one(client, waiting.popleft())
+                while not self._enough and (job := next(waiting, None)) is not None:
+                    await self._one(client, job)
 
             async with asyncio.TaskGroup() as group:
                 if during is not None:

@@ -43,6 +43,11 @@ class Parts:
         """The parts of a role."""
         return [name for name in self.names if name.startswith(role)]
 
+    def busiest(self, role: str) -> str:
+        """The part of a role that has most to do, by its last heartbeat."""
+        self._look()
+        return max(self.of(role), key=lambda name: self._heartbeats[name].load.running)
+
     def signal(self, name: str, number: signal.Signals) -> int:
         """Send a signal to a part; returns the id of the process that got it."""
         pid = self.pids()[name]

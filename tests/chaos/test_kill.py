@@ -26,7 +26,7 @@ def jobs_of(count: int, seed: int) -> list[Job]:
 async def test_every_request_outlives_the_only_part_of_its_role(
     single: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
-    blow = Blow(single, f"{role}-0")
+    blow = Blow(single, role)
     await assert_nothing_is_lost(single, references, table, blow, jobs_of(count, seed), random.Random(seed))
 
 
@@ -35,7 +35,7 @@ async def test_every_request_outlives_the_only_part_of_its_role(
 async def test_every_request_outlives_one_of_two(
     double: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
-    blow = Blow(double, f"{role}-{seed % 2}")
+    blow = Blow(double, role)
     await assert_nothing_is_lost(double, references, table, blow, jobs_of(count, seed), random.Random(seed))
 
 
@@ -45,7 +45,7 @@ async def test_a_frontend_takes_only_its_own_connections_along(
 ) -> None:
     jobs = jobs_of(count, seed)
     expected = await references.of(double.server, jobs)
-    blow = Blow(double, f"frontend-{seed % 2}")
+    blow = Blow(double, "frontend")
     outcomes = await blow.under(jobs, random.Random(seed))
     failed = [each for each in outcomes if not each.finished]
     assert all(each.frontend in {"", blow.name} for each in failed), failures(outcomes)

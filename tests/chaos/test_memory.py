@@ -1,0 +1,30 @@
+"""Memory does not grow with the number of requests served."""
+
+import pytest
+
+from tests.chaos.blow import failures
+from tests.chaos.conftest import Table
+from tests.chaos.load import Job, Load
+from tests.chaos.parts import Parts, assert_nothing_is_left
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("warm", "count", "bound"),
+    [
+        pytest.param(200, 400, 24 * MIB, id="short"),
+        pytest.param(2000, 10_000, 16 * MIB, id="full", marks=pytest.mark.slow),
+    ],
+)
+async def test_no_part_grows(single: Parts, table: Table, warm: int, count: int, bound: int) -> None:
+    sizes = []
+    for numbers in (range(warm), range(warm, warm + count)):
+        outcomes = await Load(single.server.url, clients=16).run([Job(number, tokens=4) for number in numbers])
+        assert failures(outcomes) == []
+        assert_nothing_is_left(await single.idle())
+        sizes.append(single.memory())
+    before, after = sizes
+    growth = {name: after[name] - before[name] for name in single.names}
+    table.add(", ".join(f"{name} {after[name] / MIB:.0f} MiB ({growth[name] / MIB:+.1f})" for name in single.names))
+    assert max(growth.values()) < bound, growth

@@ -1,0 +1,39 @@
+"""A request that kills every scheduler which runs it ends alone; everybody else is served."""
+
+import httpx2
+
+from tests.chaos.blow import failures
+from tests.chaos.conftest import References, Table
+from tests.chaos.fragile_scheduler import POISON
+from tests.chaos.judge import Judge
+from tests.chaos.load import Job, Load
+from tests.chaos.parts import assert_nothing_is_left, watched
+from tests.server_process import Server
+
+
+async def test_a_request_that_kills_schedulers_ends_after_three_and_takes_nobody_along(
+    fragile: Server, references: References, table: Table
+) -> None:
+    jobs = [Job(number) for number in range(24)]
+    expected = await references.of(fragile, jobs)
+    load = Load(fragile.url)
+    answers: list[httpx2.Response] = []
+
+    async def poison() -> None:
+        await load.until(lambda: load.events > 500)
+        body = {"input_ids": POISON, "sampling_params": {"max_new_tokens": 8}}
+        async with httpx2.AsyncClient(base_url=fragile.url, timeout=120) as client:
+            answers.append(await client.post("/generate", json=body))
+
+    with watched(fragile) as parts:
+        outcomes = await load.run(jobs, poison)
+        deaths = sum("scheduler-0 died: " in line for line in fragile.lines)
+        verdict = Judge(fragile.url, expected).compare([each for each in outcomes if each.finished])
+        table.add(f"{deaths} deaths; {len(outcomes)} other requests, {len(failures(outcomes))} failed")
+        assert failures(outcomes) == []
+        assert answers[0].status_code == 500
+        assert answers[0].json()["error"]["type"] == "server_error"
+        assert 1 <= deaths <= 3
+        assert verdict.ties <= 1
+        assert any("its fingerprint is" in line for line in fragile.lines)
+        assert_nothing_is_left(await parts.idle())

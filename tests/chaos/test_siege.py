@@ -1,0 +1,64 @@
+"""Blow after blow under a load that never ends: kills at random, and every part restarted in turn."""
+
+import random
+import signal
+
+import pytest
+
+from tests.chaos.blow import failures
+from tests.chaos.conftest import References, Table
+from tests.chaos.judge import Judge
+from tests.chaos.load import Job, Load, quantile
+from tests.chaos.parts import Parts, assert_nothing_is_left
+
+JOBS = [Job(number) for number in range(24)]
+
+
+@pytest.mark.parametrize("kills", [pytest.param(6, id="short"), pytest.param(100, id="full", marks=pytest.mark.slow)])
+async def test_kills_at_random_cost_no_request(double: Parts, references: References, table: Table, kills: int) -> None:
+    expected = await references.of(double.server, JOBS)
+    before = await double.resumed()
+    chance, load = random.Random(kills), Load(double.server.url)
+    restarts: list[float] = []
+
+    async def besiege() -> None:
+        for _ in range(kills):
+            events = load.events + chance.randrange(20, 400)
+            await load.until(lambda: load.events >= events)  # noqa: B023
+            name = chance.choice([*double.of("scheduler"), *double.of("detokenizer")])
+            restarts.append(await double.replaced(name, double.signal(name, signal.SIGKILL)))
+
+    outcomes = await load.run_while(JOBS, besiege)
+    assert failures(outcomes) == []
+    resumed = await double.resumed() - before
+    verdict = Judge(double.server.url, expected).compare(outcomes)
+    table.add(
+        f"{kills} kills, {len(outcomes)} requests, {resumed} resumed; ready again after p50 "
+        f"{quantile(restarts, 0.5):.2f} s, p99 {quantile(restarts, 0.99):.2f} s; "
+        f"{verdict.ties} ties in {verdict.texts} texts"
+    )
+    assert resumed >= kills // 2
+    assert verdict.ties <= max(1, verdict.texts // 500)
+    assert_nothing_is_left(await double.idle())
+
+
+async def test_every_part_can_be_restarted_in_turn(double: Parts, references: References, table: Table) -> None:
+    expected = await references.of(double.server, JOBS)
+    load = Load(double.server.url)
+    restarts: dict[str, float] = {}
+
+    async def roll() -> None:
+        for name in double.names:
+            events = load.events + 300
+            await load.until(lambda: load.events >= events)  # noqa: B023
+            restarts[name] = await double.replaced(name, double.signal(name, signal.SIGTERM))
+
+    outcomes = await load.run_while(JOBS, roll)
+    table.add(
+        f"{len(outcomes)} requests, {len(failures(outcomes))} failed; "
+        + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in restarts.items())
+    )
+    assert failures(outcomes) == []
+    verdict = Judge(double.server.url, expected).compare(outcomes)
+    assert verdict.ties <= max(1, verdict.texts // 500)
+    assert_nothing_is_left(await double.idle())
