@@ -45,24 +45,22 @@ class Judge:
     def _assert_tie(self, job: Job, index: int, wanted: list[int], got: list[int]) -> None:
         position = next(at for at, (one, other) in enumerate(zip(wanted, got, strict=True)) if one != other)
         with httpx2.Client(base_url=self._url, timeout=60) as client:
-            prompt = _post(client, "/tokenize", {"prompt": job.prompt})["tokens"] + wanted[:position]
             candidates = wanted[position], got[position]
-            scores = [self._score(client, job, index, prompt, position, token) for token in candidates]
+            scores = [self.score(client, job, index, wanted[:position], token) for token in candidates]
         assert abs(scores[0] - scores[1]) < TIE, (
             f"{job}, choice {index}, position {position}: token {candidates[1]} (score {scores[1]:.6f}) "
             f"instead of {candidates[0]} ({scores[0]:.6f})"
         )
 
-    def _score(
-        self, client: httpx2.Client, job: Job, index: int, prompt: list[int], position: int, token: int
-    ) -> float:
-        """What the sampler maximises: the log-probability, for a draw by temperature and with its noise."""
+    def score(self, client: httpx2.Client, job: Job, index: int, before: list[int], token: int) -> float:
+        """What the sampler maximises after the output `before`: log-probability; for draws, tempered, with noise."""
         model = client.get("/v1/models").json()["data"][0]["id"]
-        body = {"model": model, "prompt": [*prompt, token], "max_tokens": 0, "echo": True, "logprobs": 0}
+        prompt = _post(client, "/tokenize", {"prompt": job.prompt})["tokens"]
+        body = {"model": model, "prompt": [*prompt, *before, token], "max_tokens": 0, "echo": True, "logprobs": 0}
         scored: float = _post(client, "/v1/completions", body)["choices"][0]["logprobs"]["token_logprobs"][-1]
         if job.greedy:
             return scored
-        return scored / TEMPERATURE + gumbel_reference(job.number, index, position, token)
+        return scored / TEMPERATURE + gumbel_reference(job.number, index, len(before), token)
 
 
 def _post(client: httpx2.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Parts:
 
     def pids(self) -> dict[str, int]:
         """Process ids by peer id."""
-        return {_option(process, "--peer"): process.pid for process in self._processes()}
+        return {name: process.pid for process in self._processes() if (name := _option(process, "--peer"))}
 
     def of(self, role: str) -> list[str]:
         """The parts of a role."""
@@ -127,11 +127,7 @@ class Parts:
         return False
 
     def _processes(self) -> list[psutil.Process]:
-        return [
-            process
-            for process in psutil.Process(self.server.process.pid).children()
-            if process.status() != psutil.STATUS_ZOMBIE and _option(process, "--peer")
-        ]
+        return [process for process in psutil.Process(self.server.process.pid).children() if _option(process, "--peer")]
 
 
 def assert_nothing_is_left(loads: dict[str, Load]) -> None:
@@ -153,7 +149,8 @@ def watched(server: Server) -> Iterator[Parts]:
 
 
 def _option(process: psutil.Process, name: str) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
+    """What a part's command line gives for an option; nothing for a process that has ended meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
         command = process.cmdline()
         if name in command:
             return str(command[command.index(name) + 1])

@@ -14,7 +14,7 @@ MIB = 1 << 20
     ("warm", "count", "bound"),
     [
         pytest.param(200, 400, 24 * MIB, id="short"),
-        pytest.param(2000, 10_000, 16 * MIB, id="full", marks=pytest.mark.slow),
+        pytest.param(2000, 10_000, 16 * MIB, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
 async def test_no_part_grows(single: Parts, table: Table, warm: int, count: int, bound: int) -> None:

@@ -14,7 +14,10 @@ from tests.chaos.parts import Parts, assert_nothing_is_left
 JOBS = [Job(number) for number in range(24)]
 
 
-@pytest.mark.parametrize("kills", [pytest.param(6, id="short"), pytest.param(100, id="full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kills",
+    [pytest.param(6, id="short"), pytest.param(100, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+)
 async def test_kills_at_random_cost_no_request(double: Parts, references: References, table: Table, kills: int) -> None:
     expected = await references.of(double.server, JOBS)
     before = await double.resumed()
