@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from tercet.protocol.messages import (
     TokenizerFiles,
     TokenizerFilesReq,
 )
-from tercet.protocol.node import NodeConfig, PeerReady, ThreadNode
+from tercet.protocol.node import NodeConfig, PeerDown, PeerReady, ThreadNode
 from tercet.protocol.values import FinishReason, FinishType, ModelIdentity, ModelLimits, Phase, Role, pack_ints
 
 
@@ -75,6 +76,10 @@ class Peers:
         self.supervisor = ThreadNode(NodeConfig(Role.SUPERVISOR, "supervisor", listen), SupervisorInbox, idle)
         self.scheduler = ThreadNode(NodeConfig(Role.SCHEDULER, "scheduler-0", listen), SchedulerInbox, idle)
         self.detokenizer = ThreadNode(NodeConfig(Role.DETOKENIZER, "detokenizer-0", listen), FrontendInbox, idle)
+        self.asked = threading.Event()
+        self.forgetful = False
+        """Requests are taken and lost: heartbeats do not name them."""
+        self.goodbye = ""
         self._stopped = False
         for node in (self.supervisor, self.scheduler, self.detokenizer):
             node.start()
@@ -95,6 +100,8 @@ class Peers:
                 if isinstance(delivery.message, PeerReady):
                     self.url = delivery.message.ready.url
                     self.ready.set()
+                elif isinstance(delivery.message, PeerDown):
+                    self.goodbye = delivery.message.reason
             for delivery in self.scheduler.drain(0.01):
                 self._answer(delivery.source, delivery.message)
             self.detokenizer.drain(0)
@@ -105,6 +112,8 @@ class Peers:
                 sums = [sha256(content).hexdigest() for content in self.files.values()]
                 reply = TokenizerFiles(id=message.id, model="tiny", names=list(self.files), sha256=sums)
                 self.scheduler.send(frontend, reply, *self.files.values())
+            case TokenizedGenerateReqInput() if self.forgetful:
+                self.asked.set()
             case TokenizedGenerateReqInput():
                 self.detokenizer.send(frontend, says(message, "over real sockets"))
 
@@ -138,6 +147,17 @@ def post(url: str, body: object) -> dict[str, object]:
         return dict(json.loads(answer.read()))
 
 
+def refusal(url: str, body: object) -> urllib.error.HTTPError:
+    """Ask until the answer is an error."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            post(url, body)
+        except urllib.error.HTTPError as error:
+            return error
+    raise TimeoutError(url)
+
+
 def until_healthy(url: str) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -167,6 +187,35 @@ def test_a_process_serves_and_ends_with_its_parent(peers: Peers) -> None:
         assert process.wait(15) == 0
     finally:
         process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def test_a_process_that_is_told_to_leave_finishes_a_request_even_one_that_was_lost(peers: Peers) -> None:
+    listen = f"ipc://{peers.directory}"
+    command = [sys.executable, "-m", "tercet.frontend", "--peer=frontend-0", f"--listen={listen}", "--port=0"]
+    command += [f"--scheduler={listen}/scheduler-*", f"--detokenizer={listen}/detokenizer-*"]
+    command += [f"--supervisor={listen}/supervisor.*"]
+    process = subprocess.Popen(command)
+    try:
+        assert peers.ready.wait(30)
+        with urllib.request.urlopen(f"{peers.url}/health", timeout=5) as health:  # as soon as it says that it is ready
+            assert health.status == 200
+        peers.forgetful = True
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(post, f"{peers.url}/v1/completions", {"model": "tiny", "prompt": "hello"})
+            assert peers.asked.wait(10)
+            process.send_signal(signal.SIGTERM)
+            with refusal(f"{peers.url}/tokenize", {"prompt": "hello"}) as error:
+                assert (error.code, error.headers["retry-after"], error.headers["connection"]) == (503, "1", "close")
+            assert process.poll() is None
+            peers.forgetful = False
+            assert answer.result(20)["choices"][0]["text"] == "over real sockets"  # type: ignore[index]
+        assert process.wait(15) == 0
+        while not peers.goodbye:
+            time.sleep(0.01)
+        assert peers.goodbye == "goodbye: stopped"
+    finally:
+        process.kill()
         process.wait()
 
 

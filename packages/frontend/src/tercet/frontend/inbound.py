@@ -118,7 +118,7 @@ class Inbound:
                 self._on_row(state, row)
 
     def _on_row(self, state: ReqState, row: Row) -> None:
-        began = bool(state.output_tokens)
+        began = state.has_tokens
         match state.accept(row):
             case Verdict.GAP:
                 logger.warning("tokens of %s before position %d are missing", state.rid, row.position)
@@ -126,7 +126,7 @@ class Inbound:
             case Verdict.ABORTED:
                 self._recovery.again(state, self._clock(), Cause.ABORTED)
             case Verdict.ACCEPTED:
-                if not began and state.output_tokens:
+                if state.has_tokens and not began:
                     self._counters.first_token.observe(self._clock() - state.began_at)
                 if state.alone:
                     self._recovery.retry(self._clock())  # whoever is next in line to run alone

@@ -150,6 +150,8 @@ class ReqState:
         self._wake = wake
         self._news: dict[int, None] = {}
         self._tokens_at_dispatch = 0
+        self.has_tokens = False
+        """Whether any token has come."""
 
     @property
     def salt(self) -> str:
@@ -192,6 +194,7 @@ class ReqState:
         if verdict is not Verdict.ACCEPTED:
             return verdict
         if len(row.token_ids):
+            self.has_tokens = True
             self.suspicions = self.retries = 0
         if row.opening is not None:
             if row.attempt == 0:
