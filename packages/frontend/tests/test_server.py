@@ -127,6 +127,7 @@ def test_the_port_stays_open_while_a_frontend_is_dead(start: Start) -> None:
     first, keys = ask(address).split()
     assert keys == "s3cret"
     os.kill(int(first), signal.SIGKILL)
+    wait_gone(int(first))  # its last moment may be to accept a connection
     second, _ = ask(address).split()
     assert second != first
     assert "frontend-0 died: killed by SIGKILL" in server.err
