@@ -1,4 +1,4 @@
-"""The bytes of wire version 1.0 never change. Run this file to print them when a message type is new."""
+"""The bytes of a released wire version never change. Run this file to print those of the version there is now."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,8 @@ from tercet.protocol.values import (
     WIRE_VERSION,
     FinishReason,
     FinishType,
+    Grammar,
+    GrammarKind,
     Held,
     Load,
     LogprobParams,
@@ -23,11 +25,13 @@ from tercet.protocol.values import (
     Resume,
     Role,
     SamplingParams,
+    Task,
     pack_floats,
     pack_ints,
 )
 
-GOLDEN = Path(__file__).parent / "golden" / "wire-1.0.txt"
+GOLDEN = Path(__file__).parent / "golden"
+MINORS = range(WIRE_VERSION[1] + 1)
 
 LOGPROBS = Logprobs(pack_floats([-0.5, -1.5]), 1, pack_ints([7, 8]), pack_floats([-0.25, -1.0]))
 ROWS: dict[str, Any] = {
@@ -39,7 +43,7 @@ ROWS: dict[str, Any] = {
     "token_ids": pack_ints([42, 128_000, 1]),
     "finishes": {
         0: FinishReason(FinishType.STOP, "\n\n"),
-        1: FinishReason(FinishType.ERROR, None, "the logits were NaN"),
+        1: FinishReason(FinishType.ERROR, None, "the logits were NaN", asked=True),
     },
     "logprobs": {1: LOGPROBS},
 }
@@ -50,7 +54,7 @@ MESSAGES: list[m.Message] = [
         incarnation="00112233445566ff",
         role=Role.FRONTEND,
         address="ipc:///run/tercet/frontend-0.00112233445566ff.ipc",
-        version=(1, 0),
+        version=(1, 1),
         features=["BatchStrOutput", "Hello"],
         software="tercet-protocol 0.1.0",
         reply=True,
@@ -59,7 +63,15 @@ MESSAGES: list[m.Message] = [
     m.Introduce(peer="detokenizer-0", role=Role.DETOKENIZER, address="tcp://127.0.0.1:5001"),
     m.Ready(
         limits=ModelLimits(
-            model="demo", context_length=4096, vocab_size=32_000, max_total_tokens=100_000, eos_token_ids=[2]
+            model="demo",
+            context_length=4096,
+            vocab_size=32_000,
+            max_total_tokens=100_000,
+            eos_token_ids=[2],
+            task=Task.CLASSIFY,
+            grammars="llguidance 1.9.1",
+            width=2,
+            labels=["no", "yes"],
         ),
         identity=ModelIdentity(weights="abc", files={"tokenizer.json": "0f" * 32}, path="/models/demo"),
         url="http://127.0.0.1:8000",
@@ -79,7 +91,13 @@ MESSAGES: list[m.Message] = [
         attempt=1,
         detokenizer="detokenizer-0",
         input_ids=pack_ints([1, 2, 3]),
-        sampling=SamplingParams(max_new_tokens=16, seed=2**64 - 1, stop_token_ids=[2], logit_bias={5: -1.5}),
+        sampling=SamplingParams(
+            max_new_tokens=16,
+            seed=2**64 - 1,
+            stop_token_ids=[2],
+            logit_bias={5: -1.5},
+            grammar=Grammar(GrammarKind.REGEX, "[0-9]+"),
+        ),
         decode_spec=b"\x80",
         logprobs=LogprobParams(top=2, prompt=True),
         resume=[Resume(0, pack_ints([4]))],
@@ -87,7 +105,10 @@ MESSAGES: list[m.Message] = [
         cache_salt="tenant",
         alone=True,
     ),
-    m.AbortReq(rid="r1", indices=[1], reason="the client left"),
+    m.TokenizedEmbeddingReqInput(
+        rid="r2", attempt=1, input_ids=pack_ints([1, 2]), token_types=pack_ints([0, 1]), priority=1, alone=True
+    ),
+    m.AbortReq(rid="r1", indices=[1], reason="the client left", asked=True),
     m.FlushCacheReq(id="c1"),
     m.PauseGenerationReq(id="c2"),
     m.ContinueGenerationReq(id="c3"),
@@ -95,6 +116,12 @@ MESSAGES: list[m.Message] = [
     m.Rejected(rid="r1", attempt=0, code="rate_limit_exceeded", message="the queue is full", retry=True),
     m.ControlReply(id="c1", ok=False, message="busy"),
     m.TokenizerFiles(id="c4", model="demo", names=["tokenizer.json"], sha256=["0f" * 32]),
+    m.BatchEmbeddingOutput(
+        rids=["r2"],
+        attempts=pack_ints([1]),
+        width=384,
+        finishes={0: FinishReason(FinishType.ERROR, None, "the vector was not finite")},
+    ),
     m.BatchTokenIDOutput(
         openings=[
             m.Opening(row=0, frontend="frontend-0", decode_spec=b"\x80", prompt_tokens=3, cached_tokens=2),
@@ -110,7 +137,7 @@ MESSAGES: list[m.Message] = [
 ]  # fmt: skip
 
 DECODE_SPEC = m.DecodeSpec(
-    stop=["\n\n"], prompt_tail=pack_ints([3]), resume=[Resume(1, b"")], tokenizer="0f", chars_sent={1: 5}
+    stop=["\n\n"], prompt_tail=pack_ints([3]), resume=[Resume(1, b"")], tokenizer="0f", min_tokens=3, chars_sent={1: 5}
 )
 ENVELOPE = Envelope(source="frontend-0", incarnation="00112233445566ff", target="ffeeddccbbaa9988")
 
@@ -122,9 +149,19 @@ def encoded() -> Iterator[tuple[str, msgspec.Struct, bytes]]:
     yield "Envelope", ENVELOPE, encode_envelope(ENVELOPE)
 
 
-def golden() -> dict[str, bytes]:
-    lines = (line.split() for line in GOLDEN.read_text().splitlines() if line and not line.startswith("#"))
+def golden(minor: int = WIRE_VERSION[1]) -> dict[str, bytes]:
+    text = (GOLDEN / f"wire-1.{minor}.txt").read_text()
+    lines = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
     return {name: bytes.fromhex(data) for name, data in lines}
+
+
+def within(older: Any, newer: Any) -> bool:
+    """Whether all that an older message says is said by a newer one."""
+    if isinstance(older, dict) and isinstance(newer, dict):
+        return all(key in newer and within(value, newer[key]) for key, value in older.items())
+    if isinstance(older, list) and isinstance(newer, list):
+        return len(older) == len(newer) and all(map(within, older, newer))
+    return bool(older == newer)
 
 
 CASES = [pytest.param(name, value, frame, id=name) for name, value, frame in encoded()]
@@ -133,7 +170,19 @@ CASES = [pytest.param(name, value, frame, id=name) for name, value, frame in enc
 def test_every_message_type_has_golden_bytes() -> None:
     kinds = {tag_of(kind) for kind in m.Message.__subclasses__()}
     assert set(golden()) == kinds | {"DecodeSpec", "Envelope"}
-    assert WIRE_VERSION == (1, 0), "a new minor needs a golden file of its own beside this one"
+    assert {path.name for path in GOLDEN.iterdir()} == {f"wire-1.{minor}.txt" for minor in MINORS}
+
+
+@pytest.mark.parametrize("minor", MINORS[:-1])
+def test_every_older_minor_is_still_read(minor: int) -> None:
+    now = {name: (value, frame) for name, value, frame in encoded()}
+    for name, frame in golden(minor).items():
+        value, newer = now[name]
+        older = msgspec.msgpack.decode(frame)
+        if name != "Hello":  # which names its own version
+            assert within(older, msgspec.msgpack.decode(newer)), name
+        read = msgspec.msgpack.decode(frame, type=type(value))
+        assert within(older, msgspec.msgpack.decode(msgspec.msgpack.encode(read))), name
 
 
 @pytest.mark.parametrize(("name", "value", "frame"), CASES)
@@ -145,7 +194,7 @@ def test_bytes_are_golden_both_ways(name: str, value: msgspec.Struct, frame: byt
 @pytest.mark.parametrize(("name", "value", "frame"), CASES)
 def test_a_newer_minor_may_add_fields(name: str, value: msgspec.Struct, frame: bytes) -> None:
     fields = msgspec.msgpack.decode(golden()[name])
-    newer = msgspec.msgpack.encode(fields | {"added_in_1_1": {"any": [1, None]}})
+    newer = msgspec.msgpack.encode(fields | {"added_later": {"any": [1, None]}})
     assert msgspec.msgpack.decode(newer, type=type(value)) == value
 
 

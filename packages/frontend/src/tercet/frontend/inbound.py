@@ -15,6 +15,7 @@ from tercet.frontend.recovery import Recovery
 from tercet.frontend.req_state import ReqState, Row, Verdict, rows_of
 from tercet.protocol.events import Delivery, PeerDown, PeerReady, PeerUp
 from tercet.protocol.messages import (
+    BatchEmbeddingOutput,
     BatchStrOutput,
     ControlReply,
     FrontendInbox,
@@ -86,6 +87,8 @@ class Inbound:
         match message:
             case BatchStrOutput():
                 self._on_text(source, message)
+            case BatchEmbeddingOutput():
+                logger.error("%s sent vectors that nobody asked for", source)
             case Heartbeat():
                 self._on_heartbeat(source, message)
             case Rejected():

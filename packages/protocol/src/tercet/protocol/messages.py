@@ -117,6 +117,19 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """Run while nothing else runs: earlier attempts may have killed a scheduler."""
 
 
+class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
+    """One input to make one vector of. It has one choice, index 0, whose only position is 0. Since 1.1."""
+
+    rid: str
+    attempt: int
+    input_ids: bytes
+    token_types: bytes = b""
+    """Segment of each token (int32), for encoders that read pairs; empty means all 0."""
+    priority: int = 0
+    alone: bool = False
+    """As in TokenizedGenerateReqInput."""
+
+
 class AbortReq(Message, frozen=True, kw_only=True):
     """Stop choices of a request (all of them when `indices` is empty). Unknown rids are ignored.
 
@@ -126,6 +139,9 @@ class AbortReq(Message, frozen=True, kw_only=True):
     rid: str
     indices: list[int] = []
     reason: str = ""
+    asked: bool = False
+    """Somebody asked for it, perhaps at another frontend than the request's own: its final says `asked` too, and rids
+    are unguessable, so whoever names one may end it. Since 1.1."""
 
 
 class FlushCacheReq(Message, frozen=True, kw_only=True):
@@ -181,6 +197,16 @@ class TokenizerFiles(Message, frozen=True, kw_only=True):
     model: str
     names: list[str]
     sha256: list[str]
+
+
+class BatchEmbeddingOutput(Message, frozen=True, kw_only=True):
+    """Vectors of many inputs after one step, in one raw frame: little-endian float32 [rows, width]. Since 1.1."""
+
+    rids: list[str]
+    attempts: bytes
+    width: int
+    finishes: dict[int, FinishReason] = {}
+    """Row to finish, for the rows that failed; their part of the frame is zeros."""
 
 
 # Scheduler to detokenizer.
@@ -247,8 +273,8 @@ class BatchStrOutput(Message, frozen=True, kw_only=True):
 
 Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
 ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq
-FrontendToScheduler = TokenizedGenerateReqInput | AbortReq | ControlReq | TokenizerFilesReq
-SchedulerToFrontend = Rejected | ControlReply | TokenizerFiles
+FrontendToScheduler = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq | TokenizerFilesReq
+SchedulerToFrontend = Rejected | ControlReply | TokenizerFiles | BatchEmbeddingOutput
 SchedulerToDetokenizer = BatchTokenIDOutput | TokenizerFiles
 DetokenizerToScheduler = TokenizerFilesReq
 DetokenizerToFrontend = BatchStrOutput
@@ -276,5 +302,7 @@ class DecodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     resume: list[Resume] = []
     tokenizer: str = ""
     """SHA-256 of the tokenizer.json that made the ids; empty means the detokenizer's own."""
+    min_tokens: int = 0
+    """No stop string ends the text before so many output tokens. Since 1.1."""
     chars_sent: dict[int, int] = {}
     """Characters of each resumed choice's text that the client already has."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-WIRE_VERSION = (1, 0)
+WIRE_VERSION = (1, 1)
 """(major, minor) of the messages. It moves apart from the package version: see `tercet.protocol.messages`."""
 
 _SWAP = sys.byteorder == "big"
@@ -85,6 +85,24 @@ class FinishReason(msgspec.Struct, frozen=True):
     type: FinishType
     matched: int | str | None = None
     message: str = ""
+    asked: bool = False
+    """An abort that somebody asked for, at whatever frontend: nobody goes on with the request. Since 1.1."""
+
+
+class GrammarKind(StrEnum):
+    """How a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+    """As llguidance reads it: rules, terminals, `%json {...}` and special tokens as `<|name|>`."""
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an output must be an instance of, in text that the frontend's helper has accepted."""
+
+    kind: GrammarKind
+    text: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +127,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
+    grammar: Grammar | None = None
+    """Since 1.1: send it only to a scheduler whose `ModelLimits.grammars` says what reads it there."""
 
 
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +168,16 @@ class Resume(msgspec.Struct, frozen=True):
     output_ids: bytes = b""
 
 
+class Task(StrEnum):
+    """What a model is for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    """One vector for each input."""
+    CLASSIFY = "classify"
+    """One score for each label and input: classifiers, and rerankers, which have one label."""
+
+
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a frontend must know of a scheduler's model to validate requests."""
 
@@ -157,6 +187,14 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_total_tokens: int
     """Tokens of KV cache: no single request can be longer."""
     eos_token_ids: list[int] = []
+    task: Task = Task.GENERATE
+    """Since 1.1, like what follows."""
+    grammars: str = ""
+    """What reads grammars there, as name and version; empty where nothing does."""
+    width: int = 0
+    """Numbers in the vector of one input, for tasks that give vectors."""
+    labels: list[str] = []
+    """Names of a classifier's scores, in order."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
