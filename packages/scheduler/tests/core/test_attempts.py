@@ -3,7 +3,7 @@
 from typing import Any
 
 from tercet.protocol.messages import AbortReq, BatchTokenIDOutput, ContinueGenerationReq, PauseGenerationReq
-from tercet.protocol.values import FinishType, LogprobParams, Resume, pack_ints, unpack_ints
+from tercet.protocol.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints, unpack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerGone
 from tercet.scheduler.testing import Driver, request, small_capacity
 
@@ -232,3 +232,19 @@ def test_a_detokenizer_is_told_to_forget_what_a_later_attempt_does_not_go_on_wit
     run.run()
     assert run.finishes["a", 0].type == FinishType.LENGTH
     run.assert_empty()
+
+
+def test_an_abort_that_was_asked_for_ends_requests_of_any_frontend() -> None:
+    run = driver()
+    for rid in ("a", "a.1", "ab"):
+        run.send(request(rid, PROMPT, max_new_tokens=30, ignore_eos=True))
+    run.step()
+    run.send(AbortReq(rid="a", reason="theirs"), source="frontend-1")
+    assert len(held(run)) == 3
+    run.send(AbortReq(rid="a", reason="told", asked=True), source="frontend-1")
+    assert held(run) == [("ab", 0, 0)]
+    run.step()
+    assert run.finishes["a", 0] == FinishReason(FinishType.ABORT, message="told", asked=True)
+    assert run.finishes["a.1", 0].asked
+    run.send(AbortReq(rid="", asked=True), source="frontend-1")
+    assert held(run) == []

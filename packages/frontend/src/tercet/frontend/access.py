@@ -1,11 +1,9 @@
 """What surrounds every route: request ids, API keys, and errors in OpenAI's words. Closed unless named here as open."""
 
-import hashlib
-import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -13,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError, UnavailableError
 from tercet.frontend.event_stream import ClientGoneError
+from tercet.frontend.keys import Keys, remember
 
 logger = logging.getLogger(__name__)
 
@@ -22,27 +21,11 @@ _ANSWERED_WHILE_LEAVING = frozenset({"/live", METRICS})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-class ApiKeys:
-    """Keys by their SHA-256, so that comparing takes the same time for every wrong one."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    def allow(self, authorization: str) -> bool:
-        """Whether an Authorization header shows a key; without keys everyone may."""
-        if not self._digests:
-            return True
-        scheme, _, shown = authorization.partition(" ")
-        digest = hashlib.sha256(shown.strip().encode()).digest()
-        matches = [hmac.compare_digest(digest, each) for each in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
-
-
 class Access:
     """ASGI middleware around the whole app."""
 
     def __init__(
-        self, app: ASGIApp, keys: ApiKeys, leaving: Callable[[], bool], open_routes: frozenset[str] = OPEN_ROUTES
+        self, app: ASGIApp, keys: Keys, leaving: Callable[[], bool], open_routes: frozenset[str] = OPEN_ROUTES
     ) -> None:
         self._app = app
         self._keys = keys
@@ -76,8 +59,11 @@ class Access:
             await send(message)
 
         try:
-            if scope["path"] not in self._open_routes and not self._keys.allow(headers.get("authorization", "")):
+            visitor = self._keys.visitor(headers)
+            if visitor is None and scope["path"] not in self._open_routes:
                 raise UnauthorizedError("Incorrect API key provided.")
+            if visitor is not None:
+                remember(scope, visitor)
             if self._leaving() and scope["path"] not in _ANSWERED_WHILE_LEAVING:
                 raise UnavailableError("This server is leaving.", retry_after=1)
             await self._app(scope, receive, send_with_id)

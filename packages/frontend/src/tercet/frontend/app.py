@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tercet.frontend.access import METRICS, OPEN_ROUTES, Access, ApiKeys, error_response
+from tercet.frontend.access import METRICS, OPEN_ROUTES, Access, error_response
 from tercet.frontend.config import HttpConfig
+from tercet.frontend.control_routes import ControlRoutes
 from tercet.frontend.errors import (
     ApiError,
     BadRequestError,
@@ -19,6 +20,7 @@ from tercet.frontend.errors import (
     ServerError,
 )
 from tercet.frontend.event_stream import ClientGoneError
+from tercet.frontend.keys import Keys
 from tercet.frontend.metrics import Metrics
 from tercet.frontend.native import Native
 from tercet.frontend.openai.chat import OpenAIServingChat
@@ -45,6 +47,7 @@ def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
     )
     models = OpenAIServingModels(manager.models)
     native = Native(manager, config.max_body_bytes)
+    control = ControlRoutes(manager, config.max_body_bytes)
     routes: list[tuple[str, str, Endpoint]] = [
         ("POST", "/v1/chat/completions", OpenAIServingChat(manager, config.max_body_bytes).create),
         ("POST", "/v1/completions", OpenAIServingCompletion(manager, config.max_body_bytes).create),
@@ -53,6 +56,10 @@ def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
         ("POST", "/generate", native.generate),
         ("POST", "/tokenize", native.tokenize),
         ("POST", "/detokenize", native.detokenize),
+        ("POST", "/abort_request", control.abort_request),
+        ("POST", "/flush_cache", control.flush_cache),
+        ("POST", "/pause_generation", control.pause_generation),
+        ("POST", "/continue_generation", control.continue_generation),
         ("GET", "/server_info", native.server_info),
         ("GET", "/health", native.health),
         ("GET", "/live", native.live),
@@ -65,7 +72,7 @@ def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _on_client_gone)
     app.add_exception_handler(Exception, _on_failure)
     open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
-    return Access(app, ApiKeys(config.api_keys()), lambda: manager.draining, open_routes)
+    return Access(app, Keys(config.api_keys(), config.admin_key), lambda: manager.draining, open_routes)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001

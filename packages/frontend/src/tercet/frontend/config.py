@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from tercet.protocol.endpoints import default_peer
 from tercet.protocol.values import Role
@@ -52,6 +53,8 @@ class HttpConfig:
     """A key that clients must show as a bearer token; repeatable. Without any the server is open."""
     api_key_file: Path | None = None
     """A file of such keys, one a line, which keeps them out of the process list."""
+    admin_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS")] = ()
+    """A key that also opens the routes that concern everybody, such as /flush_cache; repeatable."""
     open_metrics: bool = False
     """Answer /metrics without a key."""
     max_body_bytes: int = 32 * 1024 * 1024
@@ -94,11 +97,25 @@ class ServingConfig:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """What is kept for clients that come back: responses and sessions."""
+
+    response_store: str = "none"
+    """The SQLite file to keep them in; auto for one in this user's state directory, none to keep nothing."""
+    response_store_days: Annotated[float, Parameter(validator=Number(gt=0))] = 30.0
+    """Days after which they are forgotten."""
+    response_store_bytes: Annotated[int, Parameter(validator=Number(gte=1 << 20))] = 1 << 30
+    """Bytes that the file may hold; the oldest are forgotten first."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
 class FrontendConfig:
     """Everything."""
 
     link: LinkConfig = field(default_factory=LinkConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     serving: ServingConfig = field(default_factory=ServingConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity that is logged."""

@@ -6,11 +6,13 @@ ApiError
 │   ├── UnsupportedParameterError
 │   └── ContextLengthExceededError
 ├── UnauthorizedError 401
+├── ForbiddenError 403
 ├── NotFoundError 404
 │   └── ModelNotFoundError
 ├── MethodNotAllowedError 405
 ├── PayloadTooLargeError 413
 ├── UnsupportedMediaTypeError 415
+├── RequestAbortedError 499
 ├── ServerError 500
 └── UnavailableError 503
 
@@ -83,6 +85,14 @@ class UnauthorizedError(ApiError):
         return {"www-authenticate": "Bearer"}
 
 
+class ForbiddenError(ApiError):
+    """A key that does not open this route."""
+
+    status = 403
+    type = "invalid_request_error"
+    code = "admin_key_required"
+
+
 class NotFoundError(ApiError):
     """No such route or object."""
 
@@ -118,6 +128,14 @@ class UnsupportedMediaTypeError(ApiError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class RequestAbortedError(ApiError):
+    """Somebody asked for the end of the request while it ran."""
+
+    status = 499
+    type = "invalid_request_error"
+    code = "request_aborted"
 
 
 class ServerError(ApiError):

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import assert_never, cast
 
+from tercet.frontend.control import Control
 from tercet.frontend.counters import Cause, Counters
 from tercet.frontend.dispatch import Dispatcher
 from tercet.frontend.errors import from_rejection
@@ -50,6 +51,7 @@ class Inbound:
         recovery: Recovery,
         states: Mapping[str, ReqState],
         counters: Counters,
+        control: Control,
         clock: Callable[[], float],
         changed: Callable[[], None],
     ) -> None:
@@ -61,6 +63,7 @@ class Inbound:
         self._reconciler = Reconciler()
         self._states = states
         self._counters = counters
+        self._control = control
         self._clock = clock
         self._changed = changed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,7 +105,7 @@ class Inbound:
             case PeerDown():
                 self._on_down(message.peer, message.reason)
             case ControlReply():
-                logger.info("%s answered %s: %s %s", source, message.id, message.ok, message.message)
+                self._control.on_reply(source, message)
             case Hello() | Introduce() | Ready() | Progress() | Goodbye():
                 logger.debug("membership of %s is the node's business: %s", source, type(message).__name__)
             case _:
@@ -222,6 +225,7 @@ class Inbound:
             self._models.forget(peer)
             self._models.update(self._fleet.schedulers.values())
             self._dispatcher.gone(peer)
+            self._control.gone(peer)
         else:
             cause = Cause.DETOKENIZER_LEFT if left else Cause.DETOKENIZER_DIED
         if not left:

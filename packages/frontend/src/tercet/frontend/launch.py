@@ -59,7 +59,9 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
         *("--scheduler", f"ipc://{directory}/scheduler-*", "--detokenizer", f"ipc://{directory}/detokenizer-*"),
         *extra_flags(config.frontend_extra),
     ]
-    env = {"TERCET_API_KEYS": "\n".join(config.frontend.api_key)} if config.frontend.api_key else {}
+    frontend = config.frontend
+    given = {"TERCET_API_KEYS": frontend.api_key, "TERCET_ADMIN_KEYS": frontend.admin_key}
+    env = {name: "\n".join(keys) for name, keys in given.items() if keys}
     parts += [
         Part(f"frontend-{number}", Role.FRONTEND, (*module, "tercet.frontend", *flags), env, gets_socket=True)
         for number in range(config.serve.frontend_workers)

@@ -11,13 +11,15 @@ from enum import Enum, auto
 
 import msgspec
 
-from tercet.frontend.errors import ApiError, ServerError
+from tercet.frontend.errors import ApiError, RequestAbortedError, ServerError
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.served_model import ServedModel
 from tercet.protocol.messages import BatchStrOutput, DecodeSpec, TextOpening, TokenizedGenerateReqInput
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, SamplingParams, pack_ints, unpack_ints
 
 _PROMPT_TAIL = 8
+_FAILURES = (FinishType.ERROR, FinishType.ABORT)
+"""Ends that are no finish of a choice but an error of its request."""
 _encode_spec = msgspec.msgpack.Encoder().encode
 
 
@@ -88,7 +90,7 @@ class ChoiceState:
             return Verdict.STALE
         if row.position > len(self.token_ids):
             return Verdict.GAP
-        if row.finish is not None and row.finish.type is FinishType.ABORT:
+        if row.finish is not None and row.finish.type is FinishType.ABORT and not row.finish.asked:
             return Verdict.ABORTED
         self.token_ids.extend(row.token_ids)
         if row.text:
@@ -102,7 +104,7 @@ class ChoiceState:
     def take(self) -> Update:
         """What came since the last call."""
         ids = self.token_ids[self._ids_taken :]
-        finish = None if self.finish is not None and self.finish.type is FinishType.ERROR else self.finish
+        finish = None if self.finish is not None and self.finish.type in _FAILURES else self.finish
         update = Update(self.index, "".join(self._texts), ids, self._logprobs, finish)
         self._ids_taken += len(ids)
         self._texts = []
@@ -204,6 +206,8 @@ class ReqState:
         self._wake.set()
         if row.finish is not None and row.finish.type is FinishType.ERROR:
             self.error = ServerError(row.finish.message or "The server ended this request.")
+        if row.finish is not None and row.finish.type is FinishType.ABORT:
+            self.error = RequestAbortedError("The request was aborted.")
         return verdict
 
     def fail(self, error: ApiError) -> None:

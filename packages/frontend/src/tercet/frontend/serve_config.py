@@ -68,11 +68,14 @@ class FrontendOptions:
     """The model's name in the API; its own name when not given."""
     api_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_API_KEYS")] = ()
     """A key that clients must send; may be repeated. Without any, everybody may ask."""
+    admin_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS")] = ()
+    """A key that also opens the routes that concern everybody, such as /flush_cache; may be repeated."""
 
     def __post_init__(self) -> None:
-        for key in self.api_key:
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
-                raise ConfigError("--api-key must be printable ASCII without spaces, and not empty")
+        for option, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
+            for key in keys:
+                if not key or not key.isascii() or not key.isprintable() or " " in key:
+                    raise ConfigError(f"{option} must be printable ASCII without spaces, and not empty")
 
 
 @Parameter(name="*")
@@ -162,6 +165,7 @@ def extra_flags(extra: Mapping[str, str]) -> list[str]:
         "host",
         "port",
         "api-key",
+        "admin-key",
         "scheduler",
         "detokenizer",
     }

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 from tercet.frontend.admission import check_stops, sampling
+from tercet.frontend.control import Control
 from tercet.frontend.counters import Counters, Outcome
 from tercet.frontend.dispatch import Dispatcher
-from tercet.frontend.errors import UnavailableError
+from tercet.frontend.errors import RequestAbortedError, UnavailableError
 from tercet.frontend.fleet import Fleet
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.generation import Generation
@@ -20,7 +21,7 @@ from tercet.frontend.recovery import Recovery
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.router import DataParallelController
 from tercet.protocol.events import Delivery
-from tercet.protocol.messages import Heartbeat
+from tercet.protocol.messages import AbortReq, Heartbeat
 from tercet.protocol.node import Sender
 from tercet.protocol.values import Load, Phase
 
@@ -56,6 +57,7 @@ class TokenizerManager:
         self.fleet = Fleet()
         self.models = registry
         self.counters = Counters()
+        self.control = Control(outbox, self.fleet)
         self.draining = False
         self._pool = pool
         self._clock = clock
@@ -71,6 +73,7 @@ class TokenizerManager:
             self._recovery,
             self._states,
             self.counters,
+            self.control,
             clock,
             self._changed,
         )
@@ -159,6 +162,25 @@ class TokenizerManager:
             self._dispatcher.ended(state)
             if state.open_indices:
                 self._dispatcher.abort(state, [], "the client is gone")
+
+    def abort(self, rid: str) -> None:
+        """End a request, or the requests that share the id of one HTTP request, of this frontend or of another.
+
+        Another's are looked for by every scheduler. Whoever waits for them gets RequestAbortedError.
+        """
+        own = [state for state in self._states.values() if state.rid == rid or state.rid.startswith(f"{rid}.")]
+        for state in own:
+            state.fail(RequestAbortedError("The request was aborted."))
+        if not own:
+            for scheduler in self.fleet.schedulers:
+                self._dispatcher.call_off(scheduler, AbortReq(rid=rid, reason="aborted by request", asked=True))
+
+    def abort_all(self) -> None:
+        """End every request, those of other frontends too."""
+        for state in self._states.values():
+            state.fail(RequestAbortedError("The request was aborted."))
+        for scheduler in self.fleet.schedulers:
+            self._dispatcher.call_off(scheduler, AbortReq(rid="", reason="all are aborted", asked=True))
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """Everything that peers said since the last call."""

@@ -140,8 +140,8 @@ class AbortReq(Message, frozen=True, kw_only=True):
     indices: list[int] = []
     reason: str = ""
     asked: bool = False
-    """Somebody asked for it, perhaps at another frontend than the request's own: its final says `asked` too, and rids
-    are unguessable, so whoever names one may end it. Since 1.1."""
+    """Somebody asked for it, at whatever frontend: it names anybody's request, those of one HTTP request (`rid.N`), or
+    for "" every request, and the finals say `asked` too. Since 1.1."""
 
 
 class FlushCacheReq(Message, frozen=True, kw_only=True):

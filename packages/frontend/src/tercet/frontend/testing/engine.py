@@ -11,8 +11,12 @@ from tercet.protocol.events import Delivery, PeerDown, PeerReady, PeerUp
 from tercet.protocol.messages import (
     AbortReq,
     BatchStrOutput,
+    ContinueGenerationReq,
+    ControlReply,
     DecodeSpec,
+    FlushCacheReq,
     Message,
+    PauseGenerationReq,
     Ready,
     TextOpening,
     TokenizedGenerateReqInput,
@@ -90,6 +94,8 @@ class FakeEngine:
     running: list[Running] = field(default_factory=list)
     reject: Callable[[TokenizedGenerateReqInput], Message | None] = _accept
     full: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    """Schedulers that leave orders unanswered."""
     _scheduled: bool = False
 
     # The frontend's node.
@@ -106,6 +112,9 @@ class FakeEngine:
                 self._abort(peer, message)
             case TokenizedGenerateReqInput():
                 self._generate(peer, message)
+            case FlushCacheReq() | PauseGenerationReq() | ContinueGenerationReq():
+                if peer not in self.silent:
+                    asyncio.get_running_loop().call_soon(self._from, peer, ControlReply(id=message.id, ok=True))
         return True
 
     def connect(self) -> None:
@@ -151,6 +160,13 @@ class FakeEngine:
         batch = self._batch(rows)
         if rows and not lost:
             self._from(DETOKENIZER, batch)
+
+    def end_as_asked(self, rid: str) -> None:
+        """A request ends because another frontend was asked to end it."""
+        mine = [each for each in self.running if each.request.rid == rid]
+        self.running = [each for each in self.running if each.request.rid != rid]
+        asked = FinishReason(FinishType.ABORT, message="aborted by request", asked=True)
+        self._from(DETOKENIZER, self._batch([(each, ([], asked)) for each in mine]))
 
     # Inside.
 

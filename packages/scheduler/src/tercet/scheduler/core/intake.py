@@ -78,10 +78,12 @@ class Intake:
 
     def abort(self, source: str, message: AbortReq, outputs: Outputs) -> None:
         """End the named choices, at whatever stage they are."""
-        for index, req in self._roster.choices(source, message.rid).items():
-            if req.finish is None and (not message.indices or index in message.indices):
+        own = self._roster.choices(source, message.rid).values()
+        for req in self._roster.named(message.rid) if message.asked else own:
+            if req.finish is None and (not message.indices or req.index in message.indices):
                 self._counters.aborted += 1
-                self._roster.end(req, FinishReason(FinishType.ABORT, message=message.reason), outputs)
+                finish = FinishReason(FinishType.ABORT, message=message.reason, asked=message.asked)
+                self._roster.end(req, finish, outputs)
 
     def drop_frontend(self, peer: str) -> None:
         """Free all that a dead frontend asked for."""

@@ -38,6 +38,10 @@ class Roster:
         """The choices held of a frontend's request, by index."""
         return dict(self._held.get((frontend, rid), {}))
 
+    def named(self, rid: str) -> list[Req]:
+        """The choices of whichever frontend's request this is: of `rid`, of its siblings `rid.N`, or of all for ""."""
+        return [req for req in self if not rid or req.rid == rid or req.rid.startswith(f"{rid}.")]
+
     def add(self, reqs: Sequence[Req], *, first: bool) -> None:
         """Let new choices of a request in: one queues, the others follow it until it has computed their prompt."""
         for req in reqs:

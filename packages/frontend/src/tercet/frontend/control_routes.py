@@ -1,0 +1,75 @@
+"""/abort_request, /flush_cache, /pause_generation and /continue_generation, as SGLang has them."""
+
+from typing import Annotated
+
+import orjson
+from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.body import read_model
+from tercet.frontend.control import Order
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.keys import require_admin
+from tercet.frontend.openai.sampling_schema import Strict
+from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.protocol.messages import ContinueGenerationReq, FlushCacheReq, PauseGenerationReq
+
+
+class AbortRequest(Strict):
+    """Which request is to end: one by its id, or every one of this server."""
+
+    rid: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    abort_all: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_something(self) -> "AbortRequest":
+        if (self.rid is None) == (not self.abort_all):
+            raise BadRequestError("Give either 'rid' or 'abort_all'.", param="rid")
+        return self
+
+
+class ControlRoutes:
+    """What concerns other requests than one's own. What concerns everybody's needs an admin key."""
+
+    def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
+        self._manager = manager
+        self._body_limit = body_limit
+
+    async def abort_request(self, request: Request) -> Response:
+        """End a request, wherever it runs: an id is unguessable, so whoever knows one was given it.
+
+        An id that no request has, or has any more, is no error: the end it asks for is there.
+        """
+        body = await read_model(request, AbortRequest, self._body_limit)
+        if body.abort_all:
+            require_admin(request)
+            self._manager.abort_all()
+        else:
+            assert body.rid is not None
+            self._manager.abort(body.rid)
+        return _json({"success": True})
+
+    async def flush_cache(self, request: Request) -> Response:
+        """Forget every cached prefix that no running request uses."""
+        return await self._order(request, lambda number: FlushCacheReq(id=number))
+
+    async def pause_generation(self, request: Request) -> Response:
+        """Plan no further step until told to go on. Requests are kept, and new ones are queued."""
+        return await self._order(request, lambda number: PauseGenerationReq(id=number))
+
+    async def continue_generation(self, request: Request) -> Response:
+        """End a pause."""
+        return await self._order(request, lambda number: ContinueGenerationReq(id=number))
+
+    async def _order(self, request: Request, order: Order) -> Response:
+        """Tell every scheduler. 200 when all obeyed, else 503; the body says what each answered."""
+        require_admin(request)
+        answers = await self._manager.control.ask(order)
+        obeyed = all(answer.ok for answer in answers.values())
+        said = {peer: answer.message or ("done" if answer.ok else "refused") for peer, answer in answers.items()}
+        return _json({"success": obeyed, "schedulers": said}, 200 if obeyed else 503)
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")

@@ -1,0 +1,70 @@
+"""Who asks: API keys and admin keys, and what a request may do with the one it shows."""
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Scope
+
+from tercet.frontend.errors import ForbiddenError
+
+_SCOPE = "tercet.visitor"
+
+
+class Visitor(msgspec.Struct, frozen=True):
+    """The sender of a request. `owner` is a hash of its key, empty on a server that asks for none."""
+
+    owner: str = ""
+    admin: bool = False
+
+
+class Keys:
+    """Keys by their SHA-256, so that comparing takes the same time for every wrong one. An admin key opens all."""
+
+    def __init__(self, api_keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
+        self._api = [_digest(key) for key in api_keys]
+        self._admin = [_digest(key) for key in admin_keys]
+
+    def visitor(self, headers: Headers) -> Visitor | None:
+        """Who shows these headers; None for whoever may not come in. Without API keys everyone may."""
+        shown = _digest(_shown(headers))
+        admin, known = _among(shown, self._admin), _among(shown, self._api)
+        if not (admin or known or not self._api):
+            return None
+        return Visitor(shown.hex() if admin or known else "", admin)
+
+
+def remember(scope: Scope, visitor: Visitor) -> None:
+    """Let the routes know who asks."""
+    scope[_SCOPE] = visitor
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Who asks. What belongs to one `owner` is not there for another."""
+    visitor = request.scope.get(_SCOPE, Visitor())
+    assert isinstance(visitor, Visitor)
+    return visitor
+
+
+def require_admin(request: Request) -> None:
+    """Raises ForbiddenError unless the request shows an admin key. A server without one has no administrators."""
+    if not visitor_of(request).admin:
+        raise ForbiddenError("This needs a key that was given to the server with --admin-key.")
+
+
+def _shown(headers: Headers) -> str:
+    """The key in `Authorization: Bearer`, else in `x-api-key`."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _among(digest: bytes, digests: list[bytes]) -> bool:
+    """Compares with all of them, also after one is equal."""
+    return sum(hmac.compare_digest(digest, each) for each in digests) > 0
