@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tercet.protocol.values import LogprobParams, SamplingParams
+from tercet.protocol.values import Grammar, LogprobParams, SamplingParams
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,3 +56,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobParams | None = None
     priority: int = 0
     cache_salt: str = ""
+    grammar: Grammar | None = None
+    """What the answer must be an instance of: `grammar.compiler.to_grammar` of a constraint."""
+    grammar_param: str = "response_format"
+    """The parameter that asked for it, for error messages."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import orjson
 
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
 from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from tercet.frontend.grammar.spec import Tokens
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.template_manager import TemplateManager
 from tercet.frontend.token_bytes import TokenBytes
@@ -32,6 +34,7 @@ class ModelFiles:
         if "tokenizer.json" not in files:
             raise ValueError("the model has no tokenizer.json")
         self.tokenizer_sha = hashlib.sha256(files["tokenizer.json"]).hexdigest()
+        self.tokenizer_json = files["tokenizer.json"]
         try:
             self.tokenizer = PromptTokenizer(files["tokenizer.json"].decode())
         except ValueError:
@@ -62,6 +65,12 @@ class ServedModel:
 
     @property
     def tokenizer(self) -> PromptTokenizer:
+    @cached_property
+    def tokens(self) -> Tokens:
+        """What grammars must know of its vocabulary."""
+        added = {self.tokenizer.token(token_id): token_id for token_id in self.tokenizer.added_ids}
+        return Tokens(added=added, eos=self.limits.eos_token_ids)
+
         """Encodes this model's prompts."""
         return self.files.tokenizer
 

@@ -1,0 +1,13 @@
+"""How large a constraint may be. What is within these bounds may still be refused for the time it takes to compile."""
+
+MAX_TEXT = 131_072
+"""Bytes of a schema, a pattern or a grammar; of everything together where several are composed."""
+MAX_DEPTH = 64
+"""Levels of a schema, or brackets of a grammar."""
+MAX_NODES = 20_000
+"""Values in a schema, or symbols in a grammar."""
+MAX_OPTIONS = 4_096
+"""Texts to choose from."""
+MAX_TAGS = 512
+MAX_FREE_TOKENS = 1_000_000
+"""Tokens of reasoning that a limit can allow."""
