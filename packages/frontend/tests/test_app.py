@@ -1,5 +1,6 @@
 """Statuses, keys, limits and the routes that are not for generation."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,20 @@ async def test_rule_15_a_body_without_a_length_is_bounded_too(engine_of: EngineO
     async with serving(engine_of(), HttpConfig(max_body_bytes=2000)) as served:
         answer = await http_of(served).post(CHAT, content=endless(), headers={"content-type": "application/json"})
     check_error(answer, 413, "request_too_large")
+
+
+async def test_a_body_that_does_not_arrive_is_not_waited_for(
+    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tercet.frontend.body.BODY_SECONDS", 0.05)
+    async with serving(engine_of()) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+        writer.write(head.encode() + b"{")
+        answer = await reader.readuntil(b"}}")
+        writer.close()
+    assert b" 408 " in answer.splitlines()[0]
+    assert b'"code":"request_timeout"' in answer
 
 
 @pytest.mark.parametrize(

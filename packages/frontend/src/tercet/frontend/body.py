@@ -3,6 +3,7 @@
 Duplicate keys: the last one counts, as in Python's, JavaScript's and OpenAI's own parsers.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,10 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from tercet.frontend.errors import (
     BadRequestError,
     PayloadTooLargeError,
+    RequestTimeoutError,
     UnknownParameterError,
     UnsupportedMediaTypeError,
 )
 from tercet.frontend.event_stream import ClientGoneError
+
+BODY_SECONDS = 60.0
+"""Time a body has to arrive in, so that slow senders hold no connection for ever."""
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -40,10 +45,13 @@ async def read_json(request: Request, limit: int) -> object:
         raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
     body = bytearray()
     try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > limit:
-                raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
+    except TimeoutError:
+        raise RequestTimeoutError(f"The body did not arrive within {BODY_SECONDS:g} seconds.") from None
     except ClientDisconnect:
         raise ClientGoneError from None
     try:

@@ -10,6 +10,7 @@ ApiError
 ├── NotFoundError 404
 │   └── ModelNotFoundError
 ├── MethodNotAllowedError 405
+├── RequestTimeoutError 408
 ├── PayloadTooLargeError 413
 ├── UnsupportedMediaTypeError 415
 ├── RequestAbortedError 499
@@ -112,6 +113,14 @@ class MethodNotAllowedError(ApiError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class RequestTimeoutError(ApiError):
+    """The body took too long to arrive."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
 
 
 class PayloadTooLargeError(ApiError):
