@@ -1,9 +1,9 @@
 """What a frontend process costs: streams through HTTP, with an engine behind it that costs nothing.
 
 This process plays the scheduler, the detokenizer and 64 clients over real sockets, and paces the tokens; the frontend
-is a process of its own, as it is served. Every token's text is the time at which it was sent, so that its client knows how
-long it was on its way. Chunks are counted per second of the frontend's own processor time, which other processes do not
-change much; one chunk carries what came for a choice since the last.
+is a process of its own, as it is served. Every token's text is the time at which it was sent, so that its client knows
+how long it was on its way. Chunks are counted per second of the frontend's own processor time, which other processes do
+not change much; one chunk carries what came for a choice since the last.
 """
 
 import asyncio
