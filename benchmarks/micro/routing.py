@@ -95,7 +95,7 @@ class Simulated:
         if plan is None:
             return 0.0, 0
         outgoing = self.core.commit(self.executor.submit(plan).result())
-        batches = [message for _, message in outgoing if isinstance(message, BatchTokenIDOutput)]
+        batches = [message for _, message, *_ in outgoing if isinstance(message, BatchTokenIDOutput)]
         ended = [batch.rids[row] for batch in batches for row in batch.finishes]
         self.peer.own -= sum(self._lengths.pop(rid) for rid in ended)
         return STEP_SECONDS + TOKEN_SECONDS * sum(row.count for row in plan.rows), len(ended)

@@ -48,7 +48,7 @@ class World:
         taken, self.mail = list(self.mail), deque()
         return taken
 
-    def send(self, peer: str, message: Message) -> bool:
+    def send(self, peer: str, message: Message, *frames: bytes) -> bool:
         if self.full:
             return False
         self.sent.append((peer, message))

@@ -10,12 +10,14 @@ class Wire:
     def __init__(self) -> None:
         self.full: set[str] = set()
         self.sent: list[tuple[str, str]] = []
+        self.frames: list[bytes] = []
 
-    def send(self, peer: str, message: Message) -> bool:
+    def send(self, peer: str, message: Message, *frames: bytes) -> bool:
         if peer in self.full:
             return False
         assert isinstance(message, Rejected)
         self.sent.append((peer, message.rid))
+        self.frames += frames
         return True
 
 
@@ -35,6 +37,18 @@ def test_a_full_peer_gets_its_messages_later_and_in_order() -> None:
     assert outbox.flush() == [Arrival("a", PeerDrained("a"))]
     assert wire.sent == [("b", "2"), ("a", "1"), ("a", "3")]
     assert outbox.backlog == 0
+
+
+def test_raw_frames_stay_with_their_message() -> None:
+    wire = Wire()
+    outbox = Outbox(wire.send, ScriptedClock())
+    wire.full = {"a"}
+    [(peer, message)] = say(("a", "1"))
+    outbox.send([(peer, message, b"vectors")])
+    assert wire.frames == []
+    wire.full = set()
+    outbox.flush()
+    assert wire.frames == [b"vectors"]
 
 
 def test_a_peer_that_is_gone_leaves_nothing_behind() -> None:
@@ -67,7 +81,7 @@ def test_a_peer_that_takes_anything_is_waited_for() -> None:
     clock = ScriptedClock()
     room = [0]
 
-    def trickle(peer: str, message: Message) -> bool:
+    def trickle(peer: str, message: Message, *frames: bytes) -> bool:
         room[0] -= 1
         return room[0] >= 0
 

@@ -301,7 +301,7 @@ def test_a_pause_keeps_requests_and_a_flush_forgets_prefixes() -> None:
     assert run.core.memory.cache.cached > 0
     run.send(FlushCacheReq(id="f"))
     assert run.core.memory.cache.cached == 0
-    assert [message.id for _, message in run.others if isinstance(message, ControlReply)] == ["p", "c", "f"]
+    assert [message.id for _, message, *_ in run.others if isinstance(message, ControlReply)] == ["p", "c", "f"]
 
 
 def test_overlap_plans_the_next_step_before_the_last_one_is_known() -> None:

@@ -3,22 +3,22 @@
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from tercet.protocol.messages import (
     AbortReq,
     ContinueGenerationReq,
     FlushCacheReq,
     PauseGenerationReq,
+    TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
 from tercet.protocol.values import Held, Load, Phase, Role
 from tercet.scheduler.core.config import Arrival, Drain, PeerGone
 from tercet.scheduler.core.outputs import Outgoing
-from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.outbox import Outbox
-from tercet.scheduler.ports import Executor, Pending
+from tercet.scheduler.ports import Pending, Runner
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -29,16 +29,22 @@ RETRY_INTERVAL = 0.005
 """Seconds an idle loop waits before it offers a blocked peer its backlog again."""
 
 
-class Core(Protocol):
-    """What the loop needs of `core.Scheduler`, or of a recorder around it."""
+PlanT = TypeVar("PlanT")
+ResultT = TypeVar("ResultT")
+PlanT_co = TypeVar("PlanT_co", covariant=True)
+ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
+
+
+class Core(Protocol[PlanT_co, ResultT_contra]):
+    """What the loop needs of `core.Scheduler`, of a recorder around it, or of `core.EmbeddingScheduler`."""
 
     @property
     def runnable(self) -> bool: ...  # noqa: D102
     @property
     def empty(self) -> bool: ...  # noqa: D102
     def handle(self, *arrivals: Arrival) -> list[Outgoing]: ...  # noqa: D102
-    def schedule(self) -> Plan | None: ...  # noqa: D102
-    def commit(self, result: StepResult) -> list[Outgoing]: ...  # noqa: D102
+    def schedule(self) -> PlanT_co | None: ...  # noqa: D102
+    def commit(self, result: ResultT_contra) -> list[Outgoing]: ...  # noqa: D102
     def load(self) -> Load: ...  # noqa: D102
     def held(self) -> dict[str, Held]: ...  # noqa: D102
 
@@ -47,13 +53,13 @@ Receive = Callable[[float | None], list[Delivery]]
 """Everything that has arrived, after at most so many seconds of waiting for the first (None: for ever)."""
 
 
-class SchedulerLoop:
+class SchedulerLoop(Generic[PlanT, ResultT]):
     """Runs until told to stop. `overlap` is how many steps may be in flight while the next is planned."""
 
     def __init__(
         self,
-        core: Core,
-        executor: Executor,
+        core: Core[PlanT, ResultT],
+        executor: Runner[PlanT, ResultT],
         drain: Receive,
         outbox: Outbox,
         board: StatusBoard,
@@ -68,7 +74,7 @@ class SchedulerLoop:
         self._board = board
         self._clock = clock
         self._overlap = overlap
-        self._in_flight: deque[Pending] = deque()
+        self._in_flight: deque[Pending[ResultT]] = deque()
         self._published = float("-inf")
         self._stuck = False
         """The last turn found nothing that could be planned: what waits needs memory that blocked requests hold."""
@@ -124,6 +130,7 @@ class SchedulerLoop:
             match message:
                 case (
                     TokenizedGenerateReqInput()
+                    | TokenizedEmbeddingReqInput()
                     | AbortReq()
                     | FlushCacheReq()
                     | PauseGenerationReq()

@@ -2,8 +2,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tercet.protocol.messages import Message
 from tercet.scheduler.core.config import Arrival, PeerBlocked, PeerDrained
@@ -16,15 +17,20 @@ KEPT_FOR = 30.0
 MOST_KEPT = 20_000
 """Messages kept for one peer. Only one that asks and never listens gets there: what was asked goes unanswered."""
 
-Send = Callable[[str, Message], bool]
-"""Queue a message for a peer; False when its queue is full or it is not linked."""
+
+class Send(Protocol):
+    """How messages leave."""
+
+    def __call__(self, peer: str, message: Message, *frames: bytes) -> bool:
+        """Queue a message for a peer; False when its queue is full or it is not linked."""
+        ...
 
 
 @dataclass
 class Backlog:
     """What waits for one peer, and since when it has taken nothing."""
 
-    messages: deque[Message]
+    messages: deque[Outgoing]
     since: float
 
 
@@ -42,15 +48,16 @@ class Outbox:
         """Messages that wait for their peer."""
         return sum(len(kept.messages) for kept in self._backlogs.values())
 
-    def send(self, outgoing: list[Outgoing]) -> None:
+    def send(self, outgoing: Sequence[Outgoing]) -> None:
         """Send, or keep behind what is kept for that peer already."""
-        for peer, message in outgoing:
+        for each in outgoing:
+            peer, *_ = each
             kept = self._backlogs.get(peer)
             if kept is not None:
                 if len(kept.messages) < MOST_KEPT:
-                    kept.messages.append(message)
-            elif not self._send(peer, message):
-                self._backlogs[peer] = Backlog(deque([message]), self._clock())
+                    kept.messages.append(each)
+            elif not self._send(*each):
+                self._backlogs[peer] = Backlog(deque([each]), self._clock())
                 self._news.append(Arrival(peer, PeerBlocked(peer)))
 
     def forget(self, peer: str) -> None:
@@ -61,7 +68,7 @@ class Outbox:
     def flush(self) -> list[Arrival]:
         """Try again. Returns, for the core, who became blocked or drained since the last call."""
         for peer, kept in list(self._backlogs.items()):
-            while kept.messages and self._send(peer, kept.messages[0]):
+            while kept.messages and self._send(*kept.messages[0]):
                 kept.messages.popleft()
                 kept.since = self._clock()
             if kept.messages and self._clock() - kept.since > KEPT_FOR:

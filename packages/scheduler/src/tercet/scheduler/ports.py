@@ -1,30 +1,47 @@
 """The scheduler's ports: what its loop needs of an executor. Adapters are chosen in `wiring`."""
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 
+PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
+ResultT_co = TypeVar("ResultT_co", covariant=True)
 
-class Pending(Protocol):
+
+class Pending(Protocol[ResultT_co]):
     """A submitted step."""
 
-    def result(self) -> StepResult:
+    def result(self) -> ResultT_co:
         """Wait for the step. Raises what the forward raised."""
         ...
 
 
-class Executor(Protocol):
+class Runner(Protocol[PlanT_contra, ResultT_co]):
     """Runs plans in the order they are submitted."""
+
+    def submit(self, plan: PlanT_contra) -> Pending[ResultT_co]:
+        """Start a step; it may still be running when this returns."""
+        ...
+
+    def close(self) -> None:
+        """Free devices and peers."""
+        ...
+
+
+class Executor(Runner[Plan, StepResult], Protocol):
+    """Runs a model that generates."""
 
     @property
     def capacity(self) -> Capacity:
         """Fixed once the executor is built."""
         ...
 
-    def submit(self, plan: Plan) -> Pending:
-        """Start a step; it may still be running when this returns."""
-        ...
 
-    def close(self) -> None:
-        """Free devices and peers."""
+class Encoder(Runner[EncodePlan, EncodeResult], Protocol):
+    """Runs a model that gives one vector, or the scores of a classifier, for each input."""
+
+    @property
+    def capacity(self) -> EncoderCapacity:
+        """Fixed once the encoder is built."""
         ...

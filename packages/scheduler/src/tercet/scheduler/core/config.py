@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tercet.protocol.messages import AbortReq, ControlReq, TokenizedGenerateReqInput
+from tercet.protocol.messages import AbortReq, ControlReq, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
 
 class PolicyName(StrEnum):
@@ -63,7 +63,9 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     """The scheduler is leaving: finish what is held, refuse the rest."""
 
 
-CoreMessage = TokenizedGenerateReqInput | AbortReq | ControlReq | PeerGone | PeerBlocked | PeerDrained | Drain
+Asked = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq
+"""What frontends ask of a core, of whichever kind: each answers also what only the other can do."""
+CoreMessage = Asked | PeerGone | PeerBlocked | PeerDrained | Drain
 
 
 class Arrival(NamedTuple):

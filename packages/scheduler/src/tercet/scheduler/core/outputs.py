@@ -6,8 +6,8 @@ from tercet.protocol.messages import BatchTokenIDOutput, Message, Opening
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
 from tercet.scheduler.core.request import Req
 
-Outgoing = tuple[str, Message]
-"""(peer, message)"""
+Outgoing = tuple[str, Message, *tuple[bytes, ...]]
+"""(peer, message, its raw frames)"""
 
 _NO_LOGPROB = float("nan")
 

@@ -13,6 +13,8 @@ from tercet.protocol.messages import (
     ControlReply,
     FlushCacheReq,
     PauseGenerationReq,
+    Rejected,
+    TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
 from tercet.protocol.values import FinishReason, FinishType, Held, Load, Logprobs, pack_ints
@@ -74,6 +76,9 @@ class Scheduler:
             match message:
                 case TokenizedGenerateReqInput():
                     self.intake.accept(source, message, outputs)
+                case TokenizedEmbeddingReqInput(rid=rid, attempt=attempt):
+                    why = "this model generates text and makes no vectors"
+                    outputs.tell(source, Rejected(rid=rid, attempt=attempt, code="invalid_request", message=why))
                 case AbortReq():
                     self.intake.abort(source, message, outputs)
                 case FlushCacheReq():

@@ -1,6 +1,16 @@
 """Fakes of the scheduler's ports, and a driver that runs the core as the loop does."""
 
 from tercet.scheduler.testing.driver import Driver, request
+from tercet.scheduler.testing.fake_encoder import FakeEncoder, embedding_request
 from tercet.scheduler.testing.fake_executor import Done, FakeExecutor, StaleCacheError, small_capacity
 
-__all__ = ["Done", "Driver", "FakeExecutor", "StaleCacheError", "request", "small_capacity"]
+__all__ = [
+    "Done",
+    "Driver",
+    "FakeEncoder",
+    "FakeExecutor",
+    "StaleCacheError",
+    "embedding_request",
+    "request",
+    "small_capacity",
+]

@@ -18,7 +18,7 @@ from tercet.protocol.values import (
 from tercet.scheduler.core.config import Arrival, CoreConfig, CoreMessage
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.outputs import Outgoing
-from tercet.scheduler.core.plan import Capacity, Plan
+from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.ports import Executor, Pending
 from tercet.scheduler.testing.fake_executor import FakeExecutor
@@ -79,7 +79,7 @@ class Driver:
         """Knows every answer; runs the plans, too, unless another executor was given."""
         self.executor = self.fake if executor is None else executor
         self.overlap = overlap
-        self.in_flight: deque[Pending] = deque()
+        self.in_flight: deque[Pending[StepResult]] = deque()
         self.plans: list[Plan] = []
         self.output: dict[Choice, list[int]] = {}
         self.finishes: dict[Choice, FinishReason] = {}
@@ -153,7 +153,7 @@ class Driver:
         return tokens[len(unpack_ints(wanted.input_ids)) :]
 
     def _take(self, outgoing: list[Outgoing]) -> None:
-        for peer, message in outgoing:
+        for peer, message, *_ in outgoing:
             match message:
                 case BatchTokenIDOutput():
                     self._rows(peer, message)

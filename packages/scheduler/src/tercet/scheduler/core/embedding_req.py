@@ -1,0 +1,40 @@
+"""`EmbeddingReq`: one input, from arrival to its vector."""
+
+from tercet.protocol.messages import TokenizedEmbeddingReqInput
+
+
+class EmbeddingReq:
+    """One input. It waits until a plan names it, and is gone once that plan is committed."""
+
+    __slots__ = (
+        "alone",
+        "arrival",
+        "attempt",
+        "frontend",
+        "input_ids",
+        "passed_over",
+        "priority",
+        "rid",
+        "token_types",
+        "tokens",
+    )
+
+    def __init__(self, request: TokenizedEmbeddingReqInput, frontend: str, arrival: int) -> None:
+        self.rid = request.rid
+        self.frontend = frontend
+        self.arrival = arrival
+        self.input_ids = request.input_ids
+        self.token_types = request.token_types
+        self.tokens = len(request.input_ids) // 4
+        self.priority = request.priority
+        self.passed_over = 0
+        self.route(request)
+
+    def route(self, request: TokenizedEmbeddingReqInput) -> None:
+        """Answer this or a later attempt."""
+        self.attempt = request.attempt
+        self.alone = request.alone
+
+    def is_of(self, request: TokenizedEmbeddingReqInput) -> bool:
+        """Whether a later attempt wants the same vector."""
+        return self.input_ids == request.input_ids and self.token_types == request.token_types

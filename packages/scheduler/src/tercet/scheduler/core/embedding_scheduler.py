@@ -1,0 +1,230 @@
+"""`EmbeddingScheduler`: the deterministic core of an encoder. Inputs in, plans out, results in, vectors out.
+
+It is to `EncodePlan` what `Scheduler` is to `Plan`, and simpler: an input is computed whole, in one step, and leaves
+nothing behind, so there are no slots, no pages and no prefixes. Attempts, aborts, drains, dead frontends, full peers,
+pauses and inputs that run alone mean what they mean there.
+"""
+
+from collections import deque
+from typing import assert_never
+
+from tercet.protocol.messages import (
+    AbortReq,
+    ContinueGenerationReq,
+    ControlReply,
+    FlushCacheReq,
+    PauseGenerationReq,
+    Rejected,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+)
+from tercet.protocol.values import FinishReason, FinishType, Held, Load, pack_ints
+from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
+from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.embedding_outputs import EmbeddingOutputs
+from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
+from tercet.scheduler.core.embedding_queue import EmbeddingQueue
+from tercet.scheduler.core.embedding_req import EmbeddingReq
+from tercet.scheduler.core.embedding_screening import fault_in_input
+from tercet.scheduler.core.outputs import Outgoing
+
+
+class EmbeddingScheduler:
+    """Batches whole inputs under one token budget a step."""
+
+    def __init__(self, config: CoreConfig, capacity: EncoderCapacity) -> None:
+        self.config = config
+        self.capacity = capacity
+        self.counters = Counters()
+        self.waiting = EmbeddingQueue(config.policy, config.patience)
+        self.roster: dict[tuple[str, str], EmbeddingReq] = {}
+        """By frontend and rid: those that wait, and those in flight that still want an answer."""
+        self.in_flight: deque[tuple[EncodePlan, list[EmbeddingReq]]] = deque()
+        self.blocked_peers: set[str] = set()
+        self.paused_by = ""
+        """The frontend that paused it; whoever continues it, or the end of that frontend, ends the pause."""
+        self.draining = False
+        self._arrivals = 0
+
+    @property
+    def runnable(self) -> bool:
+        """Whether `schedule` might have something to plan."""
+        return not self.paused_by and any(req.frontend not in self.blocked_peers for req in self.waiting)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held."""
+        return not self.roster
+
+    def handle(self, *arrivals: Arrival) -> list[Outgoing]:
+        """Take messages in. Returns what can be answered at once."""
+        outputs = EmbeddingOutputs(self.capacity.width)
+        for source, message in arrivals:
+            match message:
+                case TokenizedEmbeddingReqInput():
+                    self._accept(source, message, outputs)
+                case TokenizedGenerateReqInput():
+                    self._refuse(source, message, "invalid_request", "this model generates no text", outputs)
+                case AbortReq():
+                    self._abort(source, message, outputs)
+                case FlushCacheReq():
+                    outputs.tell(source, ControlReply(id=message.id, ok=True, message="an encoder caches nothing"))
+                case PauseGenerationReq() | ContinueGenerationReq():
+                    self.paused_by = source if isinstance(message, PauseGenerationReq) else ""
+                    outputs.tell(source, ControlReply(id=message.id, ok=True))
+                case PeerGone(peer):
+                    self._drop_frontend(peer)
+                case PeerBlocked(peer):
+                    self.blocked_peers.add(peer)
+                case PeerDrained(peer):
+                    self.blocked_peers.discard(peer)
+                case Drain():
+                    self.draining = True
+                case _:
+                    assert_never(message)
+        return outputs.take()
+
+    def schedule(self) -> EncodePlan | None:
+        """Plan the next step, if there is one: inputs in order, as many as the budget holds, but one at least."""
+        if self.paused_by or any(reqs[0].alone for _, reqs in self.in_flight):
+            return None
+        reqs: list[EmbeddingReq] = []
+        budget = self.config.token_budget
+        for req in self.waiting.in_order():
+            if req.frontend in self.blocked_peers:
+                continue
+            if reqs and (req.alone or req.tokens > budget):
+                break
+            if req.alone and self.in_flight:
+                return None
+            reqs.append(req)
+            budget -= req.tokens
+            if req.alone or budget <= 0:
+                break
+        if not reqs:
+            return None
+        for req in reqs:
+            self.waiting.remove(req)
+        self.waiting.count_passed_over(reqs)
+        plan = EncodePlan(step=self.counters.steps, rows=[self._row(req) for req in reqs])
+        self.counters.steps += 1
+        self.counters.prompt_tokens += sum(req.tokens for req in reqs)
+        self.in_flight.append((plan, reqs))
+        return plan
+
+    def commit(self, result: EncodeResult) -> list[Outgoing]:
+        """Take the result of the oldest plan in flight. Returns its vectors."""
+        plan, reqs = self.in_flight.popleft()
+        size = 4 * self.capacity.width
+        if result.step != plan.step or len(result.vectors) != size * len(reqs):
+            raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
+        outputs = EmbeddingOutputs(self.capacity.width)
+        failed = set(result.failed)
+        for row, req in enumerate(reqs):
+            if self.roster.get((req.frontend, req.rid)) is not req:
+                continue
+            self._forget(req)
+            self.counters.finished += 1
+            if row in failed:
+                outputs.fail(req, FinishReason(FinishType.ERROR, message="the model gave no finite numbers"))
+            else:
+                outputs.emit(req, result.vectors[row * size : (row + 1) * size])
+        return outputs.take()
+
+    def held(self) -> dict[str, Held]:
+        """What this scheduler holds for each frontend, for its heartbeats."""
+        by_frontend: dict[str, list[EmbeddingReq]] = {}
+        for req in self.roster.values():
+            by_frontend.setdefault(req.frontend, []).append(req)
+        return {
+            frontend: Held(
+                rids=[req.rid for req in reqs],
+                indices=bytes(4 * len(reqs)),
+                attempts=pack_ints(req.attempt for req in reqs),
+                positions=bytes(4 * len(reqs)),
+            )
+            for frontend, reqs in by_frontend.items()
+        }
+
+    def load(self) -> Load:
+        """How busy it is."""
+        running = [req for _, reqs in self.in_flight for req in reqs]
+        return Load(
+            queued=len(self.waiting),
+            running=len(running),
+            queued_tokens=sum(req.tokens for req in self.waiting),
+            running_tokens=sum(req.tokens for req in running),
+            prompt_tokens=self.counters.prompt_tokens,
+        )
+
+    def _accept(self, source: str, request: TokenizedEmbeddingReqInput, outputs: EmbeddingOutputs) -> None:
+        """Queue an input. A higher attempt of one still held takes its place, an equal or lower one is ignored."""
+        held = self.roster.get((source, request.rid))
+        if held is not None and held.attempt >= request.attempt:
+            self.counters.ignored += 1
+            return
+        fault = fault_in_input(request, self.capacity)
+        if held is not None and not self.draining and fault is None and held.is_of(request):
+            held.route(request)
+            return
+        if held is not None:
+            self._forget(held)
+        if self.draining:
+            self._refuse(source, request, "draining", "this scheduler is leaving", outputs, retry=True)
+        elif fault is not None:
+            self._refuse(source, request, *fault, outputs)
+        elif request.attempt == 0 and len(self.waiting) >= self.config.max_queued:
+            self._refuse(source, request, "overloaded", "too many inputs are waiting", outputs, retry=True)
+        else:
+            req = self.roster[source, request.rid] = EmbeddingReq(request, source, self._arrivals)
+            self._arrivals += 1
+            self.waiting.add(req, first=request.attempt > 0)
+
+    def _refuse(
+        self,
+        source: str,
+        request: TokenizedEmbeddingReqInput | TokenizedGenerateReqInput,
+        code: str,
+        why: str,
+        outputs: EmbeddingOutputs,
+        *,
+        retry: bool = False,
+    ) -> None:
+        self.counters.rejected += 1
+        answer = Rejected(rid=request.rid, attempt=request.attempt, code=code, message=why, retry=retry)
+        outputs.tell(source, answer)
+
+    def _abort(self, source: str, message: AbortReq, outputs: EmbeddingOutputs) -> None:
+        """End an input of the frontend that says so; an abort that somebody asked for ends it whosever it is."""
+        if message.indices and 0 not in message.indices:
+            return
+        named = [
+            req
+            for (frontend, rid), req in self.roster.items()
+            if (_is_named(rid, message.rid) if message.asked else (frontend, rid) == (source, message.rid))
+        ]
+        for req in named:
+            self.counters.aborted += 1
+            self._forget(req)
+            finish = FinishReason(FinishType.ABORT, message=message.reason, asked=message.asked)
+            outputs.fail(req, finish)
+
+    def _drop_frontend(self, peer: str) -> None:
+        for req in [req for req in self.roster.values() if req.frontend == peer]:
+            self.counters.aborted += 1
+            self._forget(req)
+        if self.paused_by == peer:
+            self.paused_by = ""
+
+    def _forget(self, req: EmbeddingReq) -> None:
+        """Hold an input no more. A plan in flight that names it runs to its end, for nobody."""
+        del self.roster[req.frontend, req.rid]
+        self.waiting.remove(req)
+
+    def _row(self, req: EmbeddingReq) -> EncodeRow:
+        return EncodeRow(req.input_ids, req.token_types if self.capacity.token_types > 1 else b"")
+
+
+def _is_named(rid: str, name: str) -> bool:
+    """Whether an abort that somebody asked for means this rid: itself, its siblings `name.N`, or all for ""."""
+    return not name or rid == name or rid.startswith(f"{name}.")

@@ -1,0 +1,82 @@
+"""An encoder that costs nothing: `FakeEncoder` makes vectors out of token ids in plain Python."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tercet.protocol.messages import TokenizedEmbeddingReqInput
+from tercet.protocol.values import pack_floats, pack_ints, unpack_ints
+from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
+
+
+def embedding_request(
+    rid: str,
+    ids: list[int],
+    *,
+    types: list[int] | None = None,
+    attempt: int = 0,
+    priority: int = 0,
+    alone: bool = False,
+) -> TokenizedEmbeddingReqInput:
+    """An input as a frontend would send it."""
+    return TokenizedEmbeddingReqInput(
+        rid=rid,
+        attempt=attempt,
+        input_ids=pack_ints(ids),
+        token_types=pack_ints(types or []),
+        priority=priority,
+        alone=alone,
+    )
+
+
+@dataclass
+class Encoded:
+    """A step that is already finished."""
+
+    value: EncodeResult
+
+    def result(self) -> EncodeResult:
+        """The result."""
+        return self.value
+
+
+class FakeEncoder:
+    """Number i of an input's vector depends on every token, its place and its type, and on i.
+
+    An input that begins with the id `poison` gives no finite numbers.
+    """
+
+    def __init__(
+        self,
+        capacity: EncoderCapacity,
+        *,
+        poison: int = -1,
+        before_step: Callable[[EncodePlan], None] | None = None,
+    ) -> None:
+        self._capacity = capacity
+        self._poison = poison
+        self._before_step = before_step
+
+    @property
+    def capacity(self) -> EncoderCapacity:
+        """As given."""
+        return self._capacity
+
+    def submit(self, plan: EncodePlan) -> Encoded:
+        """Run a plan at once."""
+        if self._before_step is not None:
+            self._before_step(plan)
+        vectors = b"".join(pack_floats(self.vector(row)) for row in plan.rows)
+        failed = [at for at, row in enumerate(plan.rows) if unpack_ints(row.input_ids)[0] == self._poison]
+        return Encoded(EncodeResult(step=plan.step, vectors=vectors, failed=failed))
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def vector(self, row: EncodeRow) -> list[float]:
+        """What an input gives, each number between 1 and 2."""
+        ids = unpack_ints(row.input_ids)
+        types = unpack_ints(row.token_types) if row.token_types else [0] * len(ids)
+        value = 0
+        for token, kind in zip(ids, types, strict=True):
+            value = (value * 31 + 7 * token + kind + 1) % 65_521
+        return [1 + (value * (place + 1) % 65_521) / 65_536 for place in range(self._capacity.width)]
