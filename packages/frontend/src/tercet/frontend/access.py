@@ -9,6 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tercet.frontend.anthropic.errors import ANTHROPIC_ROUTES, anthropic_error
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError, UnavailableError
 from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.keys import Keys, remember
@@ -27,7 +28,7 @@ class Access:
     def __init__(
         self, app: ASGIApp, keys: Keys, leaving: Callable[[], bool], open_routes: frozenset[str] = OPEN_ROUTES
     ) -> None:
-        self._app = app
+        self.app = app
         self._keys = keys
         self._leaving = leaving
         self._open_routes = open_routes
@@ -35,7 +36,7 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         if scope["type"] != "http":  # a websocket, which no route takes
             await send({"type": "websocket.close", "code": 1008})
@@ -66,19 +67,21 @@ class Access:
                 remember(scope, visitor)
             if self._leaving() and scope["path"] not in _ANSWERED_WHILE_LEAVING:
                 raise UnavailableError("This server is leaving.", retry_after=1)
-            await self._app(scope, receive, send_with_id)
+            await self.app(scope, receive, send_with_id)
         except ClientGoneError:
             return
         except ApiError as error:
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, scope["path"])(scope, receive, send_with_id)
         except Exception:
             logger.exception("request %s failed", request_id)
             if not started:
-                await error_response(ServerError("The server failed this request."))(scope, receive, send_with_id)
+                failure = ServerError("The server failed this request.")
+                await error_response(failure, scope["path"])(scope, receive, send_with_id)
             elif not ended:
                 raise
 
 
-def error_response(error: ApiError) -> Response:
-    """An error as its own response."""
-    return Response(error.body(), error.status, error.headers(), media_type="application/json")
+def error_response(error: ApiError, path: str) -> Response:
+    """An error as its own response, in the words that clients of this path know."""
+    body = anthropic_error(error) if path.startswith(ANTHROPIC_ROUTES) else error.body()
+    return Response(body, error.status, error.headers(), media_type="application/json")

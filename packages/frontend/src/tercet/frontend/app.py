@@ -26,6 +26,8 @@ from tercet.frontend.native import Native
 from tercet.frontend.openai.chat import OpenAIServingChat
 from tercet.frontend.openai.completions import OpenAIServingCompletion
 from tercet.frontend.openai.models import OpenAIServingModels
+from tercet.frontend.openapi import OpenApi
+from tercet.frontend.operations import OPERATIONS
 from tercet.frontend.tokenizer_manager import TokenizerManager
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -64,6 +66,7 @@ def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
         ("GET", "/health", native.health),
         ("GET", "/live", native.live),
         ("GET", METRICS, Metrics(manager).scrape),
+        ("GET", "/openapi.json", OpenApi(OPERATIONS).read),
     ]
     for method, path, endpoint in routes:
         app.add_route(path, endpoint, methods=[method])
@@ -75,14 +78,14 @@ def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
     return Access(app, Keys(config.api_keys(), config.admin_key), lambda: manager.draining, open_routes)
 
 
-async def _on_api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """A fault of ours, which `Access` logs; its words stay inside."""
-    return error_response(ServerError("The server failed this request."))
+    return error_response(ServerError("The server failed this request."), request.url.path)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
@@ -92,13 +95,14 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:  # no
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the router itself refuses."""
     assert isinstance(error, HTTPException)
+    path = request.url.path
     match error.status_code:
         case 404:
-            return error_response(NotFoundError(f"Unknown request URL: {request.method} {request.url.path}."))
+            return error_response(NotFoundError(f"Unknown request URL: {request.method} {path}."), path)
         case 405:
-            response = error_response(MethodNotAllowedError(f"{request.method} is not allowed for {request.url.path}."))
+            response = error_response(MethodNotAllowedError(f"{request.method} is not allowed for {path}."), path)
             response.headers.update(error.headers or {})
             return response
         case 413:
-            return error_response(PayloadTooLargeError("The body is too long."))
-    return error_response(BadRequestError("The request cannot be read."))
+            return error_response(PayloadTooLargeError("The body is too long."), path)
+    return error_response(BadRequestError("The request cannot be read."), path)

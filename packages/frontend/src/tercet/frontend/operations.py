@@ -1,0 +1,92 @@
+"""What every route does, in words and by example. A test keeps this table and the router equal."""
+
+from tercet.frontend.control_routes import AbortRequest
+from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
+from tercet.frontend.openai.chat_schema import ChatRequest
+from tercet.frontend.openai.completion_schema import CompletionRequest
+from tercet.frontend.openapi import Operation
+
+_QUESTION = [{"role": "user", "content": "What is a scheduler?"}]
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("POST", "/v1/chat/completions"): Operation(
+        tag="OpenAI",
+        summary="Go on with a chat.",
+        answer="A chat.completion, or its chunks.",
+        body=ChatRequest,
+        example={"model": "embedded", "messages": _QUESTION, "max_completion_tokens": 64},
+        streams=True,
+    ),
+    ("POST", "/v1/completions"): Operation(
+        tag="OpenAI",
+        summary="Go on with a text, or with several.",
+        answer="A text_completion, or its chunks.",
+        body=CompletionRequest,
+        example={"model": "embedded", "prompt": "A tercet is", "max_tokens": 16},
+        streams=True,
+    ),
+    ("GET", "/v1/models"): Operation(tag="OpenAI", summary="The models served here.", answer="A list of models."),
+    ("GET", "/v1/models/{model:path}"): Operation(
+        tag="OpenAI", summary="One model, by its id, which may have slashes.", answer="A model."
+    ),
+    ("POST", "/generate"): Operation(
+        tag="Native",
+        summary="Go on with a text or with token ids, in SGLang's words.",
+        answer="The text, and meta_info about it; a list of them for n above 1.",
+        body=NativeGenerate,
+        example={"text": "A tercet is", "sampling_params": {"max_new_tokens": 16, "temperature": 0.0}},
+        streams=True,
+    ),
+    ("POST", "/tokenize"): Operation(
+        tag="Native",
+        summary="The token ids of a text, or of a chat as the model's template renders it.",
+        answer="Ids and their number.",
+        body=Tokenize,
+        example={"prompt": "A tercet is"},
+    ),
+    ("POST", "/detokenize"): Operation(
+        tag="Native",
+        summary="The text of token ids.",
+        answer="The text.",
+        body=Detokenize,
+        example={"tokens": [5, 6, 7]},
+    ),
+    ("POST", "/abort_request"): Operation(
+        tag="Control",
+        summary="End a request by its id, at whatever frontend it is; with an admin key, all requests.",
+        answer="That it is so.",
+        body=AbortRequest,
+        example={"rid": "frontend-0-0123456789abcdefghijklmn"},
+    ),
+    ("POST", "/flush_cache"): Operation(
+        tag="Control",
+        summary="Forget every cached prefix that no running request uses. Needs an admin key.",
+        answer="What each scheduler said.",
+    ),
+    ("POST", "/pause_generation"): Operation(
+        tag="Control",
+        summary="Stop generating until told to go on; requests are kept. Needs an admin key.",
+        answer="What each scheduler said.",
+    ),
+    ("POST", "/continue_generation"): Operation(
+        tag="Control", summary="End a pause. Needs an admin key.", answer="What each scheduler said."
+    ),
+    ("GET", "/server_info"): Operation(
+        tag="Operation", summary="Models, limits, and every part with how busy it is.", answer="All of it."
+    ),
+    ("GET", "/health"): Operation(
+        tag="Operation", summary="Whether requests can be served now. Needs no key.", answer="They can."
+    ),
+    ("GET", "/live"): Operation(
+        tag="Operation", summary="Whether this process answers at all. Needs no key.", answer="It does."
+    ),
+    ("GET", "/metrics"): Operation(
+        tag="Operation",
+        summary="Counters for Prometheus.",
+        answer="Prometheus' text format.",
+        media_type="text/plain",
+    ),
+    ("GET", "/openapi.json"): Operation(
+        tag="Operation", summary="This description.", answer="An OpenAPI 3.1 document."
+    ),
+}
