@@ -1,0 +1,163 @@
+"""What outlives a process: one SQLite file that several frontends share."""
+
+import asyncio
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from tercet.frontend.config import StoreConfig
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_FORMAT = 1
+"""`PRAGMA user_version` of the tables below. Another number is another program's file, and left alone."""
+_BUSY_SECONDS = 10.0
+_WAL_BYTES = 16 * 1024 * 1024
+_TABLES = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    created REAL NOT NULL,
+    model TEXT NOT NULL,
+    status TEXT NOT NULL,
+    background INTEGER NOT NULL,
+    previous TEXT,
+    request BLOB NOT NULL,
+    body BLOB NOT NULL,
+    frontend TEXT NOT NULL,
+    lease REAL NOT NULL,
+    runs INTEGER NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS responses_by_age ON responses (created);
+CREATE INDEX IF NOT EXISTS responses_running ON responses (lease) WHERE status IN ('queued', 'in_progress');
+CREATE TABLE IF NOT EXISTS items (
+    response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
+    place INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    given INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (response, place)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS items_by_id ON items (id);
+CREATE TABLE IF NOT EXISTS events (
+    response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (response, number)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sessions (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    created REAL NOT NULL,
+    capacity INTEGER NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS sessions_by_age ON sessions (created);
+CREATE TABLE IF NOT EXISTS turns (
+    session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
+    rid TEXT NOT NULL,
+    parent TEXT,
+    prompt_ids BLOB NOT NULL,
+    output_ids BLOB NOT NULL,
+    PRIMARY KEY (session, rid)
+) STRICT, WITHOUT ROWID;
+"""
+
+
+class Database:
+    """The file, driven by one thread of its own. Raises OSError, and ValueError for a file that is something else."""
+
+    def __init__(self, path: Path, max_bytes: int, max_age: float) -> None:
+        self._max_bytes = max_bytes
+        self._max_age = max_age
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # what clients said is nobody else's to read
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._prepare(path)
+        except sqlite3.Error as error:
+            raise OSError(f"{path}: {error}") from error
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+
+    @classmethod
+    def open(cls, config: StoreConfig) -> "Database | None":
+        """The file that the options name, if they name one. Raises OSError, ValueError."""
+        if config.response_store == "none":
+            return None
+        chosen = config.response_store == "auto"
+        path = state_directory() / "responses.sqlite" if chosen else Path(config.response_store)
+        try:
+            return cls(path, config.response_store_bytes, config.response_store_days * 86400)
+        except OSError as error:
+            if not chosen:
+                raise
+            logger.warning("no response is stored: %s", error)
+            return None
+
+    async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """The result of `work` as one transaction; an error undoes it."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, work)
+
+    async def close(self) -> None:
+        """Finish what was begun, and close the file."""
+        await asyncio.to_thread(self._thread.shutdown)
+        self._connection.close()
+
+    def prune(self, connection: sqlite3.Connection, now: float) -> None:
+        """Within a transaction: forget what is too old, and then the oldest until the rest has room."""
+        oldest = now - self._max_age
+        connection.execute("DELETE FROM responses WHERE created < ?", (oldest,))
+        connection.execute("DELETE FROM sessions WHERE created < ?", (oldest,))
+        while self._used(connection) > self._max_bytes:
+            # A sixteenth at a time: often enough done to keep what can be kept, and not for every row.
+            gone = sum(
+                connection.execute(
+                    f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY created"  # noqa: S608
+                    f" LIMIT (SELECT 1 + count(*) / 16 FROM {table}))"
+                ).rowcount
+                for table in ("responses", "sessions")
+            )
+            if not gone:
+                return
+
+    def _prepare(self, path: Path) -> None:
+        connection = self._connection
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        if found not in (0, _FORMAT):
+            raise ValueError(f"{path} has format {found}, and this version reads format {_FORMAT}")
+        connection.executescript(_TABLES)
+        connection.execute(f"PRAGMA user_version = {_FORMAT}")
+
+    def _transact(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = work(connection)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+        return result
+
+    def _used(self, connection: sqlite3.Connection) -> int:
+        pages, free, size = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        used: int = (pages - free) * size
+        return used
+
+
+def state_directory() -> Path:
+    """Where this user's programs keep what outlives them."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "tercet"

@@ -1,0 +1,85 @@
+"""The response object, and what in it only repeats the request."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from tercet.frontend.generation import Generation
+from tercet.frontend.responses.schema import CreateResponse
+from tercet.protocol.values import SamplingParams
+
+
+def new_id(peer: str) -> str:
+    """Unguessable, and it names its frontend."""
+    return f"resp_{peer}_{secrets.token_hex(24)}"
+
+
+def new_body(response: str, request: CreateResponse, sampling: SamplingParams, created: int) -> dict[str, Any]:
+    """A response of which nothing has been said yet."""
+    text = request.text.model_dump(exclude_none=True, by_alias=True) if request.text else {}
+    reasoning = request.reasoning
+    return {
+        "id": response,
+        "object": "response",
+        "created_at": created,
+        "status": "queued" if request.background else "in_progress",
+        "background": bool(request.background),
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": request.store is not False,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": _plain(request.tool_choice) or "auto",
+        "tools": [_tool(tool.model_dump()) for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": request.user,
+        "metadata": request.metadata or {},
+    }
+
+
+def usage_of(generation: Generation, reasoning_tokens: int) -> dict[str, Any]:
+    """Token counts as this API names them. Nobody is charged for what a cache takes in."""
+    return {
+        "input_tokens": generation.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": generation.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": generation.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": generation.prompt_tokens + generation.output_tokens,
+    }
+
+
+def page(items: Sequence[dict[str, Any]], limit: int, after: str | None, order: str) -> dict[str, Any]:
+    """One page of a list of items; an `after` that is not among them begins at the beginning."""
+    items = list(items) if order == "asc" else list(reversed(items))
+    begin = next((place + 1 for place, item in enumerate(items) if item["id"] == after), 0)
+    shown = items[begin : begin + limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": begin + limit < len(items),
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, str) else value.model_dump()
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "parameters": tool["parameters"] or {}, "strict": bool(tool["strict"])}

@@ -1,0 +1,50 @@
+"""The events of one response in order, each with its number."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from tercet.frontend.responses.output_items import Change
+
+
+class EventLog:
+    """Numbers events. One that goes on after `earlier` leaves out what those have told, however they were cut.
+
+    A response that is begun again says the same, but its text arrives in other pieces. Each character of a delta and
+    each other event is one step; so many steps as `earlier` has are passed over.
+    """
+
+    def __init__(self, earlier: Sequence[Change] = ()) -> None:
+        self.next = len(earlier)
+        self._told = sum(_steps(change) for change in earlier)
+
+    def add(self, changes: Iterable[Change]) -> list[Change]:
+        """The events that are new, with their numbers."""
+        numbered = []
+        for change in changes:
+            steps = _steps(change)
+            told = min(steps, self._told)
+            self._told -= told
+            if told == steps:
+                continue
+            if told:
+                change = {**change, "delta": change["delta"][told:]}
+            numbered.append({**change, "sequence_number": self.next})
+            self.next += 1
+        return numbered
+
+
+def _steps(change: Change) -> int:
+    delta: str | None = change.get("delta")
+    return 1 if delta is None else len(delta)
+
+
+def sse(name: str, data: bytes) -> bytes:
+    """One event with its name, as a client reads it."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+def encoded(event: dict[str, Any]) -> bytes:
+    """An event of a response or of a message: its type is its name."""
+    return sse(event["type"], orjson.dumps(event))

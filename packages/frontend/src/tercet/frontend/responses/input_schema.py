@@ -1,0 +1,133 @@
+"""The items that a response is given, and the ones that earlier responses said."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from tercet.frontend.errors import UnsupportedParameterError
+from tercet.frontend.openai.sampling_schema import Name, Strict
+
+Text = Annotated[str, Field(max_length=16_777_216)]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class TextPart(Strict):
+    """A piece of text, the user's or the model's."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+    annotations: Annotated[list[Any], Field(max_length=4096)] | None = None
+    logprobs: list[Any] | None = None
+    prompt_cache_breakpoint: Any = None
+
+
+class RefusalPart(Strict):
+    """What the assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+class ReasoningPart(Strict):
+    """What the model thought."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+
+class MessageItem(Strict):
+    """What somebody said."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | Annotated[list[Part], Field(max_length=4096)]
+    id: Name | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class ReasoningItem(Strict):
+    """What the model thought before."""
+
+    type: Literal["reasoning"]
+    id: Name | None = None
+    summary: Annotated[list[ReasoningPart], Field(max_length=4096)] | None = None
+    content: Annotated[list[ReasoningPart], Field(max_length=4096)] | None = None
+    encrypted_content: Text | None = None
+    status: Status | None = None
+
+
+class FunctionCallItem(Strict):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: Name
+    arguments: Text
+    id: Name | None = None
+    status: Status | None = None
+    namespace: None = None
+    caller: Any = None
+
+
+class FunctionOutputItem(Strict):
+    """What the call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: Text | Annotated[list[TextPart], Field(max_length=4096)]
+    id: Name | None = None
+    status: Status | None = None
+    name: Name | None = None
+    namespace: None = None
+    caller: Any = None
+
+
+class ItemReference(Strict):
+    """An item of a stored response."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: Name
+
+
+def _kind(item: object) -> str:
+    """The type of an item; one that names none is a message, or a reference where it has nothing but an id."""
+    given = item if isinstance(item, dict) else {}
+    kind = given.get("type")
+    if isinstance(kind, str):
+        return kind
+    return "item_reference" if given.keys() == {"id"} else "message"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(_kind),
+]
+
+_ITEMS = {"message", "reasoning", "function_call", "function_call_output", "item_reference"}
+_NOT_TEXT = {"input_image", "input_file", "input_audio", "image_url", "file", "input_video"}
+
+
+def known_types(param: str, items: object) -> object:
+    """The items as they are. Raises UnsupportedParameterError, naming it, for a documented type not served here."""
+    for place, item in enumerate(items if isinstance(items, list) else ()):
+        if not isinstance(item, dict):
+            continue
+        kind = item.get("type")
+        if isinstance(kind, str) and kind not in _ITEMS:
+            raise UnsupportedParameterError(f"Items of type '{kind}' are not supported.", param=f"{param}[{place}]")
+        for field in ("content", "output"):
+            parts = item.get(field)
+            for step, part in enumerate(parts if isinstance(parts, list) else ()):
+                if isinstance(part, dict) and part.get("type") in _NOT_TEXT:
+                    raise UnsupportedParameterError(
+                        f"Content of type '{part['type']}' is not supported.", param=f"{param}[{place}].{field}[{step}]"
+                    )
+    return items

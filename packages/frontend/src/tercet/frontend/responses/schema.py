@@ -1,0 +1,222 @@
+"""The request of /v1/responses: every field OpenAI documents, and the extensions it shares with chat."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.openai.sampling_schema import Count, Name, StopString, Strict, refuse
+from tercet.frontend.responses.input_schema import InputItem, Text, known_types
+
+Anything = dict[str, Any]
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+
+_INCLUDABLE = {
+    "message.output_text.logprobs": True,
+    "reasoning.encrypted_content": True,  # reasoning is told openly, and comes back the same way
+    "web_search_call.action.sources": False,
+    "web_search_call.results": False,
+    "code_interpreter_call.outputs": False,
+    "computer_call_output.output.image_url": False,
+    "file_search_call.results": False,
+    "message.input_image.image_url": False,
+}
+"""What a client may ask to have included, and whether this server ever has it."""
+
+
+class FunctionTool(Strict):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: Text | None = None
+    parameters: Anything | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(Strict):
+    """The function that is to be called."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class AllowedTools(Strict):
+    """Some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=1024)]
+
+
+class TextFormat(Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Strict):
+    """An instance of a schema."""
+
+    type: Literal["json_schema"]
+    name: ToolName
+    schema_: Anything = Field(alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Strict):
+    """What the text is to look like."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(Strict):
+    """How much to think. There are no summaries: reasoning is told as it is."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class StreamOptions(Strict):
+    """What a stream carries besides events."""
+
+    include_obfuscation: bool | None = None
+
+
+class Prompted(Strict):
+    """What stands before an answer: the part that creating a response and counting its tokens share."""
+
+    model: Name
+    input: Text | Annotated[list[InputItem], Field(max_length=16_384)] | None = None
+    instructions: Text | None = None
+    previous_response_id: Name | None = None
+    conversation: Any = None
+    tools: Annotated[list[FunctionTool], Field(max_length=1024)] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[NamedFunction | AllowedTools, Field(discriminator="type")]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _items_are_known(cls, value: object) -> object:
+        return known_types("input", value)
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _tools_are_functions(cls, value: object) -> object:
+        for place, tool in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(tool, dict) and isinstance(kind := tool.get("type"), str) and kind != "function":
+                raise UnsupportedParameterError(f"Tools of type '{kind}' are not supported.", param=f"tools[{place}]")
+        return value
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _choice_is_among_functions(cls, value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in {"function", "allowed_tools"}:
+            raise UnsupportedParameterError(f"A choice of type '{kind}' is not supported.", param="tool_choice")
+        return value
+
+    @model_validator(mode="after")
+    def _prompt_is_ours_to_find(self) -> "Prompted":
+        refuse("conversation", self.conversation, harmless=False)
+        if self.truncation == "auto":
+            raise UnsupportedParameterError("'truncation' can only be 'disabled'.", param="truncation")
+        if not self.input and self.previous_response_id is None:
+            raise BadRequestError(
+                "Missing required parameter: 'input'.", param="input", code="missing_required_parameter"
+            )
+        return self
+
+
+class TokenCount(Prompted):
+    """How many tokens an input has."""
+
+    personality: Name | None = None
+
+
+class CreateResponse(Prompted):
+    """A response to make."""
+
+    background: bool | None = None
+    include: Annotated[list[Name], Field(max_length=32)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_tool_calls: Count | None = None
+    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)] | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_options: Anything | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    safety_identifier: Name | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    user: Name | None = None
+
+    access_programs: Any = None
+    context_management: Any = None
+    image: Any = None
+    moderation: Any = None
+    prompt: Any = None
+
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+
+    @field_validator("include")
+    @classmethod
+    def _has_what_is_included(cls, include: list[str] | None) -> list[str] | None:
+        for place, each in enumerate(include or ()):
+            if each not in _INCLUDABLE:
+                raise ValueError(f"nothing is called '{each}'")
+            if not _INCLUDABLE[each]:
+                raise UnsupportedParameterError(f"'{each}' is not supported by this server.", param=f"include[{place}]")
+        return include
+
+    @model_validator(mode="after")
+    def _only_what_is_honoured(self) -> "CreateResponse":
+        for name in ("access_programs", "context_management", "image", "moderation", "prompt"):
+            refuse(name, getattr(self, name), harmless=False)
+        return self
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> "CreateResponse":
+        if self.stream_options is not None and not self.stream:
+            raise BadRequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        if self.background and self.store is False:
+            raise BadRequestError("A response in the background has to be stored.", param="background")
+        return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether text comes with log-probabilities."""
+        return "message.output_text.logprobs" in (self.include or ())
+
+    def stops(self) -> list[str]:
+        """Stop strings as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop

@@ -1,0 +1,260 @@
+"""Responses that clients come back for: what each was given, what it became, and whoever works on it in the background.
+
+A response belongs to its owner and is not there for anybody else. One that runs in the background is leased to a
+frontend, which renews the lease while it lives. `run` counts those that took it, and a frontend that lost the lease can
+write nothing any more.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from tercet.frontend.database import Database
+from tercet.frontend.errors import BadRequestError, NotFoundError
+
+Item = dict[str, Any]
+Body = dict[str, Any]
+
+LEASE_SECONDS = 5.0
+_RUNNING = ("queued", "in_progress")
+_HELD = "SELECT 1 FROM responses WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
+_RENEW = (
+    "UPDATE responses SET lease = ? WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
+)
+_GIVE_UP = (
+    "UPDATE responses SET lease = 0, runs = runs - 1"
+    " WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
+)
+
+
+class LeaseLostError(Exception):
+    """Cancelled, deleted, or in the hands of another frontend: there is nothing more to write."""
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """The right to work on a background response."""
+
+    id: str
+    run: int
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A background response that its frontend left behind."""
+
+    lease: Lease
+    owner: str
+    request: dict[str, Any]
+
+
+class ResponseStore:
+    """The rows of every response. `clock` gives seconds since 1970, on which all frontends of a file must agree."""
+
+    def __init__(self, database: Database, peer: str, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._peer = peer
+        self._clock = clock
+
+    async def keep(self, owner: str, body: Body, given: Sequence[Item]) -> None:
+        """A response that has ended, with the input of its own."""
+        await self._database.run(lambda each: self._insert(each, owner, body, given, {}, lease=0.0))
+
+    async def begin(self, owner: str, body: Body, given: Sequence[Item], request: Mapping[str, Any]) -> Lease:
+        """A response to be made in the background; `request` is what it takes to begin again."""
+        lease = self._clock() + LEASE_SECONDS
+        await self._database.run(lambda each: self._insert(each, owner, body, given, request, lease=lease))
+        return Lease(body["id"], 1)
+
+    async def get(self, owner: str, response: str) -> Body:
+        """The response as it stands. Raises NotFoundError."""
+        return await self._database.run(lambda each: _body(each, owner, response))
+
+    async def delete(self, owner: str, response: str) -> None:
+        """Forget it; what still works on it stops. Raises NotFoundError."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            _body(connection, owner, response)
+            connection.execute("DELETE FROM responses WHERE id = ?", (response,))
+
+        await self._database.run(work)
+
+    async def cancel(self, owner: str, response: str) -> Body:
+        """End one that runs in the background. One that has ended stays as it is. Raises ApiError."""
+
+        def work(connection: sqlite3.Connection) -> Body:
+            body = _body(connection, owner, response)
+            if not body["background"]:
+                raise BadRequestError("Only a response that runs in the background can be cancelled.")
+            if body["status"] in _RUNNING:
+                body |= {"status": "cancelled"}
+                _update(connection, response, body)
+            return body
+
+        return await self._database.run(work)
+
+    async def input_items(self, owner: str, response: str) -> list[Item]:
+        """Everything it was given, what earlier responses were given and said included. Raises NotFoundError."""
+
+        def work(connection: sqlite3.Connection) -> list[Item]:
+            body = _body(connection, owner, response)
+            before = body["previous_response_id"]
+            earlier = _history(connection, owner, before) if before else []
+            return earlier + [item for item, given in _items(connection, response) if given]
+
+        return await self._database.run(work)
+
+    async def history(self, owner: str, response: str) -> list[Item]:
+        """What a response that goes on from this one begins with. Raises NotFoundError, BadRequestError."""
+        return await self._database.run(lambda each: _history(each, owner, response))
+
+    async def item(self, owner: str, item: str) -> Item | None:
+        """An item of any response of the owner's."""
+        query = (
+            "SELECT data FROM items JOIN responses ON responses.id = items.response"
+            " WHERE items.id = ? AND owner = ? ORDER BY created DESC LIMIT 1"
+        )
+        row = await self._database.run(lambda each: each.execute(query, (item, owner)).fetchone())
+        return orjson.loads(row[0]) if row else None
+
+    # Work in the background.
+
+    async def add(self, lease: Lease, first: int, events: Sequence[bytes], body: Body | None = None) -> None:
+        """More events of a response, numbered from `first`, and how it now stands. Raises LeaseLostError."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            self._require(connection, lease)
+            rows = [(lease.id, first + place, event) for place, event in enumerate(events)]
+            connection.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", rows)
+            if body is not None:
+                _update(connection, lease.id, body)
+                if body["status"] not in _RUNNING:
+                    place = connection.execute("SELECT count(*) FROM items WHERE response = ?", (lease.id,))
+                    _add_items(connection, lease.id, place.fetchone()[0], body["output"], given=False)
+
+        await self._database.run(work)
+
+    async def events(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
+        """Events numbered above `after`, and whether more will come. Raises NotFoundError."""
+
+        def work(connection: sqlite3.Connection) -> tuple[list[bytes], bool]:
+            more = _body(connection, owner, response)["status"] in _RUNNING
+            query = "SELECT data FROM events WHERE response = ? AND number > ? ORDER BY number"
+            return [data for (data,) in connection.execute(query, (response, after))], more
+
+        return await self._database.run(work)
+
+    async def renew(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Keep what one works on; returns what one has lost."""
+        until = self._clock() + LEASE_SECONDS
+
+        def work(connection: sqlite3.Connection) -> list[Lease]:
+            return [each for each in leases if not connection.execute(_RENEW, (until, *self._mine(each))).rowcount]
+
+        return await self._database.run(work)
+
+    async def give_up(self, lease: Lease) -> None:
+        """Leave the work to whoever comes next."""
+        await self._database.run(lambda each: each.execute(_GIVE_UP, self._mine(lease)))
+
+    async def take_over(self, models: Sequence[str]) -> list[Job]:
+        """What frontends that are gone have left undone, for models that are served here."""
+        now = self._clock()
+
+        def work(connection: sqlite3.Connection) -> list[Job]:
+            rows = connection.execute(
+                "SELECT id, owner, request, runs FROM responses"
+                " WHERE status IN ('queued', 'in_progress') AND lease < ?"
+                " AND model IN (SELECT value FROM json_each(?))",
+                (now, orjson.dumps(models)),
+            ).fetchall()
+            taken = [(self._peer, now + LEASE_SECONDS, row[0]) for row in rows]
+            connection.executemany("UPDATE responses SET frontend = ?, lease = ?, runs = runs + 1 WHERE id = ?", taken)
+            return [
+                Job(Lease(response, runs + 1), owner, orjson.loads(request)) for response, owner, request, runs in rows
+            ]
+
+        return await self._database.run(work)
+
+    async def emitted(self, response: str) -> list[dict[str, Any]]:
+        """Every event so far."""
+        query = "SELECT data FROM events WHERE response = ? ORDER BY number"
+        rows = await self._database.run(lambda each: each.execute(query, (response,)).fetchall())
+        return [orjson.loads(data) for (data,) in rows]
+
+    # Inside.
+
+    def _insert(
+        self,
+        connection: sqlite3.Connection,
+        owner: str,
+        body: Body,
+        given: Sequence[Item],
+        request: Mapping[str, Any],
+        *,
+        lease: float,
+    ) -> None:
+        now = self._clock()
+        self._database.prune(connection, now)
+        row = (
+            *(body["id"], owner, now, body["model"], body["status"], bool(body["background"])),
+            *(body["previous_response_id"], orjson.dumps(request), orjson.dumps(body), self._peer, lease, 1),
+        )
+        connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        _add_items(connection, body["id"], 0, given, given=True)
+        _add_items(connection, body["id"], len(given), body["output"], given=False)
+
+    def _mine(self, lease: Lease) -> tuple[str, str, int]:
+        return lease.id, self._peer, lease.run
+
+    def _require(self, connection: sqlite3.Connection, lease: Lease) -> None:
+        if not connection.execute(_HELD, self._mine(lease)).fetchone():
+            raise LeaseLostError(lease.id)
+
+
+def _body(connection: sqlite3.Connection, owner: str, response: str) -> Body:
+    row = connection.execute("SELECT body FROM responses WHERE id = ? AND owner = ?", (response, owner)).fetchone()
+    if row is None:
+        raise NotFoundError(f"Response with id '{response}' not found.", param="response_id")
+    body: Body = orjson.loads(row[0])
+    return body
+
+
+def _update(connection: sqlite3.Connection, response: str, body: Body) -> None:
+    query = "UPDATE responses SET status = ?, body = ? WHERE id = ?"
+    connection.execute(query, (body["status"], orjson.dumps(body), response))
+
+
+def _add_items(
+    connection: sqlite3.Connection, response: str, place: int, items: Sequence[Item], *, given: bool
+) -> None:
+    rows = [(response, place + step, item["id"], given, orjson.dumps(item)) for step, item in enumerate(items)]
+    connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+
+
+def _items(connection: sqlite3.Connection, response: str) -> list[tuple[Item, bool]]:
+    """The items of one response, and whether it was given them."""
+    query = "SELECT data, given FROM items WHERE response = ? ORDER BY place"
+    return [(orjson.loads(data), bool(given)) for data, given in connection.execute(query, (response,))]
+
+
+def _history(connection: sqlite3.Connection, owner: str, response: str) -> list[Item]:
+    """The items of a response and of all before it."""
+    parts: list[list[Item]] = []
+    step: str | None = response
+    while step is not None:
+        query = "SELECT previous, status FROM responses WHERE id = ? AND owner = ?"
+        row = connection.execute(query, (step, owner)).fetchone()
+        if row is None:
+            raise NotFoundError(
+                f"Previous response with id '{step}' not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        if row[1] in _RUNNING:
+            raise BadRequestError(f"The response '{step}' has not ended yet.", param="previous_response_id")
+        parts.append([item for item, _ in _items(connection, step)])
+        step = row[0]
+    return [item for part in reversed(parts) for item in part]

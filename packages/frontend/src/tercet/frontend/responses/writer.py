@@ -1,0 +1,132 @@
+"""A response as it comes to be: what the model says becomes items, and every change of them an event.
+
+Nothing here knows of time, sockets or chance: the same findings give the same items and events, whoever makes them.
+Ids of items follow from the response's own, so that a response begun again keeps them.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from tercet.frontend.errors import ApiError
+from tercet.frontend.parsers.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from tercet.frontend.responses.output_items import Call, Change, Item, Message, Reasoning
+from tercet.protocol.values import FinishType
+
+
+class ResponseWriter:
+    """Writes one response. `body` is the response object, which it keeps up to date."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.body = body
+        self._open: Item | None = None
+        self._blank = ""
+        """White space that is text only if text follows."""
+
+    def begin(self) -> list[Change]:
+        """The response exists."""
+        changes = [self._about("response.created")]
+        if self.body["status"] == "queued":
+            changes.append(self._about("response.queued"))
+            self.body["status"] = "in_progress"
+        return [*changes, self._about("response.in_progress")]
+
+    def take(self, findings: Sequence[Event], logprobs: Sequence[dict[str, Any]] = ()) -> list[Change]:
+        """What the model said; `logprobs` are those of the tokens it said it in."""
+        changes: list[Change] = []
+        for finding in findings:
+            match finding:
+                case TextDelta(text):
+                    changes += self._text(text, logprobs)
+                    logprobs = ()
+                case ReasoningDelta(text):
+                    changes += self._part("reasoning", text, ())
+                case ToolCallStart():
+                    changes += self._call(finding)
+                case ToolArgumentsDelta(_, text):
+                    assert self._open is not None
+                    changes += self._open.more(text)
+                case ToolCallEnd():
+                    changes += self._close("completed")
+                case _:
+                    assert_never(finding)
+        return changes
+
+    def end(self, finish: FinishType, usage: dict[str, Any], now: int) -> list[Change]:
+        """The model has said all it says."""
+        cut = finish is FinishType.LENGTH
+        changes = []
+        if self._blank and not self.body["output"]:
+            changes += self._part("message", self._blank, ())
+        changes += self._close("incomplete" if cut else "completed")
+        if not self.body["output"]:
+            changes += [*self._begin(Message(self._id("msg"), 0)), *self._close("completed")]
+        self.body["usage"] = usage
+        if cut:
+            self.body["status"] = "incomplete"
+            self.body["incomplete_details"] = {"reason": "max_output_tokens"}
+            return [*changes, self._about("response.incomplete")]
+        self.body["status"] = "completed"
+        self.body["completed_at"] = now
+        return [*changes, self._about("response.completed")]
+
+    def fail(self, error: ApiError) -> list[Change]:
+        """It comes to nothing more. The code is among the few that OpenAI has for a response."""
+        code = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(error.status, "server_error")
+        changes = self._close("incomplete")
+        self.body["status"] = "failed"
+        self.body["error"] = {"code": code, "message": error.message}
+        return [*changes, self._about("response.failed")]
+
+    # Inside.
+
+    def _text(self, text: str, logprobs: Sequence[dict[str, Any]]) -> list[Change]:
+        if not isinstance(self._open, Message):
+            if not (self._blank + text).strip():
+                self._blank += text
+                return []
+            text, self._blank = self._blank + text, ""
+        return self._part("message", text, logprobs)
+
+    def _part(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]]) -> list[Change]:
+        """Text of a message or of reasoning."""
+        make, prefix = (Message, "msg") if kind == "message" else (Reasoning, "rs")
+        changes: list[Change] = []
+        if not isinstance(self._open, make):
+            changes += self._close("completed")
+            changes += self._begin(make(self._id(prefix), len(self.body["output"])))
+        assert self._open is not None
+        return [*changes, *self._open.more(text, logprobs)]
+
+    def _call(self, start: ToolCallStart) -> list[Change]:
+        self._blank = ""
+        call = Call(self._id("fc"), len(self.body["output"]), start.name, start.id or self._id("call"))
+        return [*self._close("completed"), *self._begin(call)]
+
+    def _begin(self, item: Item) -> list[Change]:
+        self._open = item
+        self.body["output"].append(item.shape("in_progress"))
+        return item.opening()
+
+    def _close(self, status: str) -> list[Change]:
+        if self._open is None:
+            return []
+        item, self._open = self._open, None
+        self.body["output"][item.place] = item.shape(status)
+        return item.closing(status)
+
+    def _about(self, kind: str) -> Change:
+        # The object goes on changing; the event tells of it as it is now.
+        return {"type": kind, "response": {**self.body, "output": list(self.body["output"])}}
+
+    def _id(self, prefix: str) -> str:
+        place = len(self.body["output"])
+        digest = hashlib.sha256(f"{self.body['id']} {prefix} {place}".encode()).hexdigest()
+        return f"{prefix}_{digest[:48]}"
