@@ -35,7 +35,7 @@ const T* at(const void* memory, int64_t index) {
 
 // Differs when abi.py and this library do not belong together.
 EXPORT int64_t tercet_struct_bytes() {
-    return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring));
+    return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter));
 }
 
 EXPORT int64_t tercet_best_level() { return best_level(); }
@@ -115,6 +115,11 @@ EXPORT void tercet_apply_bitmask(float* logits, int64_t rows, int64_t vocab, con
 
 EXPORT void tercet_gumbel(const NoiseKey* keys, const int64_t* rows, const int64_t* tokens, int64_t count, float* out) {
     pool::run_pieces(count, 512, [&](int64_t from, int64_t to) {
-        for (int64_t i = from; i < to; i++) out[i] = gumbel(keys[rows[i]], uint32_t(tokens[i]));
+        for (int64_t i = from; i < to; i++) out[i] = noise::gumbel(keys[rows[i]], uint32_t(tokens[i]));
     });
+}
+
+EXPORT void tercet_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature,
+                          const Filter* filters, const NoiseKey* keys, int64_t* tokens) {
+    sample(logits, rows, vocab, temperature, filters, keys, tokens);
 }

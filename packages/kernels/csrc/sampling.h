@@ -3,16 +3,25 @@
 
 #include <cstdint>
 
+#include "noise.h"
+
+// The first index of a row's largest element, which goes to `most`.
+int64_t argmax_row(const float* row, int64_t n, float* most);
+
 // The largest of each row and the lowest index that has it; a NaN is larger than all.
 void argmax(const float* logits, int64_t rows, int64_t vocab, float* most, int64_t* index);
 
 // -inf where the row's mask has a zero bit.
 void apply_bitmask(float* logits, int64_t rows, int64_t vocab, const int32_t* mask, int64_t mask_stride);
 
-// What keys the noise of a row, beside the token.
-struct NoiseKey {
-    uint32_t seed_low, seed_high, choice, position;
+// What a row keeps of its tokens; `floor` is the logarithm of min-p.
+struct Filter {
+    int64_t top_k;  // 0: off
+    float top_p;    // 1: off
+    float floor;    // -inf: off
 };
 
-// Standard Gumbel noise of a token.
-float gumbel(const NoiseKey& key, uint32_t token);
+// Draws a token for each row, -1 where there is none: temperature, filters, then the largest sum of logit and noise.
+// See draw.cpp for how.
+void sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const Filter* filters,
+            const NoiseKey* keys, int64_t* tokens);

@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from tercet.kernels.native.library import load_library, missing_library
+from tercet.kernels.native.ops import NativeOps
+from tercet.kernels.ops import sampling
 from tercet.kernels.ops.philox import gumbel_reference
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import SlotInit
-from tercet.scheduler.executor.sampler import Sampler
+from tercet.scheduler.executor.sampler import Sampler, SamplingOps
 
 VOCAB = 37
+NATIVE = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 CPU = torch.device("cpu")
 PROMPT = [1, 2, 3, 2, 30]
 
@@ -95,9 +99,14 @@ def logits_of(step: int, rows: int) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(100 + step)) * 2
 
 
-def test_every_kind_of_row_in_one_batch_equals_the_reference() -> None:
+@pytest.fixture(params=["torch", pytest.param("native", marks=NATIVE)])
+def ops(request: pytest.FixtureRequest) -> SamplingOps:
+    return NativeOps(load_library()) if request.param == "native" else sampling
+
+
+def test_every_kind_of_row_in_one_batch_equals_the_reference(ops: SamplingOps) -> None:
     inits = [init(slot, **params) for slot, params in enumerate(KINDS.values())]
-    sampler = Sampler(len(inits) + 2, VOCAB, CPU)
+    sampler = Sampler(len(inits) + 2, VOCAB, CPU, ops)
     sampler.introduce(inits)
     outputs: list[list[int]] = [[] for _ in inits]
     slots = list(range(len(inits)))
@@ -133,14 +142,14 @@ def test_a_row_introduced_late_goes_on_where_it_was(kind: str) -> None:
     assert [int(sampler.sample(logits_of(step, 1), [2], [step]).tokens) for step in range(5, 8)] == output[5:]
 
 
-def test_broken_rows_give_nothing_and_count_nothing() -> None:
+def test_broken_rows_give_nothing_and_count_nothing(ops: SamplingOps) -> None:
     given = [
         init(0, presence_penalty=1.0, temperature=0.0),
         init(1, top_p=0.5),
         init(2, temperature=0.0, top=1),
         init(3),
     ]
-    sampler = Sampler(4, VOCAB, CPU)
+    sampler = Sampler(4, VOCAB, CPU, ops)
     sampler.introduce(given)
     logits = logits_of(0, 4)
     expected = [reference(logits[row].tolist(), given[row], []) for row in range(4)]
@@ -150,8 +159,8 @@ def test_broken_rows_give_nothing_and_count_nothing() -> None:
     assert sampler.sample(logits, [0, 1, 2, 3], [0] * 4).tokens.tolist() == expected
 
 
-def test_a_row_of_which_everything_is_suppressed_gives_nothing() -> None:
-    sampler = Sampler(2, VOCAB, CPU)
+def test_a_row_of_which_everything_is_suppressed_gives_nothing(ops: SamplingOps) -> None:
+    sampler = Sampler(2, VOCAB, CPU, ops)
     everything: dict[str, Any] = {"suppressed": range(VOCAB), "min_new_tokens": 1}
     sampler.introduce([init(0, temperature=0.0, **everything), init(1, **everything)])
     assert sampler.sample(logits_of(0, 2), [0, 1], [0, 0]).tokens.tolist() == [-1, -1]

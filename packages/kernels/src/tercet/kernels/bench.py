@@ -9,11 +9,14 @@ import torch
 
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.check import make_batch
+from tercet.kernels.native.library import load_library, missing_library
+from tercet.kernels.native.ops import NativeOps
+from tercet.kernels.ops import sampling
 from tercet.kernels.ops.activation import silu_and_mul
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.rmsnorm import add_rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
-from tercet.kernels.ops.sampling import Filters, greedy, sample
+from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.ops.store_kv import store_kv
 
 PAGE_SIZE, HEADS, KV_HEADS, HEAD_DIM = 16, 32, 8, 128
@@ -116,9 +119,12 @@ def _sampling(device: torch.device, rows: int = 4) -> Iterator[Figure]:
     filters = Filters(
         torch.zeros(rows, dtype=torch.int64, device=device), temperature * 0.9, torch.zeros(rows, device=device)
     )
-    yield Figure("greedy", measure(lambda: greedy(logits), device), size, "GB/s")
-    yield Figure("sample top-p", measure(lambda: sample(logits * 3, temperature, filters, noise), device), size, "GB/s")
-    yield Figure("sample all", measure(lambda: sample(logits, temperature, None, noise), device), size, "GB/s")
+    native = device.type == "cpu" and not missing_library()
+    ops = NativeOps(load_library()) if native else sampling
+    yield Figure("largest", measure(lambda: ops.largest(logits), device), size, "GB/s")
+    nucleus = measure(lambda: ops.sample(logits, temperature, filters, noise), device)
+    yield Figure("sample top-p", nucleus, size, "GB/s")
+    yield Figure("sample all", measure(lambda: ops.sample(logits, temperature, None, noise), device), size, "GB/s")
 
 
 def _wait(device: torch.device) -> None:

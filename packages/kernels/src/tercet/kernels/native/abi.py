@@ -51,6 +51,12 @@ class Scoring(Structure):
     _fields_ = (("scale", c_float), ("softcap", c_float), *_ints("window"), *_pointers("sinks"))
 
 
+class Filter(Structure):
+    """`Filter` of sampling.h."""
+
+    _fields_ = (*_ints("top_k"), ("top_p", c_float), ("floor", c_float))
+
+
 class Layer(Structure):
     """`Layer` of decoder.h."""
 
@@ -99,6 +105,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "argmax": (None, [_P, _I, _I, _P, _P]),
     "apply_bitmask": (None, [_P, _I, _I, _P, _I]),
     "gumbel": (None, [_P, _P, _P, _I, _P]),
+    "sample": (None, [_P, _I, _I, _P, POINTER(Filter), _P, _P]),
 }
 """Each function without its prefix `tercet_`: what it returns, and what it is given."""
 
@@ -110,6 +117,6 @@ def declare(library: ctypes.CDLL) -> dict[str, Any]:
         function = getattr(library, f"tercet_{name}")
         function.restype, function.argtypes = result, arguments
         functions[name] = function
-    if functions["struct_bytes"]() != sum(map(ctypes.sizeof, (Model, Layer, Step, Rows, Scoring))):
+    if functions["struct_bytes"]() != sum(map(ctypes.sizeof, (Model, Layer, Step, Rows, Scoring, Filter))):
         raise AttributeError("it was compiled from other sources")
     return functions

@@ -3,11 +3,14 @@
 Tensors lie on the CPU and are float32 or bfloat16. bfloat16 is rounded once, at the end of an operation.
 """
 
+import math
+
 import torch
 
-from tercet.kernels.native.abi import FORMATS
+from tercet.kernels.native.abi import FORMATS, Filter
 from tercet.kernels.native.library import Library
 from tercet.kernels.ops import philox
+from tercet.kernels.ops.sampling import Filters
 
 
 class NativeOps:
@@ -82,10 +85,27 @@ class NativeOps:
         self._call.apply_bitmask(logits.data_ptr(), rows, vocab, bitmask.data_ptr(), bitmask.shape[1])
         return logits
 
+    def sample(
+        self, logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: philox.NoiseKey
+    ) -> torch.Tensor:
+        """See `tercet.kernels.ops.sampling.sample`."""
+        logits = _given(logits, torch.float32)
+        rows, vocab = logits.shape
+        temperature, keys = _given(temperature, torch.float32, (rows,)), _noise_keys(noise)
+        if not vocab or len(keys) != rows:
+            raise ValueError(f"logits {list(logits.shape)} with noise for {len(keys)} rows")
+        kept = [Filter(0, 1.0, -math.inf)] * rows
+        if filters is not None:
+            values = (filters.top_k, filters.top_p, filters.min_p.log())
+            kept = [Filter(*row) for row in zip(*(value.tolist() for value in values), strict=True)]
+        table, tokens = (Filter * rows)(*kept), torch.empty(rows, dtype=torch.int64)
+        pointers = (temperature.data_ptr(), table, keys.data_ptr(), tokens.data_ptr())
+        self._call.sample(logits.data_ptr(), rows, vocab, *pointers)
+        return tokens
+
     def gumbel(self, key: philox.NoiseKey, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """See `tercet.kernels.ops.philox.gumbel`."""
-        words = (key.seed_low, key.seed_high, key.choice, key.position)
-        table = torch.stack([word.to(torch.int64) for word in words], 1).to(torch.uint32).contiguous()
+        table = _noise_keys(key)
         rows, tokens = _given(rows, torch.int64), _given(tokens, torch.int64, rows.shape)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(table):
             raise IndexError("a row has no key")
@@ -103,6 +123,12 @@ def _given(x: torch.Tensor, dtype: torch.dtype | None = None, shape: tuple[int, 
     if shape is not None and tuple(x.shape) != tuple(shape):
         raise ValueError(f"expected shape {list(shape)}, not {list(x.shape)}")
     return x.contiguous()
+
+
+def _noise_keys(key: philox.NoiseKey) -> torch.Tensor:
+    """`NoiseKey` of noise.h for each row."""
+    words = (key.seed_low, key.seed_high, key.choice, key.position)
+    return torch.stack([word.to(torch.int64) for word in words], 1).to(torch.uint32).contiguous()
 
 
 def _format(x: torch.Tensor) -> int:

@@ -5,17 +5,19 @@ executed before anybody on the host has seen the result.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.kernels.ops import sampling
 from tercet.kernels.ops.logprobs import token_logprobs
-from tercet.kernels.ops.sampling import largest
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.executor.sampler import Largest, Sampled, Sampler
+from tercet.scheduler.executor.sampler import Sampled, Sampler, SamplingOps
+from tercet.scheduler.executor.slot_grammars import GuidedRows, Outcome, SlotGrammars
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
 
 _PROMPT_CHUNK = 256
@@ -47,7 +49,8 @@ class ModelRunner:
         context_length: int,
         vocab_size: int,
         device: torch.device,
-        largest: Largest = largest,
+        sampling_ops: SamplingOps = sampling,
+        grammars: SlotGrammars | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -57,7 +60,8 @@ class ModelRunner:
         self._tokens = torch.zeros(slots, context_length + 1, dtype=torch.int32, device=device)
         pages = -(-(context_length + 1) // pool.shape.page_size)
         self._page_tables = [torch.zeros(slots, pages, dtype=torch.int32, device=device) for _ in pool.groups]
-        self._sampler = Sampler(slots, vocab_size, device, largest)
+        self._sampler = Sampler(slots, vocab_size, device, sampling_ops)
+        self._grammars = grammars
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
@@ -66,10 +70,13 @@ class ModelRunner:
         self._update_pages(plan.pages)
         self._pool.copy_pages(plan.copies)
         sampling_rows = [index for index, row in enumerate(plan.rows) if row.sample]
+        rows = [plan.rows[index] for index in sampling_rows]
+        guided = self._grammars.begin([row.slot for row in rows]) if self._grammars else None  # fills masks meanwhile
         batch = self._batch(plan.rows, sampling_rows)
         hidden = self._model(batch.input_ids, batch.positions, batch)
-        sampled = self._sample(hidden, batch, [plan.rows[index] for index in sampling_rows])
-        return StepOutput(plan, sampling_rows, sampled, self._prompt_logprobs(hidden, plan.rows))
+        sampled = self._sample(hidden, batch, rows, guided)
+        settle = None if guided is None else partial(self._settle, guided, rows)
+        return StepOutput(plan, sampling_rows, sampled, self._prompt_logprobs(hidden, plan.rows), settle)
 
     def _introduce(self, inits: Sequence[SlotInit]) -> None:
         for init in inits:
@@ -77,6 +84,8 @@ class ModelRunner:
             tokens = torch.frombuffer(bytearray(init.tokens), dtype=torch.int32)
             self._tokens[init.slot, : len(tokens)] = tokens.to(self._device)
         self._sampler.introduce(inits)
+        if self._grammars is not None:
+            self._grammars.introduce(inits)
 
     def _update_pages(self, updates: Sequence[PageUpdate]) -> None:
         """All updates of a group in one write; of two for the same entry, the later one holds."""
@@ -127,7 +136,9 @@ class ModelRunner:
             pool=self._pool,
         )
 
-    def _sample(self, hidden: torch.Tensor, batch: ForwardBatch, rows: Sequence[Row]) -> Sampled | None:
+    def _sample(
+        self, hidden: torch.Tensor, batch: ForwardBatch, rows: Sequence[Row], guided: GuidedRows | None
+    ) -> Sampled | None:
         """Sample for `rows`, all of which want it, and give each slot its new token."""
         if not rows:
             return None
@@ -135,10 +146,24 @@ class ModelRunner:
         slots = [row.slot for row in rows]
         ends = [row.start + row.count for row in rows]
         positions = [end - self._init(slot).prompt_tokens for slot, end in zip(slots, ends, strict=True)]
-        sampled = self._sampler.sample(logits, slots, positions)
+        sampled = self._sampler.sample(logits, slots, positions, None if guided is None else guided.masks.result)
         index = self._tensor([slots, ends])
         self._tokens[index[0], index[1]] = sampled.tokens.clamp(min=0).int()  # -1 must not reach an embedding
         return sampled
+
+    @torch.inference_mode()
+    def _settle(self, guided: GuidedRows, rows: Sequence[Row], tokens: Sequence[int]) -> Outcome:
+        """Let matchers see the tokens, and give each slot those that are forced to follow.
+
+        Runs where the result is asked for. No later plan names these slots yet: the core waits for the result.
+        """
+        lengths = [row.start + row.count + 1 for row in rows]
+        outcome = guided.settle(tokens, lengths)
+        for index, forced in outcome.forced.items():
+            slot, length = rows[index].slot, lengths[index]
+            self._tokens[slot, length : length + len(forced)] = self._tensor(forced).int()
+            self._sampler.count(slot, forced)
+        return outcome
 
     def _prompt_logprobs(self, hidden: torch.Tensor, rows: Sequence[Row]) -> list[PromptLogprobs]:
         """Of each row that wants them: of the prompt tokens at (start, start + count], a chunk at a time."""

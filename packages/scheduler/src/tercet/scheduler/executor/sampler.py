@@ -1,29 +1,49 @@
 """`Sampler`: from logits to tokens, every row by its slot's own parameters, all rows at once.
 
-Order: penalties, logit bias, suppressed ids; then temperature, top-k, top-p, min-p
+Order: penalties, logit bias, suppressed ids, the masks of grammars; then temperature, top-k, top-p, min-p
 and the draw (`tercet.kernels.ops.sampling`).
-Reported log-probabilities are of the model's raw logits.
+Reported log-probabilities are of the model's raw logits, also where a grammar allows one token alone.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from tercet.kernels.ops import sampling
+from tercet.kernels.ops.bitmask import apply_bitmask
 from tercet.kernels.ops.logprobs import token_logprobs
 from tercet.kernels.ops.penalties import Penalties, add_bias, apply_penalties
 from tercet.kernels.ops.philox import NoiseKey
-from tercet.kernels.ops.sampling import Filters, largest, sample
+from tercet.kernels.ops.sampling import Filters
 from tercet.protocol.values import unpack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.penalty_counts import PenaltyCounts
 
-Largest = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""What `tercet.kernels.ops.sampling.largest` does, perhaps faster."""
+Masks = Callable[[], torch.Tensor]
+"""Waits for the bitmasks of all rows of a step: int32 [rows, ceil(vocab / 32)], on the host."""
 
+_NEVER = float("-inf")
+_LAST = -1e30
+"""Added to suppressed ids where a grammar might allow nothing else: the grammar is stronger."""
 _WORD = 0xFFFFFFFF
 _BLOCK = 1 << 22
 """Logits sampled from at a time: bounds the memory of the temporaries."""
+
+
+class SamplingOps(Protocol):
+    """What `tercet.kernels.ops.sampling` does, perhaps faster."""
+
+    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the largest logit of each row, its token)."""
+        ...
+
+    def sample(
+        self, logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey
+    ) -> torch.Tensor:
+        """A token for each row."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +74,7 @@ class _Wants:
     penalises: bool
     bias: tuple[list[int], list[float]]
     suppressed_ids: list[int]
+    suppression: float
     min_new_tokens: int
     top_logprobs: int
 
@@ -66,6 +87,7 @@ class _Wants:
             penalises=params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty),
             bias=([*params.logit_bias.keys()], [*params.logit_bias.values()]),
             suppressed_ids=init.suppressed_ids,
+            suppression=_NEVER if params.grammar is None else _LAST,
             min_new_tokens=params.min_new_tokens,
             top_logprobs=init.top_logprobs,
         )
@@ -74,9 +96,9 @@ class _Wants:
 class Sampler:
     """Holds each slot's parameters on the device, and for slots with penalties the counts of their tokens."""
 
-    def __init__(self, slots: int, vocab_size: int, device: torch.device, largest: Largest = largest) -> None:
+    def __init__(self, slots: int, vocab_size: int, device: torch.device, ops: SamplingOps = sampling) -> None:
         self._device = device
-        self._largest = largest
+        self._ops = ops
         self._vocab_size = vocab_size
         self._wants: list[_Wants | None] = [None] * slots
         self._reals = torch.zeros(slots, 6, device=device)  # temperature, top_p, min_p, repetition, frequency, presence
@@ -101,19 +123,29 @@ class Sampler:
         self._reals[slots] = torch.tensor(reals, dtype=torch.float32).to(self._device)
         self._integers[slots] = self._tensor(integers)
 
-    def sample(self, logits: torch.Tensor, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        masks: Masks | None = None,
+    ) -> Sampled:
         """Sample one token for each row. `logits` float32 [rows, vocab] are overwritten.
 
-        `positions` are the output positions of the tokens to be sampled: 0 is the first after the prompt.
+        `positions` are the output positions of the tokens to be sampled: 0 is the first after the prompt. A row whose
+        mask allows nothing gets -1.
         """
         wants = [self._of(slot) for slot in slots]
-        most, tokens = self._largest(logits)
+        most, tokens = self._ops.largest(logits)
         finite = most.isfinite()  # NaN and inf are largest; -inf alone is a token that is never said
         reporting = [row for row, want in enumerate(wants) if want.top_logprobs >= 0]
         raw = logits[reporting] if reporting else logits
         slot_index = self._tensor(slots)
-        if self._adjust(logits, wants, slots, positions):
-            most, tokens = self._largest(logits)
+        adjusted = self._adjust(logits, wants, slots, positions)
+        if masks is not None:
+            logits = apply_bitmask(logits, masks().to(self._device))
+        if adjusted or masks is not None:
+            most, tokens = self._ops.largest(logits)
             finite &= most.isfinite()
         for filtered in (False, True):
             rows = [row for row, want in enumerate(wants) if want.draws and want.filters == filtered]
@@ -130,13 +162,19 @@ class Sampler:
         values = token_logprobs(raw, tokens[reporting].clamp(min=0), max(tops))
         return Sampled(tokens, TokenLogprobs(reporting, tops, *values))
 
+    def count(self, slot: int, tokens: Sequence[int]) -> None:
+        """Tokens that a slot was given without sampling; those sampled are counted already."""
+        if self._of(slot).penalises:
+            for token in tokens:
+                self._counts.add([slot], self._tensor([token]))
+
     def _draw(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: Sequence[int], filtered: bool
     ) -> torch.Tensor:
         temperature, top_p, min_p = self._reals[slots, :3].unbind(1)
         top_k, seed_low, seed_high, choice = self._integers[slots].unbind(1)
         noise = NoiseKey(seed_low, seed_high, choice, self._tensor(positions))
-        return sample(logits, temperature, Filters(top_k, top_p, min_p) if filtered else None, noise)
+        return self._ops.sample(logits, temperature, Filters(top_k, top_p, min_p) if filtered else None, noise)
 
     def _adjust(
         self, logits: torch.Tensor, wants: Sequence[_Wants], slots: Sequence[int], positions: Sequence[int]
@@ -157,7 +195,7 @@ class Sampler:
             suppressed = want.suppressed_ids if positions[row] < want.min_new_tokens else []
             rows += [row] * (len(biased) + len(suppressed))
             tokens += biased + suppressed
-            values += bias + [float("-inf")] * len(suppressed)
+            values += bias + [want.suppression] * len(suppressed)
         if rows:
             index = self._tensor([rows, tokens])
             add_bias(logits, index[0], index[1], torch.tensor(values, dtype=torch.float32).to(self._device))

@@ -14,14 +14,16 @@ from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library
 from tercet.kernels.native.ops import NativeOps
-from tercet.kernels.ops.sampling import largest
+from tercet.kernels.ops import sampling
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
+from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
+from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.models.native import DTYPES, NativeCausalLM
 from tercet.scheduler.models.registry import build_model
 
@@ -58,6 +60,10 @@ class WorkerOptions:
     """Cores that native kernels use; by default all that this process may run on."""
     overlap: bool = False
     """On a CPU, run steps in a thread of their own. An accelerator overlaps by itself."""
+    grammar_backend: str = "llguidance"
+    """What reads grammars; none refuses them."""
+    fast_forward: bool = True
+    """Tokens that a grammar leaves no choice about take no step of their own."""
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
@@ -101,6 +107,7 @@ class TpModelWorker:
         self._pool = KVPool([group], shape, device)
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
+        self._grammars = _grammars(options, config)
         self._runner = ModelRunner(
             model,
             self._pool,
@@ -109,7 +116,8 @@ class TpModelWorker:
             context_length=context_length,
             vocab_size=config.vocab_size,
             device=device,
-            largest=NativeOps(load_library()).largest if isinstance(model, NativeCausalLM) else largest,
+            sampling_ops=NativeOps(load_library()) if isinstance(model, NativeCausalLM) else sampling,
+            grammars=self._grammars,
         )
         self._capacity = Capacity(
             page_size=options.page_size,
@@ -118,6 +126,7 @@ class TpModelWorker:
             context_length=context_length,
             vocab_size=config.vocab_size,
             eos_token_ids=list(config.eos_token_ids),
+            grammars=self._grammars.name if self._grammars else "",
         )
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
@@ -137,6 +146,8 @@ class TpModelWorker:
         """Let steps that were submitted finish, and start no more."""
         if self._thread is not None:
             self._thread.shutdown()
+        if self._grammars is not None:
+            self._grammars.close()
 
 
 def _done(run: Callable[[], StepOutput]) -> Future[StepOutput]:
@@ -168,6 +179,13 @@ def _load(
         library.set_threads(options.threads)
     torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
     return NativeCausalLM(model, library, int8=options.quantization == "int8")
+
+
+def _grammars(options: WorkerOptions, config: ModelConfig) -> SlotGrammars | None:
+    backend = grammar_backend(options.grammar_backend, options.model, config.vocab_size, config.eos_token_ids)
+    if backend is None:
+        return None
+    return SlotGrammars(backend, options.slots, config.vocab_size, fast_forward=options.fast_forward)
 
 
 def _device(name: str) -> str:
