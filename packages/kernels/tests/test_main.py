@@ -5,9 +5,11 @@ import torch
 
 from tercet.kernels import check
 from tercet.kernels.__main__ import main
+from tercet.kernels.attention.select import backend_names
 from tercet.kernels.bench import Figure
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library, missing_library
+from tercet.kernels.triton import missing_triton
 
 
 def test_check_passes_here_and_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,8 +17,9 @@ def test_check_passes_here_and_names_everything(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("torch ")] == [f"{'torch':14} {torch.__version__}"]
     passed = {line.removesuffix(" ok").strip() for line in lines if line.endswith(" ok")}
-    native = [] if missing_library() else ["attention cpu"]
-    assert passed == {"attention torch_native", *native, *check.OPS}
+    missing = {"cpu": missing_library(), "triton": missing_triton(torch.device("cpu"))}
+    backends = {f"attention {name}" for name in backend_names() if not missing.get(name)}
+    assert passed == {*backends, *check.OPS}
 
 
 @pytest.mark.skipif(bool(missing_library()), reason=missing_library())

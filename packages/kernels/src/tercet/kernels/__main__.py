@@ -23,7 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench = commands.add_parser("bench", help="measure each operation beside this machine's own ceilings")
     bench.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     bench.add_argument("--attention", default="auto", choices=["auto", *backend_names()])
+    compiler = commands.add_parser("compile", help="compile every Triton kernel for GPUs that need not be here")
+    compiler.add_argument("--architecture", type=int, nargs="+", default=[80, 90], metavar="SM")
     options = parser.parse_args(arguments)
+    if options.command == "compile":
+        return _compile(options.architecture)
     with torch.inference_mode():
         return _check() if options.command == "check" else _bench(options.dtype, options.attention)
 
@@ -59,6 +63,20 @@ def _bench(dtype_name: str, attention: str) -> int:
         share = figure.achieved / ceiling[figure.unit]
         _say(f"{figure.name:26} {figure.achieved:9.1f} {figure.unit:8} {share:6.1%}  {figure.seconds * 1e3:9.3f} ms")
     return 0
+
+
+def _compile(architectures: Sequence[int]) -> int:
+    from tercet.kernels.triton.compiling import compile_case
+    from tercet.kernels.triton.launches import CASES
+
+    failures = 0
+    for name in CASES:
+        for architecture in architectures:
+            for kernel in compile_case(name, architecture):
+                failures += bool(kernel.trouble)
+                size = f"{kernel.cubin:7} bytes, {kernel.shared:6} shared"
+                _say(f"{name:26} sm{architecture} {kernel.kernel:22} {size} {kernel.trouble or 'ok'}")
+    return min(failures, 1)
 
 
 def _say(line: str) -> None:

@@ -1,0 +1,190 @@
+"""Attention by our own Triton kernels: `tercet.kernels.triton.paged_attention` tells how."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.triton.launch import multiprocessors, power_of_two
+from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, merge_kernel
+
+_SPLIT = 256
+"""Keys that are worth a split of their own."""
+
+_MOST_SPLITS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Blocks:
+    """How a kernel is cut up. Larger heads and wider numbers take smaller blocks, for they share the same memory."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of_extend(cls, queries: int, group: int, dim: int, itemsize: int) -> "_Blocks":
+        """For tiles of `queries` tokens at most, each with `group` heads of `dim` (a power of two)."""
+        room = 128 if dim * itemsize <= 256 else 64 if dim * itemsize <= 512 else 32
+        tile = max(16, power_of_two(group), min(room, power_of_two(queries * group)))
+        keys = 64 if dim * itemsize <= 256 else 32
+        return cls(queries=tile, keys=keys, warps=8 if tile * dim >= 128 * 128 else 4, stages=2)
+
+    @classmethod
+    def of_decode(cls, group: int, dim: int, itemsize: int) -> "_Blocks":
+        """For one token with `group` heads of `dim` (a power of two)."""
+        keys = 64 if dim * itemsize <= 256 else 32 if dim * itemsize <= 512 else 16
+        return cls(queries=max(16, power_of_two(group)), keys=keys, warps=4, stages=3 if itemsize <= 2 else 2)
+
+
+class TritonAttention:
+    """The Triton backend. See `AttentionBackend`. Its decodes may be captured in a graph: they read lengths there."""
+
+    def __init__(self) -> None:
+        self._batch: AttentionBatch | None = None
+        self._tiles: dict[int, torch.Tensor] = {}
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Keep the batch: extends are cut into tiles at the first layer, when the heads are known."""
+        self._batch = batch
+        self._tiles = {}
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`."""
+        batch = self._batch
+        if batch is None:
+            raise RuntimeError("attend was called before plan")
+        if q.stride(2) != 1 or not k_cache.is_contiguous() or not v_cache.is_contiguous():
+            raise ValueError("triton attention needs contiguous heads and caches")
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        options = {
+            "scale": scale,
+            "GROUP": q.shape[1] // k_cache.shape[2],
+            "HEAD_DIM": q.shape[2],
+            "PAGE_SIZE": batch.page_size,
+            "WINDOW": window,
+            "SOFTCAP": softcap,
+            "BLOCK_D": max(16, power_of_two(q.shape[2])),
+        }
+        if batch.decodes:
+            self._decode(batch, q, k_cache, v_cache, out, sinks, options)
+        if batch.decodes < batch.rows:
+            self._extend(batch, q, k_cache, v_cache, out, sinks, options)
+        return out
+
+    def _decode(
+        self,
+        batch: AttentionBatch,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+        options: dict[str, int | float],
+    ) -> None:
+        rows, (heads, head_dim), kv_heads = batch.decodes, q.shape[1:], k_cache.shape[2]
+        longest = min(batch.page_table.shape[1] * batch.page_size, int(options["WINDOW"]) or 1 << 40)
+        splits = _splits(rows * kv_heads, longest, multiprocessors(q.device))
+        parts, lse = out, out
+        if splits > 1:
+            parts = torch.empty(rows, heads, splits, head_dim, dtype=torch.float32, device=q.device)
+            lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
+        blocks = _Blocks.of_decode(int(options["GROUP"]), int(options["BLOCK_D"]), q.element_size())
+        decode_kernel[rows, kv_heads, splits](
+            q,
+            k_cache,
+            v_cache,
+            parts,
+            lse,
+            sinks,
+            batch.page_table,
+            batch.kv_lens,
+            q.stride(0),
+            q.stride(1),
+            k_cache.stride(1),
+            k_cache.stride(2),
+            batch.page_table.stride(0),
+            **options,
+            SPLITS=splits,
+            BLOCK_M=blocks.queries,
+            BLOCK_N=blocks.keys,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+        if splits > 1:
+            merge_kernel[(rows * heads,)](
+                parts,
+                lse,
+                sinks,
+                out,
+                heads,
+                HEAD_DIM=head_dim,
+                SPLITS=splits,
+                BLOCK_D=options["BLOCK_D"],
+                num_warps=2,
+            )
+
+    def _extend(
+        self,
+        batch: AttentionBatch,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+        options: dict[str, int | float],
+    ) -> None:
+        group = int(options["GROUP"])
+        blocks = _Blocks.of_extend(batch.max_query, group, int(options["BLOCK_D"]), q.element_size())
+        queries = blocks.queries // group
+        if queries not in self._tiles:
+            self._tiles[queries] = _tiles(batch, queries).to(q.device, non_blocking=True)
+        tiles = self._tiles[queries]
+        extend_kernel[len(tiles), k_cache.shape[2]](
+            q,
+            k_cache,
+            v_cache,
+            out,
+            sinks,
+            batch.page_table,
+            batch.kv_lens,
+            batch.query_start,
+            tiles,
+            q.stride(0),
+            q.stride(1),
+            k_cache.stride(1),
+            k_cache.stride(2),
+            batch.page_table.stride(0),
+            **options,
+            BLOCK_M=blocks.queries,
+            BLOCK_N=blocks.keys,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+
+
+def _splits(programs: int, longest: int, processors: int) -> int:
+    """Splits that give each multiprocessor two programs, but none with too few keys: a power of two."""
+    wanted = min(-(-2 * processors // programs), -(-longest // _SPLIT), _MOST_SPLITS)
+    return power_of_two(wanted)
+
+
+def _tiles(batch: AttentionBatch, queries: int) -> torch.Tensor:
+    """int32 [tiles, 2], the longest rows' last tiles first: they take longest."""
+    tiles = []
+    for row in range(batch.decodes, batch.rows):
+        count, kv_len = batch.host_query_lens[row], batch.host_kv_lens[row]
+        tiles += [(kv_len - count + first, row, first) for first in range(0, count, queries)]
+    tiles.sort(reverse=True)
+    return torch.tensor([(row, first) for _, row, first in tiles], dtype=torch.int32)

@@ -1,0 +1,263 @@
+"""Paged attention: decode with the cache cut into splits, and extend by tiles of queries.
+
+Both stream over keys and values in blocks and keep a running softmax in base 2 (FlashAttention-2,
+https://arxiv.org/abs/2307.08691). The query heads that share a KV head lie in one tile, so that each key and value is
+read once for all of them. A decode has one query, too few tiles to fill a GPU: its keys are cut into splits that are
+computed side by side and merged by a second kernel (flash-decoding). Splits are as even as the row's own length allows,
+and that length is read on the device: a captured graph stays right as rows grow.
+
+Lengths, pages and windows decide what is loaded at all, so what lies past the end of a row never reaches a sum.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+NOTHING = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _stream(
+    q,  # [M, D]
+    acc,  # float32 [M, D]
+    top,  # float32 [M]: the largest score so far, in base 2
+    total,  # float32 [M]
+    position,  # [M]
+    k_ptr,
+    v_ptr,
+    pages_ptr,
+    stride_slot,
+    stride_dim: tl.constexpr,
+    first,
+    last,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Keys [first, last) of one row into the running softmax; unless MASKED, every query sees all of them."""
+    dim = tl.arange(0, BLOCK_D)
+    in_head = dim < HEAD_DIM
+    for start in tl.range(first, last, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        there = key < last
+        page = tl.load(pages_ptr + key // PAGE_SIZE, mask=there, other=0)
+        slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+        k_at = k_ptr + slot[None, :] * stride_slot + dim[:, None] * stride_dim
+        k = tl.load(k_at, mask=there[None, :] & in_head[:, None], other=0.0).to(q.dtype)
+        scores = tl.dot(q, k, input_precision="tf32x3") * scale
+        if SOFTCAP > 0:
+            scores = SOFTCAP - 2 * SOFTCAP / (tl.exp(2 / SOFTCAP * scores) + 1)  # SOFTCAP * tanh(scores / SOFTCAP)
+        scores = scores * LOG2_E
+        seen = there[None, :]
+        if MASKED:
+            seen = seen & (key[None, :] <= position[:, None])
+            if WINDOW > 0:
+                seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(seen, scores, NOTHING)
+        higher = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(higher == NOTHING, 0.0, higher)  # a query may have seen nothing yet
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(top - base)
+        v_at = v_ptr + slot[:, None] * stride_slot + dim[None, :] * stride_dim
+        v = tl.load(v_at, mask=there[:, None] & in_head[None, :], other=0.0).to(q.dtype)
+        acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="tf32x3")
+        total = total * shrink + tl.sum(weights, 1)
+        top = higher
+    return acc, top, total
+
+
+@triton.jit
+def _with_sink(acc, top, total, sink):
+    """The sum `acc` normalised, with a score that has no value; `sink` is in base 2, -inf for none."""
+    higher = tl.maximum(top, sink)
+    base = tl.where(higher == NOTHING, 0.0, higher)
+    shrink = tl.exp2(top - base)
+    total = total * shrink + tl.exp2(sink - base)
+    return acc * (shrink / tl.where(total == 0, 1.0, total))[:, None]
+
+
+@triton.jit
+def decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, SPLITS, HEAD_DIM] where there are several splits
+    lse_ptr,  # float32 [rows, heads, SPLITS]
+    sinks_ptr,
+    pages_ptr,
+    kv_lens_ptr,
+    stride_row,
+    stride_head,
+    stride_slot,
+    stride_kv_head,
+    stride_pages,
+    scale,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One split of one row and KV head."""
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    kv_len = tl.load(kv_lens_ptr + row)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(kv_len - WINDOW, 0)
+    share = tl.cdiv(tl.cdiv(kv_len - begin, SPLITS), BLOCK_N) * BLOCK_N
+    first = begin + split * share
+    last = tl.minimum(first + share, kv_len)
+    index = tl.arange(0, BLOCK_M)
+    head = kv_head * GROUP + index
+    dim = tl.arange(0, BLOCK_D)
+    mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + row * stride_row + head[:, None] * stride_head + dim[None, :], mask=mine, other=0.0)
+    acc, top, total = _stream(
+        q,
+        tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
+        tl.full([BLOCK_M], NOTHING, tl.float32),
+        tl.zeros([BLOCK_M], tl.float32),
+        index,
+        k_ptr + kv_head * stride_kv_head,
+        v_ptr + kv_head * stride_kv_head,
+        pages_ptr + row * stride_pages,
+        stride_slot,
+        1,
+        first,
+        last,
+        scale,
+        HEAD_DIM,
+        PAGE_SIZE,
+        WINDOW,
+        SOFTCAP,
+        False,
+        BLOCK_N,
+        BLOCK_D,
+    )
+    heads = tl.num_programs(1) * GROUP
+    place = (row * heads + head) * SPLITS + split
+    sink = tl.full([BLOCK_M], NOTHING, tl.float32)
+    if SPLITS == 1:
+        if sinks_ptr is not None:
+            sink = tl.load(sinks_ptr + head, mask=index < GROUP, other=0.0).to(tl.float32) * LOG2_E
+    else:
+        lse = top + tl.log2(tl.where(total == 0, 1.0, total))  # -inf where the split is empty
+        tl.store(lse_ptr + place, lse, mask=index < GROUP)
+    out = _with_sink(acc, top, total, sink)
+    tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def merge_kernel(
+    parts_ptr,  # float32 [rows, heads, SPLITS, HEAD_DIM]
+    lse_ptr,  # float32 [rows, heads, SPLITS], base 2
+    sinks_ptr,
+    out_ptr,  # [rows, heads, HEAD_DIM]
+    heads,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The splits of one row and head, weighed by how much of the softmax each has."""
+    place = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    dim = tl.arange(0, BLOCK_D)
+    lse = tl.load(lse_ptr + place * SPLITS + split)
+    highest = tl.max(lse, 0)
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + place % heads).to(tl.float32) * LOG2_E
+        highest = tl.maximum(highest, sink)
+    weights = tl.exp2(lse - highest)
+    total = tl.sum(weights, 0)
+    if sinks_ptr is not None:
+        total += tl.exp2(sink - highest)
+    at = parts_ptr + (place * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :]
+    parts = tl.load(at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    out = tl.sum(parts * weights[:, None], 0) / total
+    tl.store(out_ptr + place * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+@triton.jit
+def extend_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,  # [tokens, heads, HEAD_DIM]
+    sinks_ptr,
+    pages_ptr,
+    kv_lens_ptr,
+    query_start_ptr,
+    tiles_ptr,  # int32 [tiles, 2]: a row, and the first of its new tokens in this tile
+    stride_row,
+    stride_head,
+    stride_slot,
+    stride_kv_head,
+    stride_pages,
+    scale,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """BLOCK_M // GROUP new tokens of one row, with all query heads of one KV head."""
+    QUERIES: tl.constexpr = BLOCK_M // GROUP
+    row = tl.load(tiles_ptr + tl.program_id(0) * 2)
+    offset = tl.load(tiles_ptr + tl.program_id(0) * 2 + 1)
+    kv_head = tl.program_id(1)
+    start = tl.load(query_start_ptr + row)
+    count = tl.load(query_start_ptr + row + 1) - start
+    kv_len = tl.load(kv_lens_ptr + row)
+    index = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    query = offset + index // GROUP
+    head = kv_head * GROUP + index % GROUP
+    mine = ((index < QUERIES * GROUP) & (query < count))[:, None] & (dim < HEAD_DIM)[None, :]
+    token = (start + query).to(tl.int64)
+    q_at = q_ptr + token[:, None] * stride_row + head[:, None] * stride_head + dim[None, :]
+    q = tl.load(q_at, mask=mine, other=0.0)
+    before = kv_len - count
+    position = before + query
+    earliest = before + offset
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(earliest - WINDOW + 1, 0)
+    last = tl.minimum(earliest + QUERIES, kv_len)
+    plain = first  # where keys begin that some query must not see
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    top = tl.full([BLOCK_M], NOTHING, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    k_at = k_ptr + kv_head * stride_kv_head
+    v_at = v_ptr + kv_head * stride_kv_head
+    pages_at = pages_ptr + row.to(tl.int64) * stride_pages
+    if WINDOW == 0:
+        plain = (earliest + 1) // BLOCK_N * BLOCK_N
+        acc, top, total = _stream(
+            q, acc, top, total, position, k_at, v_at, pages_at, stride_slot, 1, first, plain, scale,
+            HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+    acc, top, total = _stream(
+        q, acc, top, total, position, k_at, v_at, pages_at, stride_slot, 1, plain, last, scale,
+        HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    sink = tl.full([BLOCK_M], NOTHING, tl.float32)
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
+    out = _with_sink(acc, top, total, sink)
+    heads = tl.num_programs(1) * GROUP
+    place = token * heads + head
+    tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mine)

@@ -1,0 +1,114 @@
+"""What is Triton's own in attention: splits and tiles, and the large grid; see also attention/test_backends.py."""
+
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="these are Triton's kernels")
+
+from tercet.kernels.attention import triton as backend
+from tercet.kernels.attention.reference import ReferenceAttention
+from tercet.kernels.check import make_batch
+from tercet.kernels.device import default_device
+
+DEVICE = default_device()
+Rows = list[tuple[int, int]]
+
+
+def check(
+    rows: Rows,
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    page_size: int = 16,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    torch.manual_seed(0)
+    batch = make_batch(rows, page_size, DEVICE)
+    pages = int(batch.page_table.max()) + 1
+    k, v = torch.randn(2, pages, page_size, kv_heads, head_dim, device=DEVICE).to(dtype).unbind()
+    wide = torch.randn(sum(batch.host_query_lens), heads + 3, head_dim, device=DEVICE).to(dtype)
+    q = wide[:, 1 : heads + 1]  # a view into a fused projection
+    given = torch.randn(heads, device=DEVICE) if sinks else None
+    outputs = []
+    for attention in (backend.TritonAttention(), ReferenceAttention()):
+        attention.plan(batch)
+        scale = head_dim**-0.5
+        outputs.append(attention.attend(q, k, v, scale=scale, window=window, softcap=softcap, sinks=given))
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(outputs[0].cpu(), outputs[1].cpu(), rtol=4 * step, atol=max(4e-6, 2 * step))
+
+
+@pytest.mark.parametrize("processors", [1, 4, 64])
+@pytest.mark.parametrize("window", [0, 300])
+def test_splits_merge_without_a_seam(processors: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
+    monkeypatch.setattr(backend, "_SPLIT", 64)
+    check([(1, 520), (1, 3), (1, 64), (1, 257)], head_dim=16, window=window, sinks=window > 0)
+
+
+def test_splits_fill_the_machine_and_no_more() -> None:
+    splits = backend._splits
+    assert splits(programs=8, longest=1 << 20, processors=132) == 64
+    assert splits(programs=64, longest=1 << 20, processors=132) == 8
+    assert splits(programs=512, longest=1 << 20, processors=132) == 1
+    assert splits(programs=1, longest=300, processors=132) == 2
+    assert splits(programs=1, longest=1, processors=132) == 1
+
+
+def test_tiles_cover_every_new_token_once_and_the_longest_come_first() -> None:
+    batch = make_batch([(1, 9), (5, 5), (9, 40), (1, 1)], 4, DEVICE)
+    tiles = backend._tiles(batch, 4).tolist()
+    assert sorted(map(tuple, tiles)) == [(1, 0), (1, 4), (2, 0), (2, 4), (2, 8), (3, 0)]
+    assert tiles[:3] == [[2, 8], [2, 4], [2, 0]]
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_pages_and_heads(page_size: int, head_dim: int) -> None:
+    check([(1, 70), (1, 1), (33, 100)], heads=7, kv_heads=1, head_dim=head_dim, page_size=page_size)
+
+
+def test_half_precision() -> None:
+    check([(1, 70), (20, 50)], head_dim=128, dtype=torch.float16, softcap=20.0)
+
+
+def test_what_is_not_contiguous_is_refused() -> None:
+    batch = make_batch([(1, 3)], 4, DEVICE)
+    attention = backend.TritonAttention()
+    attention.plan(batch)
+    cache = torch.zeros(1, 4, 2, 16, device=DEVICE)
+    with pytest.raises(ValueError, match="contiguous"):
+        attention.attend(torch.zeros(1, 2, 32, device=DEVICE)[..., ::2], cache, cache, scale=1.0)
+
+
+GRID = list(
+    itertools.product(
+        [64, 96, 128, 192, 256],
+        [1, 16, 64],
+        [(8, 8), (8, 2), (6, 1)],
+        [(0, 0.0, False), (33, 0.0, True), (0, 30.0, False)],
+    )
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("head_dim", "page_size", "heads", "options"), GRID)
+def test_the_grid(head_dim: int, page_size: int, heads: tuple[int, int], options: tuple[int, float, bool]) -> None:
+    window, softcap, sinks = options
+    check(
+        [(1, 1), (1, 17), (1, 130), (1, 513), (1, 64), (16, 16), (70, 70), (5, 200), (1, 40)],
+        heads=heads[0],
+        kv_heads=heads[1],
+        head_dim=head_dim,
+        page_size=page_size,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        dtype=torch.float32 if DEVICE.type == "cpu" else torch.bfloat16,
+    )

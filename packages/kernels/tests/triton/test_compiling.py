@@ -1,0 +1,86 @@
+"""Every Triton kernel becomes machine code for sm80 and sm90, as it would be launched, on any machine."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels are compiled by triton")
+
+from tercet.kernels.triton.compiling import Compiled, compile_case
+from tercet.kernels.triton.launches import CASES
+
+ARCHITECTURES = (80, 90)
+KERNELS = Path(__file__).parents[2] / "src" / "tercet" / "kernels" / "triton"
+
+
+class Compiler:
+    """`tercet-kernels compile` in a process of its own, for this one may hold interpreted kernels."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        command = [sys.executable, "-m", "tercet.kernels", "compile", "--architecture", *map(str, ARCHITECTURES)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+
+    def of(self, case: str, architecture: int) -> list[str]:
+        """The lines of a case, when the compiler is past it."""
+        assert self.process.stdout is not None
+        start = f"{case:26} sm{architecture} "
+        mine = [line for line in self.lines if line.startswith(start)]
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if line.startswith(start):
+                mine.append(self.lines[-1])
+            elif mine:
+                break
+        return mine
+
+    def rest(self) -> list[str]:
+        assert self.process.stdout is not None
+        self.lines += [line.rstrip("\n") for line in self.process.stdout]
+        return self.lines
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    compiler = Compiler()
+    yield compiler
+    compiler.process.kill()
+    compiler.process.communicate()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_case_compiles(compiler: Compiler, case: str, architecture: int) -> None:
+    lines = compiler.of(case, architecture)
+    assert lines, "\n".join(compiler.rest()[-20:])
+    for line in lines:
+        assert re.fullmatch(r".* sm\d\d \w+ +\d{4,} bytes, +\d+ shared ok", line), line
+
+
+def test_no_kernel_is_left_out(compiler: Compiler) -> None:
+    kernels = set()
+    for path in KERNELS.glob("*.py"):
+        kernels |= set(re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE))
+    compiled = {line[len(f"{'':26} sm80 ") :].split()[0] for line in compiler.rest()}
+    assert kernels == compiled
+    assert compiler.process.wait() == 0
+
+
+def test_what_a_gpu_has_no_room_for_is_trouble() -> None:
+    assert Compiled("x", "k", 80, 5000, 200_000).trouble == "200000 bytes of shared memory, of 166912"
+    assert Compiled("x", "k", 90, 5000, 200_000).trouble == ""
+    assert Compiled("x", "k", 90, 0, 0).trouble == "no machine code"
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are not interpreted here")
+def test_interpreted_kernels_cannot_be_compiled() -> None:
+    with pytest.raises(RuntimeError, match="without TRITON_INTERPRET"):
+        compile_case("decode", 90)
