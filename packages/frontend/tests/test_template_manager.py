@@ -103,7 +103,7 @@ def test_every_text_of_a_client_is_guarded_and_nothing_else() -> None:
 
     chat = ChatPrompt(messages=[{"role": "user", "content": "hi", "name": "me", "extra": [{"deep": "er"}]}])
     text = TemplateManager(CHATML, {}).render(chat, guard)
-    assert sorted(seen) == ["er", "hi", "me"]
+    assert sorted(seen) == ["deep", "er", "hi", "me"]
     assert text == "<|im_start|>user\n[hi]<|im_end|>\n<|im_start|>assistant\n"
 
 

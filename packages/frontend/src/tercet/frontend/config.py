@@ -93,6 +93,12 @@ class ServingConfig:
     """New requests that may wait while no scheduler takes any; more are turned away."""
     tokenizer_threads: int = 2
     """Threads that render templates and tokenize."""
+    tool_call_parser: str = "auto"
+    """Notation of the model's tool calls: a parser's name, auto for what its chat template uses, or none."""
+    reasoning_parser: str = "auto"
+    """Notation of the model's reasoning: a parser's name, auto for what its chat template uses, or none."""
+    reasoning_field_name: str = "reasoning_content"
+    """Field of chat messages that holds reasoning, for clients that look for it elsewhere."""
 
 
 @Parameter(name="*")

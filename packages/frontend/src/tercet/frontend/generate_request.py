@@ -8,9 +8,13 @@ from tercet.protocol.values import Grammar, LogprobParams, SamplingParams
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages for the model's chat template. Their text never becomes special tokens."""
+    """Messages and tools for the model's chat template. Their text never becomes special tokens.
+
+    A message's tool calls have their arguments as objects.
+    """
 
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     kwargs: dict[str, Any] = {}
@@ -54,9 +58,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprobs: LogprobParams | None = None
-    priority: int = 0
-    cache_salt: str = ""
     grammar: Grammar | None = None
     """What the answer must be an instance of: `grammar.compiler.to_grammar` of a constraint."""
     grammar_param: str = "response_format"
     """The parameter that asked for it, for error messages."""
+    priority: int = 0
+    cache_salt: str = ""

@@ -12,9 +12,13 @@ from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
 from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from tercet.frontend.grammar.spec import Tokens
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
+from tercet.frontend.special_text import SpecialTexts
 from tercet.frontend.template_manager import TemplateManager
 from tercet.frontend.token_bytes import TokenBytes
 from tercet.protocol.values import ModelIdentity, ModelLimits
+
+_PROMPT_END = 256
+"""Characters."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -33,8 +37,8 @@ class ModelFiles:
     def __init__(self, files: dict[str, bytes]) -> None:
         if "tokenizer.json" not in files:
             raise ValueError("the model has no tokenizer.json")
-        self.tokenizer_sha = hashlib.sha256(files["tokenizer.json"]).hexdigest()
         self.tokenizer_json = files["tokenizer.json"]
+        self.tokenizer_sha = hashlib.sha256(files["tokenizer.json"]).hexdigest()
         try:
             self.tokenizer = PromptTokenizer(files["tokenizer.json"].decode())
         except ValueError:
@@ -42,6 +46,7 @@ class ModelFiles:
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"tokenizer.json does not load: {error}") from error
         self.token_bytes = TokenBytes(self.tokenizer)
+        self.special_texts = SpecialTexts(map(self.tokenizer.token, self.tokenizer.special_ids))
         self.template = TemplateManager.from_files(files)
         self.defaults = _defaults(files.get("generation_config.json", b"{}"))
 
@@ -63,14 +68,14 @@ class ServedModel:
         """Tokens of prompt and output that one request can have."""
         return min(self.limits.context_length, self.limits.max_total_tokens)
 
-    @property
-    def tokenizer(self) -> PromptTokenizer:
     @cached_property
     def tokens(self) -> Tokens:
         """What grammars must know of its vocabulary."""
         added = {self.tokenizer.token(token_id): token_id for token_id in self.tokenizer.added_ids}
         return Tokens(added=added, eos=self.limits.eos_token_ids)
 
+    @property
+    def tokenizer(self) -> PromptTokenizer:
         """Encodes this model's prompts."""
         return self.files.tokenizer
 
@@ -81,16 +86,7 @@ class ServedModel:
         """
         match prompt:
             case ChatPrompt():
-                template = self.files.template
-                if template is None:
-                    raise BadRequestError(
-                        f"The model {self.name!r} has no chat template, so it answers /v1/completions only.",
-                        param="messages",
-                    )
-                try:
-                    text = template.render(prompt, self.tokenizer.guard)
-                except BadRequestError as error:
-                    raise BadRequestError(self.tokenizer.unguard(error.message), param=error.param) from error
+                text = self._rendered(prompt)
                 if must_fit:
                     self._check_room(text, "messages")
                 return self.tokenizer.encode(text, add_special_tokens=False)
@@ -103,6 +99,22 @@ class ServedModel:
                     if not 0 <= token_id < self.limits.vocab_size:
                         raise BadRequestError(f"{token_id} is not a token id of this model.", param="prompt")
                 return prompt.token_ids
+
+    def prompt_end(self, prompt: ChatPrompt) -> str:
+        """The last of a chat as its template renders it, where the answer begins. Long work, as in `prompt_ids`."""
+        return self._rendered(prompt)[-_PROMPT_END:]
+
+    def _rendered(self, prompt: ChatPrompt) -> str:
+        template = self.files.template
+        if template is None:
+            raise BadRequestError(
+                f"The model {self.name!r} has no chat template, so it answers /v1/completions only.",
+                param="messages",
+            )
+        try:
+            return template.render(prompt, self.tokenizer.guard)
+        except BadRequestError as error:
+            raise BadRequestError(self.tokenizer.unguard(error.message), param=error.param) from error
 
     def _check_room(self, text: str, param: str) -> None:
         """Refuse what cannot fit, before the work of tokenizing it."""

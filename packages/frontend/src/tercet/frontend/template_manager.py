@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import TemplateSyntaxError
@@ -17,10 +17,52 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.generate_request import ChatPrompt
+from tercet.frontend.parsers.registry import ParserNames, detect
 
 _PROBE = "tercet-probe"
 _END = "\ufdd2end of the message to continue\ufdd3"
+_WORDS = frozenset(
+    {
+        "type",
+        "function",
+        "name",
+        "description",
+        "parameters",
+        "arguments",
+        "id",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "default",
+        "title",
+        "format",
+        "additionalProperties",
+        "anyOf",
+        "allOf",
+        "oneOf",
+        "const",
+        "$ref",
+        "$defs",
+        "nullable",
+        "minimum",
+        "maximum",
+    }
+)
+"""Keys of tools, calls and schemas that templates look for; every other key is a client's text."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class _CallForm(NamedTuple):
+    """How a template wants the messages that call tools."""
+
+    content: str | None
+    """Of a message that says nothing besides."""
+    arguments_as_text: bool
+
+
+_CALL_FORMS = [_CallForm("", False), _CallForm("", True), _CallForm(None, False), _CallForm(None, True)]
+"""The first with which the template shows a call is its own."""
 
 
 class _RefusalError(Exception):
@@ -78,8 +120,16 @@ class TemplateManager:
         self._special_tokens = special_tokens
         self.variables = frozenset(re.findall(r"[A-Za-z_]\w*", source))
         """Every name the template's source mentions."""
+        self.parsers: ParserNames = detect(source)
+        """Which parsers read what this template's models write."""
         self._knows_developer = "developer" in self.variables
         self._wants_parts = not self._shows_probe(_PROBE) and self._shows_probe([{"type": "text", "text": _PROBE}])
+        self._call_form = next(filter(self._shows_call, _CALL_FORMS), _CALL_FORMS[0])
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it tells the model of its tools."""
+        return "tools" in self.variables
 
     @classmethod
     def from_files(cls, files: dict[str, bytes]) -> "TemplateManager | None":
@@ -104,7 +154,7 @@ class TemplateManager:
                 **self._special_tokens,
                 **prompt.kwargs,
                 messages=messages,
-                tools=None,
+                tools=_guarded(prompt.tools, guard),
                 documents=None,
                 add_generation_prompt=prompt.add_generation_prompt,
             )
@@ -133,6 +183,10 @@ class TemplateManager:
         content = message.get("content")
         if isinstance(content, list):
             content = "".join(part["text"] for part in content)
+        if calls := shaped.get("tool_calls"):
+            content = content or self._call_form.content
+            if self._call_form.arguments_as_text:
+                shaped["tool_calls"] = [_with_text(call) for call in calls]
         if content is not None:
             content = guard(content)
         shaped["content"] = (
@@ -140,16 +194,33 @@ class TemplateManager:
         )
         return shaped
 
+    def _shows_call(self, form: _CallForm) -> bool:
+        """Whether the template writes a call, with its arguments, when given in this form."""
+        arguments: object = _tojson({"text": _PROBE}) if form.arguments_as_text else {"text": _PROBE}
+        call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": form.content, "tool_calls": [call]},
+            {"role": "tool", "content": "x", "name": "probe", "tool_call_id": "probe1234"},
+        ]
+        text = self._rendered(messages)
+        # Twice encoded, or a Python dict: not what the model was taught.
+        return text is not None and _PROBE in text and '\\"text' not in text and "'text'" not in text
+
     def _shows_probe(self, content: object) -> bool:
         """Whether the template writes a user's text when given as `content`."""
+        text = self._rendered([{"role": "user", "content": content}])
+        return text is not None and _PROBE in text and "'type'" not in text
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str | None:
+        """A made-up chat; None where the template fails on it."""
         try:
-            text = self._template.render(
-                **self._special_tokens, messages=[{"role": "user", "content": content}], add_generation_prompt=True
+            return self._template.render(
+                **self._special_tokens, messages=messages, tools=None, add_generation_prompt=True
             )
         except Exception:
             # Any failure of a foreign program on a made-up chat means only: not in this form.
-            return False
-        return _PROBE in text and "'type'" not in text
+            return None
 
 
 def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
@@ -157,10 +228,16 @@ def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
         case str():
             return guard(value)
         case dict():
-            return {key: _guarded(each, guard) for key, each in value.items()}
+            return {key if key in _WORDS else guard(key): _guarded(each, guard) for key, each in value.items()}
         case list():
             return [_guarded(each, guard) for each in value]
     return value
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with its arguments as JSON text."""
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _tojson(function["arguments"])}}
 
 
 def _with_end(message: dict[str, Any]) -> dict[str, Any]:

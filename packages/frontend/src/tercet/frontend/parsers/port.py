@@ -30,6 +30,9 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
     name: str
     parameters: Schema = {}
+    description: str = ""
+    strict: bool = False
+    """Calls keep to the schema, whatever the model."""
 
 
 class Tools:
@@ -103,9 +106,29 @@ class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
     """It sets reasoning apart itself: no reasoning parser goes before it."""
 
 
+class ReasoningFraming(msgspec.Struct, frozen=True, kw_only=True):
+    """How reasoning is written: what tells its tokens from others, and what a grammar for what follows begins with."""
+
+    begin: str
+    end: str
+    also_ends: tuple[str, ...] = ()
+    """Markers that end reasoning although its end marker is missing, and belong to what follows."""
+    repeats: bool = False
+    """It may begin anywhere, and again; otherwise only an answer's first words begin it."""
+    turn: str = ""
+    """What stands between reasoning and what follows it, as a message of its own."""
+    answer: str = ""
+    """What stands before an answer that is no call."""
+
+
 class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
     """One notation of reasoning. `parser` takes the end of the rendered prompt, which may have opened it already."""
 
+    framing: ReasoningFraming
     parser: Callable[[str], Parser]
+    opened: Callable[[str], bool]
+    """Whether an answer to a prompt with this end begins within reasoning."""
+    closed: Callable[[str], bool]
+    """Whether it begins after reasoning, which it then has none of."""
     special_tokens: bool = False
     """As in `ToolFraming`."""

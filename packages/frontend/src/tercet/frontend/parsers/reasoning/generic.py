@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 
 from tercet.frontend.parsers.machine import Machine
-from tercet.frontend.parsers.port import Parser, ReasoningFormat
+from tercet.frontend.parsers.port import Parser, ReasoningFormat, ReasoningFraming
 from tercet.frontend.parsers.reader import Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
 
@@ -32,13 +32,24 @@ def tagged(tags: Tags) -> ReasoningFormat:
     of these is part of either. The begin tag may be at the end of the prompt, or the model writes it, or both; only
     at the start does it count. Reasoning that is never closed is reasoning to the end.
     """
-    return ReasoningFormat(parser=partial(_parser, tags), special_tokens=tags.special_tokens)
+    return ReasoningFormat(
+        framing=ReasoningFraming(begin=tags.begin, end=tags.end, also_ends=tags.also_ends),
+        parser=partial(_parser, tags),
+        opened=partial(opened, tags),
+        closed=partial(closed, tags),
+        special_tokens=tags.special_tokens,
+    )
 
 
 def opened(tags: Tags, prompt: str) -> bool:
     """Whether an answer to this prompt begins within reasoning. Only the prompt's end is needed."""
     tail = prompt.rstrip()
     return tail.endswith(tags.begin) or (tags.always and not tail.endswith(tags.end))
+
+
+def closed(tags: Tags, prompt: str) -> bool:
+    """Whether the prompt has ended the reasoning already."""
+    return prompt.rstrip().endswith(tags.end)
 
 
 def _parser(tags: Tags, prompt: str) -> Parser:

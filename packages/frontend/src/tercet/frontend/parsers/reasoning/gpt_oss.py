@@ -5,7 +5,7 @@ A call, of which there can be none without tools, is text as it is written. With
 
 from tercet.frontend.parsers.harmony import ENDS, Header, read_messages
 from tercet.frontend.parsers.machine import Machine
-from tercet.frontend.parsers.port import Parser, ReasoningFormat
+from tercet.frontend.parsers.port import Parser, ReasoningFormat, ReasoningFraming
 from tercet.frontend.parsers.reader import Emit, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
 
@@ -32,4 +32,21 @@ def _parser(prompt: str) -> Parser:  # noqa: ARG001
     return Machine(_read)
 
 
-FORMAT = ReasoningFormat(parser=_parser, special_tokens=True)
+def _never(prompt: str) -> bool:  # noqa: ARG001
+    """A prompt ends before the first header: it neither opens nor closes a message of the answer."""
+    return False
+
+
+FORMAT = ReasoningFormat(
+    framing=ReasoningFraming(
+        begin="<|channel|>analysis<|message|>",
+        end="<|end|>",
+        repeats=True,
+        turn="<|start|>assistant",
+        answer="<|channel|>final<|message|>",
+    ),
+    parser=_parser,
+    opened=_never,
+    closed=_never,
+    special_tokens=True,
+)

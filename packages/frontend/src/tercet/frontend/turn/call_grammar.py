@@ -1,0 +1,153 @@
+"""Tool calls in a model's own notation as a grammar: what required, named and strict calls are held to.
+
+The notation's `ToolFraming` says what stands around arguments. Arguments in JSON follow the tool's schema. Arguments
+written key by key come in the schema's order, strings as they are up to the marker that ends them.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from tercet.frontend.errors import UnsupportedParameterError
+from tercet.frontend.grammar.json_schema import check_schema, schema_text
+from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
+from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, kinds
+from tercet.frontend.turn.rules import Rules, escaped
+
+_PLACE = re.compile(r"\$index")
+_NO_TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
+_ONLY_IN_JSON = ("pattern", "format")
+
+
+class CallGrammar:
+    """Writes the rules for one turn's calls."""
+
+    def __init__(self, rules: Rules, framing: ToolFraming, tools: Sequence[ToolSpec], *, several: bool) -> None:
+        ends_answer = rules.tokens.added.get(framing.suffix) in rules.tokens.eos
+        self._rules = rules
+        self._framing = framing
+        self._several = several and not ends_answer
+        self._suffix = "" if ends_answer else rules.literal(framing.suffix)
+        self._tools = {tool.name: rules.add(self._arguments(tool)) for tool in tools}
+
+    def answer(self) -> str:
+        """Calls, and nothing besides."""
+        return self._section(self._framing.begin)
+
+    def triggers(self) -> Mapping[str, str]:
+        """What begins calls in free text, each with what follows it."""
+        framing = self._framing
+        if len(framing.trigger) > 1:
+            return {framing.trigger: self._section(framing.begin, after=framing.trigger)}
+        # A single bracket is no sign of a call: only one with a tool's name behind it is.
+        begins = {name: framing.begin + framing.prefix_of(name) for name in self._tools}
+        return {begin: f"{self._body(name)} {self._further()}" for name, begin in begins.items()}
+
+    def _section(self, begin: str, after: str = "") -> str:
+        """Calls with what is around them; `after` is a beginning of theirs that stands there already."""
+        first = " | ".join(
+            f"{self._literal((begin + self._prefix(name)).removeprefix(after))} {self._body(name)}"
+            for name in self._tools
+        )
+        return self._rules.add(f"({first}) {self._further()}")
+
+    def _further(self) -> str:
+        end = self._rules.literal(self._framing.end)
+        if not self._several:
+            return end
+        separator = self._rules.literal(self._framing.separator)
+        call = self._rules.add(
+            " | ".join(f"{self._literal(self._prefix(name))} {self._body(name)}" for name in self._tools)
+        )
+        return f"({separator} {call})* {end}"
+
+    def _body(self, name: str) -> str:
+        return f"{self._tools[name]} {self._suffix}"
+
+    def _prefix(self, name: str) -> str:
+        return self._framing.prefix.replace("$name", name)
+
+    def _literal(self, text: str) -> str:
+        """A text in which a call's index is any number."""
+        return " /[0-9]{1,4}/ ".join(map(self._rules.literal, _PLACE.split(text)))
+
+    def _arguments(self, tool: ToolSpec) -> str:
+        schema = _object_schema(tool)
+        if tool.strict:
+            check_schema(schema, "tools", strict=True)
+        if self._framing.style is Style.JSON:
+            return _json(schema, strict=tool.strict)
+        return self._keys(tool, schema)
+
+    def _keys(self, tool: ToolSpec, schema: dict[str, Any]) -> str:
+        """Arguments key by key, in the order of the schema; those not required may be left out."""
+        separator = self._rules.literal(self._framing.key_separator)
+        properties = schema.get("properties") or {}
+        required = schema.get("required") or []
+        first, rest = "", ""  # what may follow before, and after, the first argument written
+        for key, inner in reversed(properties.items()):
+            argument = self._rules.add(
+                f"{self._literal(self._framing.key_prefix_of(key))} {self._value(tool, inner, schema)}"
+            )
+            if key in required:
+                first, rest = f"{argument} {rest}", f"{separator} {argument} {rest}"
+            else:
+                first = f"({argument} {rest} | {first})" if first.strip() else f"({argument} {rest})?"
+                rest = f"({separator} {argument})? {rest}"
+            first, rest = self._rules.add(first), self._rules.add(rest)
+        return first or '""'
+
+    def _value(self, tool: ToolSpec, schema: Any, root: dict[str, Any]) -> str:
+        """One argument's value, with what ends it."""
+        suffix = self._framing.key_suffix
+        inner = schema if isinstance(schema, dict) else {}
+        defined: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        if self._framing.style is Style.PYTHON:  # JSON's literals are read there, too
+            return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
+        choices = inner.get("enum", [inner["const"]] if "const" in inner else None)
+        if isinstance(choices, list) and choices:
+            texts = [each if isinstance(each, str) else orjson.dumps(each).decode() for each in choices]
+            return f"({' | '.join(map(self._literal, texts))}) {self._rules.literal(suffix)}"
+        allowed = kinds(inner, root)
+        if allowed != UNKNOWN and "string" not in allowed:
+            return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
+        if tool.strict and allowed == STRING:
+            for keyword in _ONLY_IN_JSON:
+                if keyword in inner:
+                    raise UnsupportedParameterError(
+                        f"'{keyword}' of a strict tool's argument cannot be enforced in this model's notation.",
+                        param="tools",
+                    )
+        return self._text(inner, suffix)
+
+    def _text(self, schema: dict[str, Any], suffix: str) -> str:
+        """A string as it is, up to its end marker; line breaks around it belong to the notation."""
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        marker = suffix.strip("\n")
+        times = f"{{{least},{most}}}" if least or most != "" else "*"
+        behind = self._rules.literal(suffix[suffix.index(marker) + len(marker) :])
+        if marker in self._rules.tokens.added:
+            return f"/(?s:.){times}/ {self._rules.literal(marker)} {behind}"
+        text = self._rules.add(f"/(?s:.){times}{escaped(marker)}/", "lazy")
+        return f"{text} {behind}"
+
+
+def _object_schema(tool: ToolSpec) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object; with properties listed it has those and no others."""
+    schema = dict(tool.parameters) or dict(_NO_TOOL)
+    schema.setdefault("type", "object")
+    if "properties" in schema and not tool.strict:
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def _json(schema: dict[str, Any], *, strict: bool) -> str:
+    """A value by its schema; without `strict` as far as the schema can be enforced."""
+    text = schema_text(schema)
+    if not strict:
+        read = orjson.loads(text)
+        read["x-guidance"]["lenient"] = True
+        text = orjson.dumps(read).decode()
+    return f"%json {text}"

@@ -1,0 +1,93 @@
+"""The messages of a chat as templates read them. Raises BadRequestError for calls and results that do not fit."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from tercet.frontend.errors import BadRequestError
+
+Message = dict[str, Any]
+
+
+def history(messages: list[Message]) -> list[Message]:
+    """Messages in the form of today's templates: calls have objects for arguments, and results know their tool.
+
+    The old `function_call`, and its result with the role "function", become a call and the result of it.
+    """
+    shaped: list[Message] = []
+    called: dict[str, str] = {}
+    for place, message in enumerate(messages):
+        match message["role"]:
+            case "assistant":
+                calls = list(_calls(message, place))
+                called |= {call["id"]: call["function"]["name"] for call in calls}
+                shaped.append(_assistant(message, calls))
+            case "tool":
+                shaped.append(_result(message, message["tool_call_id"], called, place))
+            case "function":
+                shaped.append(_function_result(message, called, place))
+            case _:
+                shaped.append(message)
+    return shaped
+
+
+def _assistant(message: Message, calls: list[Message]) -> Message:
+    """What the assistant said; a refusal is what it said, too."""
+    dropped = {"tool_calls", "function_call", "refusal", "reasoning", "content"}
+    shaped = {key: value for key, value in message.items() if key not in dropped}
+    if (reasoning := message.get("reasoning")) is not None:
+        shaped.setdefault("reasoning_content", reasoning)
+    content = message.get("content")
+    shaped["content"] = message.get("refusal") or "" if content is None else content
+    if calls:
+        shaped["tool_calls"] = calls
+    return shaped
+
+
+def _calls(message: Message, place: int) -> Iterator[Message]:
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        where = f"messages[{place}].tool_calls[{number}].function.arguments"
+        function = call["function"]
+        yield _call(call["id"], function["name"], _arguments(function.get("arguments"), where))
+    if legacy := message.get("function_call"):
+        where = f"messages[{place}].function_call.arguments"
+        # Nine letters and digits are an id to every template.
+        yield _call(f"call{place:05d}", legacy["name"], _arguments(legacy.get("arguments"), where))
+
+
+def _call(call_id: str, name: str, arguments: dict[str, Any]) -> Message:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _arguments(text: str | None, where: str) -> dict[str, Any]:
+    """Arguments as an object; none at all are an empty one."""
+    if not text or not text.strip():
+        return {}
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise BadRequestError(f"'{where}' is not JSON.", param=where) from None
+    if not isinstance(value, dict):
+        raise BadRequestError(f"'{where}' must be a JSON object.", param=where)
+    return value
+
+
+def _result(message: Message, call_id: str, called: dict[str, str], place: int) -> Message:
+    if call_id not in called:
+        raise BadRequestError(
+            f"'messages[{place}].tool_call_id' must be the id of a tool call in a message before it.",
+            param=f"messages[{place}].tool_call_id",
+        )
+    return {"name": called[call_id], **message}
+
+
+def _function_result(message: Message, called: dict[str, str], place: int) -> Message:
+    """The result of the last call of that function."""
+    matching = [call_id for call_id, name in called.items() if name == message["name"]]
+    if not matching:
+        raise BadRequestError(
+            f"'messages[{place}].name' must be a function that a message before it calls.",
+            param=f"messages[{place}].name",
+        )
+    return {"role": "tool", "name": message["name"], "tool_call_id": matching[-1], "content": message["content"] or ""}

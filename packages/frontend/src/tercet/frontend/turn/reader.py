@@ -1,0 +1,147 @@
+"""What one choice of a turn says: updates in, events out, and everything together once it is whole."""
+
+import secrets
+import string
+from collections.abc import Iterable
+
+import msgspec
+
+from tercet.frontend.parsers.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+    merged,
+)
+from tercet.frontend.parsers.port import Parser
+from tercet.frontend.req_state import Update
+from tercet.frontend.special_text import SpecialText
+from tercet.frontend.turn.reasoning_tokens import ReasoningTokens
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+class Call(msgspec.Struct):
+    """A tool call; `arguments` is JSON text, which may be cut off when the call is not `complete`."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    complete: bool = False
+
+
+class Said(msgspec.Struct):
+    """What events add up to."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[Call] = []
+
+
+def add_up(events: Iterable[Event]) -> Said:
+    """All events of one choice as one answer."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    arguments: list[list[str]] = []
+    calls: list[Call] = []
+    for event in events:
+        match event:
+            case TextDelta(text):
+                texts.append(text)
+            case ReasoningDelta(text):
+                thoughts.append(text)
+            case ToolCallStart(_, name, call_id):
+                calls.append(Call(call_id or "", name))
+                arguments.append([])
+            case ToolArgumentsDelta(index, text):
+                arguments[index].append(text)
+            case ToolCallEnd(index):
+                calls[index].complete = True
+    for call, parts in zip(calls, arguments, strict=True):
+        call.arguments = "".join(parts)
+    return Said("".join(texts), "".join(thoughts), calls)
+
+
+def new_call_id(*, short: bool = False) -> str:
+    """An id for a call; `short` is nine letters and digits, which some templates insist on."""
+    if short:
+        return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+    return f"call_{secrets.token_urlsafe(18)}"
+
+
+class ChoiceReader:
+    """Reads one choice. Without a parser its text is text."""
+
+    def __init__(
+        self,
+        parser: Parser | None = None,
+        specials: SpecialText | None = None,
+        thinking: ReasoningTokens | None = None,
+        *,
+        one_call: bool = False,
+        short_ids: bool = False,
+    ) -> None:
+        self.calls = 0
+        """Calls begun so far."""
+        self._parser = parser
+        self._specials = specials
+        self._kind: type[Event] = TextDelta
+        self._thinking = thinking
+        self._one_call = one_call
+        self._short_ids = short_ids
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far, its markers among them."""
+        return self._thinking.count if self._thinking else 0
+
+    def read(self, update: Update) -> list[Event]:
+        """What the update means; with its finish, also what was held back. Every call has an id."""
+        if self._thinking is not None:
+            self._thinking.read(update.token_ids)
+        if self._parser is None:
+            return [TextDelta(update.text)] if update.text else []
+        events = self._parser.feed(update.text) if update.text else []
+        if update.finish is not None:
+            events += self._parser.finish()
+        if self._specials is not None:
+            events = self._without_specials(self._specials, events)
+            if update.finish is not None:
+                events += self._held_back(self._specials)
+        return merged([event for event in map(self._shown, events) if event is not None])
+
+    def _without_specials(self, specials: SpecialText, events: list[Event]) -> list[Event]:
+        result: list[Event] = []
+        for event in events:
+            if type(event) is not self._kind:
+                result += self._held_back(specials)
+                self._kind = type(event)
+            match event:
+                case TextDelta(text):
+                    event = TextDelta(specials.feed(text))
+                case ReasoningDelta(text):
+                    event = ReasoningDelta(specials.feed(text))
+            result.append(event)
+        return result
+
+    def _held_back(self, specials: SpecialText) -> list[Event]:
+        """What might have begun a special token, and did not, in what was said last."""
+        held = specials.finish()
+        return [ReasoningDelta(held) if self._kind is ReasoningDelta else TextDelta(held)]
+
+    def _shown(self, event: Event) -> Event | None:
+        """The event as the client sees it; None for what it does not."""
+        match event:
+            case TextDelta("") | ReasoningDelta(""):
+                return None
+            case TextDelta() | ReasoningDelta():
+                return event
+            case _ if self._one_call and event.index > 0:
+                return None
+            case ToolCallStart(index, name, call_id):
+                self.calls += 1
+                return ToolCallStart(index, name, call_id or new_call_id(short=self._short_ids))
+            case ToolArgumentsDelta() | ToolCallEnd():
+                return event

@@ -1,0 +1,30 @@
+"""How a turn's wishes about reasoning are told to the model: by variables that its chat template reads."""
+
+from collections.abc import Set
+from typing import Any
+
+from tercet.frontend.errors import UnsupportedParameterError
+from tercet.frontend.turn.chat_turn import ChatTurn
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables that templates switch reasoning with."""
+ALLOWED = frozenset({*SWITCHES, "reasoning_effort", "thinking_budget"})
+"""What a request may set itself, as `chat_template_kwargs`."""
+
+
+def template_variables(turn: ChatTurn, known: Set[str]) -> dict[str, Any]:
+    """The variables, of those that the template knows. Raises BadRequestError for an effort it cannot be told of."""
+    thinking = turn.thinking
+    variables: dict[str, Any] = {}
+    if turn.reasoning_effort is not None:
+        if thinking is None:
+            thinking = turn.reasoning_effort != "none"
+        if "reasoning_effort" in known:
+            variables["reasoning_effort"] = turn.reasoning_effort
+        elif thinking and known.isdisjoint(SWITCHES):
+            raise UnsupportedParameterError(
+                "This model has no reasoning to set the effort of.", param="reasoning_effort"
+            )
+    if thinking is not None:
+        variables |= {name: thinking for name in SWITCHES if name in known}
+    return variables | turn.template_kwargs
