@@ -102,7 +102,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         mlp_bias=fields.flag("mlp_bias"),
         windows=_windows(fields, architecture, layers),
         eos_token_ids=_eos_token_ids(config, generation),
-        dtype=_dtype(config, dtype),
+        dtype=saved_torch_dtype(config, dtype),
     )
     if heads % result.kv_heads:
         raise _wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
@@ -254,7 +254,8 @@ def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     return tuple(dict.fromkeys(ids))
 
 
-def _dtype(config: Mapping[str, Any], wanted: str) -> torch.dtype:
+def saved_torch_dtype(config: Mapping[str, Any], wanted: str = "auto") -> torch.dtype:
+    """The dtype to serve a model in: the one it was saved in, unless another is wanted. Raises ModelError."""
     name = saved_dtype(config) if wanted == "auto" else wanted
     if name not in _DTYPES:
         raise ModelError(f"dtype {name!r} is not supported, only {', '.join(_DTYPES)}")

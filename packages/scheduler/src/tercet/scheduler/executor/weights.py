@@ -28,7 +28,7 @@ def load_weights(model: CausalLM, directory: Path, progress: Progress | None = N
     """
     targets = checkpoint_tensors(model)
     files = {path: read_header(path) for path in weight_files(directory)}
-    _check(directory, targets, files, tied_head=model.lm_head is None)
+    check_fit(directory, targets, files, tied_head=model.lm_head is None)
     total = sum(tensor.end - tensor.start for header in files.values() for tensor in header.values())
     done = 0
     for path, header in files.items():
@@ -69,7 +69,7 @@ def checkpoint_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _check(
+def check_fit(
     directory: Path,
     targets: dict[str, torch.Tensor],
     files: dict[Path, dict[str, StoredTensor]],

@@ -1,0 +1,136 @@
+"""`EncoderWorker`: the executor of a model that gives one vector, or the scores of a classifier, for each input."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tercet.protocol.values import Task
+from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
+from tercet.scheduler.executor.encoder_weights import load_encoder_weights
+from tercet.scheduler.executor.weights import Progress, dummy_weights
+from tercet.scheduler.model_files import read_json
+from tercet.scheduler.model_task import Pooling, read_sentences
+from tercet.scheduler.models.encoder_registry import build_encoder
+from tercet.scheduler.models.packed import Packed
+
+_POOLS: dict[Pooling, Callable[[Packed, torch.Tensor], torch.Tensor]] = {
+    "cls": Packed.first,
+    "last": Packed.last,
+    "max": Packed.largest,
+    "mean": Packed.mean,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions:
+    """What an operator can choose about running an encoder."""
+
+    model: Path
+    """A model directory."""
+    task: Task
+    """EMBED or CLASSIFY."""
+    dtype: str = "auto"
+    """auto (as saved), float32, float16 or bfloat16."""
+    device: str = "auto"
+    """auto (cuda where there is one), or a device as torch names it."""
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    """dummy fills a model with cheap random weights."""
+    context_length: int | None = None
+    """Longest input, no longer than the model's own limit, which is the default."""
+    threads: int | None = None
+    """Cores that torch uses; by default all that this process may run on."""
+
+
+class EncoderWorker:
+    """The `Encoder` port. Rows of a step are computed side by side, sorted by length, without padding."""
+
+    def __init__(self, options: EncoderOptions, progress: Progress | None = None) -> None:
+        device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        model = build_encoder(read_json(options.model / "config.json"), options.task, options.dtype, device)
+        if options.load_format == "dummy":
+            dummy_weights(model.module)
+        else:
+            load_encoder_weights(model.module, options.model, progress)
+        sentences = read_sentences(options.model, causal=model.causal)
+        self._model = model
+        self._device = torch.device(device)
+        self._pool = _POOLS[sentences.pooling]
+        self._normalize = sentences.normalize
+        self._capacity = EncoderCapacity(
+            context_length=_context_length(options, min(model.context_length, sentences.max_length)),
+            vocab_size=model.vocab_size,
+            token_types=model.token_types,
+            width=len(model.labels) or model.hidden_size,
+        )
+        self.labels = list(model.labels)
+        """Names of the scores; empty for a model that embeds."""
+
+    @property
+    def capacity(self) -> EncoderCapacity:
+        """Fixed once the worker is built."""
+        return self._capacity
+
+    @torch.inference_mode()
+    def submit(self, plan: EncodePlan) -> "PendingVectors":
+        """Start a step. Steps run in the order they are submitted."""
+        order = sorted(range(len(plan.rows)), key=lambda row: len(plan.rows[row].input_ids))
+        packed = self._packed([plan.rows[row] for row in order])
+        hidden = self._model.module(packed)
+        vectors = self._scores(hidden, packed) if self.labels else self._vectors(hidden, packed)
+        in_order = torch.empty_like(vectors)
+        in_order[torch.tensor(order, device=self._device)] = vectors
+        return PendingVectors(plan.step, in_order)
+
+    def close(self) -> None:
+        """Nothing to wait for."""
+
+    def _packed(self, rows: list[EncodeRow]) -> Packed:
+        lengths = [len(row.input_ids) // 4 for row in rows]
+        ids = self._tensor(b"".join(row.input_ids for row in rows))
+        types = None
+        if any(row.token_types for row in rows):
+            types = self._tensor(b"".join(row.token_types or bytes(len(row.input_ids)) for row in rows))
+        return Packed(ids, types, lengths, causal=self._model.causal)
+
+    def _tensor(self, ints: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(ints), dtype=torch.int32).to(self._device, torch.int64)
+
+    def _vectors(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """float32 [inputs, hidden]."""
+        vectors = self._pool(packed, hidden.float())
+        return torch.nn.functional.normalize(vectors, dim=-1) if self._normalize else vectors
+
+    def _scores(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """float32 [inputs, labels]: as the model's head gives them, before softmax or sigmoid."""
+        scores: torch.Tensor = self._model.module.scores(hidden, packed)
+        return scores.float()
+
+
+class PendingVectors:
+    """A step that runs, or ran at submission: its vectors are on the device."""
+
+    def __init__(self, step: int, vectors: torch.Tensor) -> None:
+        self._step = step
+        self._vectors = vectors
+
+    def result(self) -> EncodeResult:
+        """Wait for the step."""
+        vectors = self._vectors.cpu()
+        finite = torch.isfinite(vectors).all(dim=-1)
+        return EncodeResult(
+            step=self._step,
+            vectors=vectors.numpy().astype("<f4", copy=False).tobytes(),
+            failed=(~finite).nonzero().flatten().tolist(),
+        )
+
+
+def _context_length(options: EncoderOptions, longest: int) -> int:
+    wanted = options.context_length or longest
+    if wanted > longest:
+        raise ValueError(f"context_length {wanted} is beyond the model's {longest}")
+    return wanted

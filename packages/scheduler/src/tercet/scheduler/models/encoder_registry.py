@@ -1,0 +1,114 @@
+"""Which module gives vectors or scores for which architecture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tercet.protocol.values import Task
+from tercet.scheduler.executor.encoder_config import BertShape, Labels, ModernBertShape, parse_shape
+from tercet.scheduler.executor.model_config import parse_config, saved_torch_dtype
+from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.model_task import DECODERS, ENCODERS, family_of
+from tercet.scheduler.models.bert import Bert, BertClassifier, RobertaClassifier
+from tercet.scheduler.models.decoder_encoder import DecoderClassifier, DecoderEncoder
+from tercet.scheduler.models.modernbert import ModernBert, ModernBertClassifier
+from tercet.scheduler.models.registry import build_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderModel:
+    """A model whose weights are not yet loaded. `module(packed)` gives [tokens, hidden]."""
+
+    module: nn.Module
+    """With `scores(hidden, packed)`, if it classifies."""
+    causal: bool
+    context_length: int
+    vocab_size: int
+    token_types: int = 1
+    hidden_size: int
+    labels: Sequence[str] = ()
+    dtype: torch.dtype
+
+
+def build_encoder(
+    config: Mapping[str, Any], task: Task, dtype: str = "auto", device: torch.device | str = "cpu"
+) -> EncoderModel:
+    """The model that config.json describes. Raises ModelError for one that nothing here can run."""
+    names = config.get("architectures")
+    architecture = str(names[0]) if isinstance(names, list) and names else ""
+    family, _ = family_of(architecture)
+    labels = parse_shape(config, Labels).names if task is Task.CLASSIFY else []
+    with torch.device(device):
+        if family in DECODERS:
+            model = _decoder(config, family, labels, dtype, device)
+        elif ENCODERS.get(family) == "modernbert":
+            model = _modernbert(config, labels, dtype)
+        elif family in ENCODERS:
+            model = _bert(config, family, labels, dtype)
+        else:
+            known = ", ".join([*ENCODERS, *DECODERS])
+            raise ModelError(
+                f"config.json: architectures: {architecture!r} makes no vectors here: it is none of {known}"
+            )
+    model.module.eval()
+    return model
+
+
+def _bert(config: Mapping[str, Any], family: str, labels: Sequence[str], dtype: str) -> EncoderModel:
+    shape = parse_shape(config, BertShape)
+    kind = saved_torch_dtype(config, dtype)
+    is_bert = ENCODERS[family] == "bert"
+    skipped = 0 if is_bert else shape.pad_token_id + 1
+    module: nn.Module
+    if not labels:
+        module = Bert(shape, kind, first_position=skipped)
+    elif is_bert:
+        module = BertClassifier(shape, len(labels), kind)
+    else:
+        module = RobertaClassifier(shape, len(labels), kind, first_position=skipped)
+    return EncoderModel(
+        module=module,
+        causal=False,
+        context_length=shape.max_position_embeddings - skipped,
+        vocab_size=shape.vocab_size,
+        token_types=shape.type_vocab_size,
+        hidden_size=shape.hidden_size,
+        labels=labels,
+        dtype=kind,
+    )
+
+
+def _modernbert(config: Mapping[str, Any], labels: Sequence[str], dtype: str) -> EncoderModel:
+    shape = parse_shape(config, ModernBertShape)
+    kind = saved_torch_dtype(config, dtype)
+    return EncoderModel(
+        module=ModernBertClassifier(shape, len(labels), kind) if labels else ModernBert(shape, kind),
+        causal=False,
+        context_length=shape.max_position_embeddings,
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        labels=labels,
+        dtype=kind,
+    )
+
+
+def _decoder(
+    config: Mapping[str, Any], family: str, labels: Sequence[str], dtype: str, device: torch.device | str
+) -> EncoderModel:
+    shape = parse_config({**config, "architectures": [f"{family}ForCausalLM"]}, {}, dtype)
+    decoder = build_model(replace(shape, tie_word_embeddings=True), device).model  # a head of its own is not needed
+    module = (
+        DecoderClassifier(decoder, shape.hidden_size, len(labels), shape.dtype) if labels else DecoderEncoder(decoder)
+    )
+    return EncoderModel(
+        module=module,
+        causal=True,
+        context_length=shape.context_length,
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        labels=labels,
+        dtype=shape.dtype,
+    )

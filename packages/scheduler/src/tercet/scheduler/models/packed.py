@@ -1,0 +1,103 @@
+"""Whole inputs as an encoder sees them: one after another, without padding, and attention within each."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+
+class Run(NamedTuple):
+    """Inputs of equal length side by side, so that each can be a row of one tensor."""
+
+    start: int
+    rows: int
+    length: int
+
+
+class Packed:
+    """The inputs of one step. They come sorted by length; each of `lengths` is one input's.
+
+    `causal`: a token sees itself and those before it; otherwise it sees all of its input.
+    """
+
+    def __init__(
+        self, input_ids: torch.Tensor, token_types: torch.Tensor | None, lengths: Sequence[int], *, causal: bool
+    ) -> None:
+        self.input_ids = input_ids  # int64 [tokens]
+        self.token_types = token_types  # int64 [tokens]
+        self.runs = _runs(lengths)
+        device = input_ids.device
+        self.positions = torch.cat([torch.arange(run.length, device=device).repeat(run.rows) for run in self.runs])
+        self._causal = causal
+        self._masks: dict[tuple[int, int], torch.Tensor | None] = {}
+
+    def attend(
+        self,
+        layer_id: int,  # noqa: ARG002 - nothing is kept between steps
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+    ) -> torch.Tensor:
+        """Attention of q [tokens, heads, head_dim] over k and v [tokens, kv_heads, head_dim], of q's shape.
+
+        `window` counts the tokens that a causal token sees, itself included, or those that another sees on either side.
+        """
+        out = torch.empty_like(q)
+        grouped = q.shape[1] != k.shape[1]
+        for run in self.runs:
+            queries, keys, values = (_rows(x, run).transpose(1, 2) for x in (q, k, v))
+            mask = self._mask(run.length, window)
+            causal = self._causal and mask is None
+            seen = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+            )
+            _rows(out, run).copy_(seen.transpose(1, 2))
+        return out
+
+    def first(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The first token's vector of each input: [tokens, hidden] -> [inputs, hidden]. So are those below."""
+        return torch.cat([_rows(hidden, run)[:, 0] for run in self.runs])
+
+    def last(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The last token's."""
+        return torch.cat([_rows(hidden, run)[:, -1] for run in self.runs])
+
+    def mean(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The mean over all tokens."""
+        return torch.cat([_rows(hidden, run).mean(1) for run in self.runs])
+
+    def largest(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The largest of each number over all tokens."""
+        return torch.cat([_rows(hidden, run).amax(1) for run in self.runs])
+
+    def _mask(self, length: int, window: int) -> torch.Tensor | None:
+        """Who sees whom where that is neither all nor all before: bool [length, length]."""
+        if not window or length <= window:
+            return None
+        key = length, window
+        if key not in self._masks:
+            place = torch.arange(length, device=self.input_ids.device)
+            behind = place[:, None] - place
+            self._masks[key] = (behind >= 0) & (behind < window) if self._causal else behind.abs() <= window
+        return self._masks[key]
+
+
+def _rows(x: torch.Tensor, run: Run) -> torch.Tensor:
+    """A run of x [tokens, ...] as [rows, length, ...]: a view."""
+    return x[run.start : run.start + run.rows * run.length].view(run.rows, run.length, *x.shape[1:])
+
+
+def _runs(lengths: Sequence[int]) -> list[Run]:
+    runs: list[Run] = []
+    start = 0
+    for length in lengths:
+        if runs and runs[-1].length == length:
+            runs[-1] = runs[-1]._replace(rows=runs[-1].rows + 1)
+        else:
+            runs.append(Run(start, 1, length))
+        start += length
+    return runs
