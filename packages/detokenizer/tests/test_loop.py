@@ -144,6 +144,37 @@ def test_bad_files_are_logged_once_and_the_part_stays_unready(
     assert bench.node.ready is None
 
 
+def test_tokens_that_come_before_their_tokenizer_wait_for_it(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    ids = byte_level.tokenizer.encode("the dog").ids
+    bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
+    bench.feed("s", batch(ids[:1]))
+    bench.feed("s", batch(ids[1:], 1))
+    assert texts(bench.node) == []
+    bench.files(["tokenizer.json"], bench.file)
+    assert "".join(text for [text] in texts(bench.node)) == "the dog"
+
+
+def test_tokens_whose_tokenizer_cannot_be_read_end_in_an_error(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
+    bench.feed("s", batch([1]))
+    bench.node.take()
+    bench.files(["tokenizer.json"], b"{}")
+    [(_, message, _)] = bench.node.take()
+    assert isinstance(message, BatchStrOutput)
+    assert message.finishes[0].type is FinishType.ERROR
+
+
+def test_tokens_of_a_scheduler_that_died_before_its_tokenizer_came_are_forgotten(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
+    bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
+    bench.feed("s", PeerDown("s", Role.SCHEDULER, "silence"))
+    bench.begin()
+    assert (texts(bench.node), len(bench.manager)) == ([], 0)
+
+
 def test_tokens_become_text_for_their_frontend(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()

@@ -1,6 +1,7 @@
 """The detokenizer's loop: the one place where the manager meets the sockets and the clock."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,6 +20,8 @@ RETRY_SECONDS = 0.005
 """How long the loop waits for news before it offers a full frontend its backlog again."""
 ASK_AGAIN_SECONDS = 5.0
 """How long a scheduler may take to send its tokenizer."""
+MAX_EARLY = 1024
+"""Batches of a scheduler that may wait for its tokenizer; beyond it the oldest go, and frontends miss them."""
 SETTLE_SECONDS = 0.5
 """How long a process that leaves stays at least while frontends are linked: all have heard by then that it drains, and
 what they had sent here before is in the schedulers' hands or held."""
@@ -52,6 +55,8 @@ class DetokenizerLoop:
         self._clock = clock
         self._unanswered: dict[str, float] = {}
         """Schedulers that have not sent their tokenizer, and when to ask them."""
+        self._early: dict[str, deque[BatchTokenIDOutput]] = {}
+        """What came before the tokenizer: a scheduler has a backlog for a detokenizer that was restarted."""
         self._frontends: set[str] = set()
         self._stops = 0
 
@@ -87,9 +92,10 @@ class DetokenizerLoop:
 
     def _receive(self, delivery: Delivery) -> None:
         match delivery.message:
+            case BatchTokenIDOutput() as output if delivery.source in self._unanswered:
+                self._early.setdefault(delivery.source, deque(maxlen=MAX_EARLY)).append(output)
             case BatchTokenIDOutput() as output:
-                for frontend, text in self._manager.handle(output, delivery.source):
-                    self._outbox.send(frontend, text)
+                self._detokenize(output, delivery.source)
             case TokenizerFiles() as files:
                 self._read(delivery.source, files, delivery.frames)
             case AbortReq() as abort:
@@ -102,6 +108,10 @@ class DetokenizerLoop:
                 self._forget(peer)
             case _:
                 pass  # heartbeats, and news of peers that nothing here depends on
+
+    def _detokenize(self, output: BatchTokenIDOutput, scheduler: str) -> None:
+        for frontend, text in self._manager.handle(output, scheduler):
+            self._outbox.send(frontend, text)
 
     def _ask(self) -> None:
         """Ask for tokenizers: of schedulers that are new, and again of those that did not answer."""
@@ -117,12 +127,15 @@ class DetokenizerLoop:
             self._tokenizers.read(scheduler, files, frames)
         except TokenizerError as error:
             logger.error("no text for the tokens of %s: %s", scheduler, error)
-            return
-        self._board.loaded()
-        self._node.set_ready(Ready())
+        else:
+            self._board.loaded()
+            self._node.set_ready(Ready())
+        for output in self._early.pop(scheduler, ()):
+            self._detokenize(output, scheduler)
 
     def _forget(self, peer: str) -> None:
         self._unanswered.pop(peer, None)
+        self._early.pop(peer, None)
         self._frontends.discard(peer)
         self._tokenizers.forget(peer)
         self._outbox.drop(peer)
