@@ -217,7 +217,7 @@ def test_limits_are_the_smallest_that_anybody_sets(make: Make) -> None:
 def test_numbers_that_are_not_finite_are_told_by_row(make: Make) -> None:
     directory, _ = make("BertModel", {})
     worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
-    worker._model.module.embeddings.word_embeddings.weight[9] = float("nan")  # type: ignore[index, operator, union-attr]
+    worker._model.module.embeddings.word_embeddings.weight[9] = float("nan")  # type: ignore[operator, union-attr]
     rows = [EncodeRow(pack_ints(ids)) for ids in ([5, 6, 7], [8, 9], [10])]
     assert worker.submit(EncodePlan(step=0, rows=rows)).result().failed == [1]
 

@@ -81,7 +81,8 @@ class EncoderWorker:
         order = sorted(range(len(plan.rows)), key=lambda row: len(plan.rows[row].input_ids))
         packed = self._packed([plan.rows[row] for row in order])
         hidden = self._model.module(packed)
-        vectors = self._scores(hidden, packed) if self.labels else self._vectors(hidden, packed)
+        score = self._model.scores
+        vectors = self._vectors(hidden, packed) if score is None else score(hidden, packed).float()
         in_order = torch.empty_like(vectors)
         in_order[torch.tensor(order, device=self._device)] = vectors
         return PendingVectors(plan.step, in_order)
@@ -104,11 +105,6 @@ class EncoderWorker:
         """float32 [inputs, hidden]."""
         vectors = self._pool(packed, hidden.float())
         return torch.nn.functional.normalize(vectors, dim=-1) if self._normalize else vectors
-
-    def _scores(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """float32 [inputs, labels]: as the model's head gives them, before softmax or sigmoid."""
-        scores: torch.Tensor = self._model.module.scores(hidden, packed)
-        return scores.float()
 
 
 class PendingVectors:

@@ -1,6 +1,6 @@
 """Which module gives vectors or scores for which architecture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,11 @@ from tercet.scheduler.model_task import DECODERS, ENCODERS, family_of
 from tercet.scheduler.models.bert import Bert, BertClassifier, RobertaClassifier
 from tercet.scheduler.models.decoder_encoder import DecoderClassifier, DecoderEncoder
 from tercet.scheduler.models.modernbert import ModernBert, ModernBertClassifier
+from tercet.scheduler.models.packed import Packed
 from tercet.scheduler.models.registry import build_model
+
+Scores = Callable[[torch.Tensor, Packed], torch.Tensor]
+"""A classifier's head: [tokens, hidden] -> [inputs, labels]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +27,14 @@ class EncoderModel:
     """A model whose weights are not yet loaded. `module(packed)` gives [tokens, hidden]."""
 
     module: nn.Module
-    """With `scores(hidden, packed)`, if it classifies."""
     causal: bool
     context_length: int
     vocab_size: int
     token_types: int = 1
     hidden_size: int
     labels: Sequence[str] = ()
+    """Empty for a model that embeds."""
+    scores: Scores | None = None
     dtype: torch.dtype
 
 
@@ -62,7 +67,7 @@ def _bert(config: Mapping[str, Any], family: str, labels: Sequence[str], dtype: 
     kind = saved_torch_dtype(config, dtype)
     is_bert = ENCODERS[family] == "bert"
     skipped = 0 if is_bert else shape.pad_token_id + 1
-    module: nn.Module
+    module: Bert | BertClassifier | RobertaClassifier
     if not labels:
         module = Bert(shape, kind, first_position=skipped)
     elif is_bert:
@@ -71,6 +76,7 @@ def _bert(config: Mapping[str, Any], family: str, labels: Sequence[str], dtype: 
         module = RobertaClassifier(shape, len(labels), kind, first_position=skipped)
     return EncoderModel(
         module=module,
+        scores=_scores(module),
         causal=False,
         context_length=shape.max_position_embeddings - skipped,
         vocab_size=shape.vocab_size,
@@ -84,8 +90,10 @@ def _bert(config: Mapping[str, Any], family: str, labels: Sequence[str], dtype: 
 def _modernbert(config: Mapping[str, Any], labels: Sequence[str], dtype: str) -> EncoderModel:
     shape = parse_shape(config, ModernBertShape)
     kind = saved_torch_dtype(config, dtype)
+    module = ModernBertClassifier(shape, len(labels), kind) if labels else ModernBert(shape, kind)
     return EncoderModel(
-        module=ModernBertClassifier(shape, len(labels), kind) if labels else ModernBert(shape, kind),
+        module=module,
+        scores=_scores(module),
         causal=False,
         context_length=shape.max_position_embeddings,
         vocab_size=shape.vocab_size,
@@ -105,6 +113,7 @@ def _decoder(
     )
     return EncoderModel(
         module=module,
+        scores=_scores(module),
         causal=True,
         context_length=shape.context_length,
         vocab_size=shape.vocab_size,
@@ -112,3 +121,9 @@ def _decoder(
         labels=labels,
         dtype=shape.dtype,
     )
+
+
+def _scores(module: nn.Module) -> Scores | None:
+    """The head of a module that has one."""
+    known = BertClassifier | RobertaClassifier | ModernBertClassifier | DecoderClassifier
+    return module.scores if isinstance(module, known) else None
