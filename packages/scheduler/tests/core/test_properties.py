@@ -1,10 +1,12 @@
 """Anything may happen in any order: every open choice still gets its tokens and one final answer, and nothing is left.
 
 Two frontends and two detokenizers, tiny memories, new requests, aborts, later attempts, duplicates, blocked peers,
-pauses, flushes, lost frontends, logits that are not finite. All invariants are checked after every call.
+pauses, flushes, lost frontends, logits that are not finite, grammars that force tokens and end outputs. All invariants
+are checked after every call.
 """
 
 import random
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -18,14 +20,21 @@ from tercet.protocol.messages import (
     PauseGenerationReq,
     TokenizedGenerateReqInput,
 )
-from tercet.protocol.values import FinishType, LogprobParams, Resume, pack_ints, unpack_ints
+from tercet.protocol.values import FinishType, Grammar, GrammarKind, LogprobParams, Resume, pack_ints, unpack_ints
 from tercet.scheduler.core.config import CoreConfig, CoreMessage, PeerBlocked, PeerDrained, PeerGone, PolicyName
-from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
+from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
 FRONTENDS = ("frontend-0", "frontend-1")
 DETOKENIZERS = ("detokenizer-0", "detokenizer-1")
 VOCABULARY = range(1, 50)
+
+
+def countdown(tokens: Sequence[int]) -> tuple[Sequence[int], bool]:
+    """A grammar: after a number above 34, all below it as far as the next multiple of 7; 29 ends an output."""
+    last = tokens[-1]
+    must = range(last - 1, last - last % 7 - 1, -1) if last > 34 else ()
+    return must, last == 29
 
 
 class Unsteady(FakeExecutor):
@@ -37,22 +46,19 @@ class Unsteady(FakeExecutor):
         self.world.look_at(plan)
         result = super().submit(plan).result()
         chance = self.world.chance
-        ids = [
-            -1 if row.sample and chance.random() < 0.002 else token
-            for row, token in zip(plan.rows, result.token_ids, strict=True)
-        ]
-        return Done(
-            StepResult(
-                step=result.step, token_ids=ids, logprobs=result.logprobs, prompt_logprobs=result.prompt_logprobs
-            )
-        )
+        for index, row in enumerate(plan.rows):
+            if row.sample and chance.random() < 0.002:
+                result.token_ids[index] = -1
+                if index in result.complete:
+                    result.complete.remove(index)
+        return Done(result)
 
 
 class World(Driver):
     """What frontends do, and what they must get for it."""
 
     def __init__(self, chance: random.Random, capacity: Capacity, config: CoreConfig, overlap: int) -> None:
-        executor = Unsteady(capacity)
+        executor = Unsteady(capacity, grammar=countdown)
         executor.world = self
         super().__init__(capacity, config, overlap=overlap, executor=executor)
         self.chance = chance
@@ -106,6 +112,7 @@ class World(Driver):
             detokenizer=chance.choice(DETOKENIZERS),
             alone=chance.random() < 0.05,
             logprobs=chance.choice([None, None, LogprobParams(), LogprobParams(prompt=True)]),
+            grammar=chance.choice([None, None, Grammar(GrammarKind.REGEX, "")]),
         )
         self.send(self.sent[rid], source=self.source[rid])
 
@@ -202,7 +209,12 @@ class World(Driver):
             return
         assert output == full
         stopped = bool(full) and full[-1] in self.ends(wanted) and len(full) >= wanted.sampling.min_new_tokens
-        assert (finish.type, finish.matched) == ((FinishType.STOP, full[-1]) if stopped else (FinishType.LENGTH, None))
+        complete = self.fake.follow([*unpack_ints(wanted.input_ids), *full], wanted.sampling)[1]
+        if complete and len(full) == wanted.sampling.max_new_tokens and not stopped:
+            assert finish.type in {FinishType.STOP, FinishType.LENGTH}  # resumed with all it could have
+        else:
+            kind = FinishType.STOP if stopped or complete else FinishType.LENGTH
+            assert (finish.type, finish.matched) == (kind, full[-1] if stopped else None)
         if wanted.logprobs is not None:
             told = self.logprobs.get(key, {})
             assert [told[position] for position in range(len(output))] == [-position for position in range(len(output))]
@@ -241,7 +253,7 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
     chance = random.Random(seed)
     pages = max(pages // page_size, 4)
     capacity = msgspec.structs.replace(
-        small_capacity(page_size=page_size, slots=slots),
+        small_capacity(page_size=page_size, slots=slots, grammars="countdown"),
         groups=[CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)],
     )
     reserve = chance.choice([0.0, 0.7])

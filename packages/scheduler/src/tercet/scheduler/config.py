@@ -54,6 +54,8 @@ class ModelOptions:
 
     model: str = "embedded"
     """A directory, a Hugging Face name, or the model that comes with the package."""
+    task: Literal["auto", "generate", "embed", "classify"] = "auto"
+    """What the model is served for; auto takes what its architecture and sentence-transformers' files say."""
     executor: Literal["torch", "fake"] = "torch"
     """What runs the plans; fake computes nothing and serves load tests."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -66,6 +68,8 @@ class ModelOptions:
     """Attention kernels: a name that `tercet-kernels check` lists."""
     quantization: Literal["none", "int8"] = "none"
     """Weights and activations rounded to 8 bits as they are used; on native CPU kernels only."""
+    grammar_backend: Literal["llguidance", "none"] = "llguidance"
+    """What makes outputs follow grammars; none refuses requests with one."""
     threads: int | None = None
     """Cores that native CPU kernels use; otherwise all that this process may run on."""
     kv_cache_bytes: int | None = None

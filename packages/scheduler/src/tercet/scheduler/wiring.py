@@ -7,21 +7,25 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from tercet.protocol.messages import Message, Progress, Ready, SchedulerInbox, TokenizerFiles, TokenizerFilesReq
 from tercet.protocol.node import NodeConfig, ThreadNode
 from tercet.protocol.security import Security
-from tercet.protocol.values import ModelLimits, Role
+from tercet.protocol.values import ModelLimits, Role, Task
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.core.plan import CacheGroup, Capacity
+from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeResult
+from tercet.scheduler.core.embedding_scheduler import EmbeddingScheduler
+from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.encoders import ENCODERS
 from tercet.scheduler.event_log import RecordingScheduler
-from tercet.scheduler.loop import SchedulerLoop
+from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import ModelError, model_identity, read_json, resolve_model, tokenizer_files
+from tercet.scheduler.model_task import task_of
 from tercet.scheduler.outbox import Outbox
-from tercet.scheduler.ports import Executor
+from tercet.scheduler.ports import Executor, Runner
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -29,6 +33,7 @@ logger = logging.getLogger(__name__)
 SUPERVISOR = "supervisor"
 PROGRESS_INTERVAL = 0.1
 
+_Loaded = TypeVar("_Loaded")
 ReportBytes = Callable[[int, int], None]
 """Told (bytes done, bytes in all) while weights load."""
 
@@ -54,6 +59,7 @@ def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, re
         quantization=options.quantization,
         threads=options.threads,
         overlap=schedule.overlap > 0,
+        grammar_backend=options.grammar_backend,
     )
     return TpModelWorker(worker, report)
 
@@ -85,6 +91,9 @@ EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Path, ReportBytes]
 }
 
 
+AnyLoop = SchedulerLoop[Plan, StepResult] | SchedulerLoop[EncodePlan, EncodeResult]
+
+
 class SchedulerProcess:
     """Everything of one scheduler: its node first, so that it is heard while the model loads."""
 
@@ -95,6 +104,9 @@ class SchedulerProcess:
         self._path = resolve_model(model.model)
         self._name = self._path.name if Path(model.model).is_dir() else model.model
         """What clients call the model."""
+        self._task = task_of(self._path, model.task)
+        if self._task is not Task.GENERATE and process.event_log:
+            raise ConfigError("--event-log: what an encoder does is not recorded")
         self._identity = model_identity(self._path, model.dtype, model.quantization)
         self._board = StatusBoard(time.monotonic)
         config = NodeConfig(
@@ -110,7 +122,7 @@ class SchedulerProcess:
             config, SchedulerInbox, self._board.heartbeat, answers={TokenizerFilesReq: self._answer_files}
         )
         self._stopped = False
-        self._loop: SchedulerLoop | None = None
+        self._loop: AnyLoop | None = None
 
     def run(self) -> None:
         """Load, say Ready, serve until `stop`. Raises ConfigError or ModelError for what can never be served."""
@@ -118,21 +130,11 @@ class SchedulerProcess:
             log = self._open_log(stack)
             self._node.start()
             stack.callback(lambda: self._node.close("stopped" if self._stopped else "failed"))
-            executor = self._load()
-            stack.callback(executor.close)
-            core = Scheduler(self._core_config(), executor.capacity)
-            tokens = core.memory.tokens
-            self._tell(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
-            self._loop = SchedulerLoop(
-                core if log is None else RecordingScheduler(core, log),
-                executor,
-                self._node.drain,
-                Outbox(self._node.send, time.monotonic),
-                self._board,
-                time.monotonic,
-                overlap=self._schedule.overlap,
-            )
-            self._node.set_ready(Ready(limits=self._limits(executor.capacity, tokens), identity=self._identity))
+            if self._task is Task.GENERATE:
+                self._loop, limits = self._generating(stack, log)
+            else:
+                self._loop, limits = self._encoding(stack)
+            self._node.set_ready(Ready(limits=limits, identity=self._identity))
             self._loop.run()
 
     def stop(self) -> None:
@@ -163,12 +165,40 @@ class SchedulerProcess:
             self._loop.stopping = True
         self._node.wake()
 
-    def _load(self) -> Executor:
+    def _generating(self, stack: ExitStack, log: BinaryIO | None) -> tuple[AnyLoop, ModelLimits]:
+        """The loop of a model that generates, and what frontends must know of it."""
         build = EXECUTORS[self._model.executor]
-        try:
-            return build(self._model, self._schedule, self._path, self._reporter())
-        except ValueError as error:  # an option and the model do not go together
-            raise ConfigError(str(error)) from error
+        executor = _checked(lambda: build(self._model, self._schedule, self._path, self._reporter()))
+        stack.callback(executor.close)
+        core = Scheduler(self._core_config(), executor.capacity)
+        tokens = core.memory.tokens
+        self._tell(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
+        return (
+            self._looped(core if log is None else RecordingScheduler(core, log), executor),
+            self._limits(executor.capacity, tokens),
+        )
+
+    def _encoding(self, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
+        """The same of a model that gives vectors or scores."""
+        build = ENCODERS[self._model.executor]
+        served = _checked(lambda: build(self._model, self._task, self._path, self._reporter()))
+        stack.callback(served.encoder.close)
+        capacity = served.encoder.capacity
+        limits = ModelLimits(
+            model=self._name,
+            context_length=capacity.context_length,
+            vocab_size=capacity.vocab_size,
+            max_total_tokens=capacity.context_length,
+            task=self._task,
+            width=capacity.width,
+            labels=served.labels,
+        )
+        return self._looped(EmbeddingScheduler(self._core_config(), capacity), served.encoder), limits
+
+    def _looped(self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT]) -> SchedulerLoop[PlanT, ResultT]:
+        outbox = Outbox(self._node.send, time.monotonic)
+        overlap = self._schedule.overlap
+        return SchedulerLoop(core, executor, self._node.drain, outbox, self._board, time.monotonic, overlap=overlap)
 
     def _core_config(self) -> CoreConfig:
         schedule = self._schedule
@@ -194,6 +224,7 @@ class SchedulerProcess:
             vocab_size=capacity.vocab_size,
             max_total_tokens=tokens,
             eos_token_ids=capacity.eos_token_ids,
+            grammars=capacity.grammars,
         )
 
     def _reporter(self) -> ReportBytes:
@@ -220,3 +251,11 @@ class SchedulerProcess:
         files = tokenizer_files(self._path)
         sha256 = [self._identity.files[name] for name in files]
         return TokenizerFiles(id=message.id, model=self._name, names=list(files), sha256=sha256), *files.values()
+
+
+def _checked(load: Callable[[], _Loaded]) -> _Loaded:
+    """What is loaded. Raises ConfigError where an option and the model do not go together."""
+    try:
+        return load()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -16,6 +16,8 @@ class Counters:
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache or a leader had, at first admission."""
     output_tokens: int = 0
+    forced_tokens: int = 0
+    """Output tokens that a grammar gave without a step of their own."""
     forks: int = 0
     copies: int = 0
     retractions: int = 0

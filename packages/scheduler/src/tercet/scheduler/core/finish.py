@@ -4,10 +4,12 @@ from tercet.protocol.values import FinishReason, FinishType
 from tercet.scheduler.core.request import Req
 
 
-def finish_after(req: Req, token: int) -> FinishReason | None:
-    """Why the choice ends with `token`, already appended; None while it goes on."""
+def finish_after(req: Req, token: int, *, complete: bool = False) -> FinishReason | None:
+    """Why the choice ends with `token`, already appended; None while it goes on. `complete`: its grammar ends there."""
     if token in req.stop_ids and req.output_tokens >= req.sampling.min_new_tokens:
         return FinishReason(FinishType.STOP, token)
+    if complete:
+        return FinishReason(FinishType.STOP)
     if len(req.tokens) >= req.end:
         return FinishReason(FinishType.LENGTH)
     return None

@@ -27,6 +27,7 @@ class Intake:
         counters: Counters,
     ) -> None:
         self._vocab_size = capacity.vocab_size
+        self._reads_grammars = bool(capacity.grammars)
         self._ends = [token for token in capacity.eos_token_ids if 0 <= token < capacity.vocab_size]
         self._longest = min(longest, capacity.context_length)
         """Tokens of prompt and output that one choice can ever have."""
@@ -119,6 +120,8 @@ class Intake:
         fault = fault_in(request, self._vocab_size)
         if fault is not None:
             return rejected("invalid_request", fault)
+        if request.sampling.grammar is not None and not self._reads_grammars:
+            return rejected("invalid_request", "this scheduler reads no grammars")
         ids = unpack_ints(request.input_ids)
         known = [unpack_ints(choice.output_ids) for choice in request.resume]
         total = len(ids) + max([request.sampling.max_new_tokens, *map(len, known)])

@@ -23,6 +23,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     vocab_size: int
     eos_token_ids: list[int] = []
+    grammars: str = ""
+    """What reads grammars, as name and version; empty where nothing does."""
 
 
 class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +66,7 @@ class Row(msgspec.Struct, frozen=True):
     """Compute keys and values of the slot's tokens [start, start + count); sample the token after them if asked to.
 
     count 1 is a decode or the end of a prefill; both are the same work. The executor knows every token of the row:
-    it was in `SlotInit.tokens` or sampled by an earlier plan.
+    it was in `SlotInit.tokens`, or sampled by an earlier plan or forced after it.
     """
 
     slot: int
@@ -93,3 +95,9 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """For sampling rows that want it: one entry, of the sampled token."""
     prompt_logprobs: dict[int, Logprobs] = {}
     """For rows of slots with `prompt_logprobs`: of the prompt tokens in (start, start + count], given all before."""
+    forced: dict[int, bytes] = {}
+    """Tokens (int32 buffer) that the grammar leaves no choice about after the sampled one. The executor has them."""
+    complete: list[int] = []
+    """Rows whose grammar allows nothing after the tokens given, of which there may be none."""
+    errors: dict[int, str] = {}
+    """Rows whose choice cannot go on, and what its client is told."""

@@ -54,9 +54,10 @@ class Planner:
         """The next step, or None when there is nothing to compute."""
         draft = Draft(self._budget)
         starved = self._plan_decodes(draft, step)
-        draft.budget -= len(starved)
-        self._plan_prefills(draft, step)
-        draft.budget += len(starved)
+        reserved = len(starved)
+        draft.budget -= reserved
+        starved += self._plan_extends(draft, step)
+        draft.budget += reserved
         if starved:
             self._relieve(starved, draft, step)
         if self._waiting and not (starved and draft.rows):
@@ -83,19 +84,34 @@ class Planner:
         for req in self.running:
             if req.length - req.computed != 1 or not req.has_work or (blocked and self.is_blocked(req)):
                 continue
-            if req.computed < req.room or self._memory.grow(req):
+            if self._has_room(req):
                 draft.add(req, step)
             else:
                 starved.append(req)
         return starved
 
-    def _plan_prefills(self, draft: Draft, step: int) -> None:
-        """Go on with prompts that were cut into chunks; their pages are theirs since admission."""
+    def _plan_extends(self, draft: Draft, step: int) -> list[Req]:
+        """Go on with what needs several tokens: prompts that were cut into chunks, and what grammars forced.
+
+        Returns those that found no pages for it; a prompt has had its own since admission.
+        """
+        starved = []
         for req in self.running:
             if draft.budget == 0:
-                return
+                break
             if req.length - req.computed > 1 and req.has_work and not self.is_blocked(req):
-                draft.add(req, step)
+                if self._has_room(req):
+                    draft.add(req, step)
+                else:
+                    starved.append(req)
+        return starved
+
+    def _has_room(self, req: Req) -> bool:
+        """Whether a running choice has pages for all its known tokens, once it got those that could be had."""
+        while req.room < req.length:
+            if not self._memory.grow(req):
+                return False
+        return True
 
     def _admit(self, draft: Draft, step: int) -> None:
         """Let waiting choices in, in order, until budget, slots or memory are short. Nobody jumps a line for memory."""
@@ -156,13 +172,13 @@ class Planner:
         """
         self._reserve = min(1.0, self._reserve + RESERVE_RISE)
         for req in starved:
-            while req.slot >= 0 and not self._memory.grow(req):
+            while req.slot >= 0 and not self._has_room(req):
                 victim = self._cheapest()
                 if victim is None or (victim is req and any(other.in_flight for other in self.running)):
                     break
                 self.retract(victim)
             else:
-                if req.slot >= 0:
+                if req.slot >= 0 and draft.budget:
                     draft.add(req, step)
 
     def _cheapest(self) -> Req | None:

@@ -29,6 +29,7 @@ class Req:
         "finish",
         "followers",
         "frontend",
+        "guided",
         "in_flight",
         "index",
         "last_step",
@@ -66,6 +67,8 @@ class Req:
         self.prompt_tokens = len(self.tokens)
         self.tokens.extend(output_ids)
         self.sampling = request.sampling
+        self.guided = request.sampling.grammar is not None
+        """Its next token depends on a grammar, which must have seen the one before: its plans sample one at a time."""
         self.logprobs = request.logprobs
         self.priority = request.priority
         self.salt = request.cache_salt
@@ -125,7 +128,11 @@ class Req:
     @property
     def has_work(self) -> bool:
         """Whether a plan could compute something for it now."""
-        return self.finish is None and self.computed < self.length and (self.length < self.end or not self.prefilled)
+        if self.finish is not None or self.computed >= self.length:
+            return False
+        if self.guided and self.length > len(self.tokens):
+            return False
+        return self.length < self.end or not self.prefilled
 
     @property
     def prefilled(self) -> bool:

@@ -17,7 +17,7 @@ from tercet.protocol.messages import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
-from tercet.protocol.values import FinishReason, FinishType, Held, Load, Logprobs, pack_ints
+from tercet.protocol.values import FinishReason, FinishType, Held, Load, pack_ints, unpack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_after
@@ -129,10 +129,8 @@ class Scheduler:
                 if req.in_flight == 0:
                     self.roster.free(req)
                 continue
-            token = result.token_ids[index]
-            if row.sample and not 0 <= token < self.capacity.vocab_size:  # before anybody can share what gave it
-                error = FinishReason(FinishType.ERROR, message="the model gave no finite logits")
-                self.roster.end(req, error, outputs)
+            if row.sample and (error := self._error(result, index)):  # before anybody can share what gave it
+                self.roster.end(req, FinishReason(FinishType.ERROR, message=error), outputs)
                 continue
             computed = row.start + row.count
             if index in result.prompt_logprobs:
@@ -141,7 +139,7 @@ class Scheduler:
                 req.scored = True
                 self.roster.publish(req, computed)
             if row.sample:
-                self._append(req, token, result.logprobs.get(index), outputs)
+                self._append(req, result, index, outputs)
             elif computed >= req.end:
                 self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
         self.memory.settle(plan.step)
@@ -183,14 +181,33 @@ class Scheduler:
             output_tokens=self.counters.output_tokens,
         )
 
-    def _append(self, req: Req, token: int, logprobs: Logprobs | None, outputs: Outputs) -> None:
-        """A sampled token is part of the output, and may end it."""
-        req.tokens.append(token)
-        if logprobs is not None:
-            req.token_logprobs.append(logprobs)
-        self.counters.output_tokens += 1
-        finish = finish_after(req, token)
-        if finish is None:
-            outputs.emit(req)
-        else:
-            self.roster.end(req, finish, outputs)
+    def _error(self, result: StepResult, index: int) -> str | None:
+        """Why a row that sampled has nothing to go on with; None if it has."""
+        if index in result.errors:
+            return result.errors[index]
+        token = result.token_ids[index]
+        if 0 <= token < self.capacity.vocab_size or (token == -1 and index in result.complete):
+            return None
+        return "the model gave no finite logits"
+
+    def _append(self, req: Req, result: StepResult, index: int, outputs: Outputs) -> None:
+        """A sampled token and those forced after it are part of the output, up to the one that ends it."""
+        complete = index in result.complete
+        token = result.token_ids[index]
+        if token < 0:
+            self.roster.end(req, FinishReason(FinishType.STOP), outputs)
+            return
+        if index in result.logprobs:
+            req.token_logprobs.append(result.logprobs[index])
+        forced = result.forced.get(index)
+        tokens = (token,) if forced is None else (token, *unpack_ints(forced))
+        for place, token in enumerate(tokens, start=1):
+            req.tokens.append(token)
+            self.counters.output_tokens += 1
+            self.counters.forced_tokens += place > 1
+            finish = finish_after(req, token, complete=complete and place == len(tokens))
+            if finish is not None:
+                self.roster.end(req, finish, outputs)
+                return
+        req.length += len(tokens) - 1
+        outputs.emit(req)

@@ -15,6 +15,8 @@ MOST_CHOICES = 128
 MOST_BIASES = 1024
 MOST_STOP_IDS = 1024
 MOST_TOP_LOGPROBS = 256
+LONGEST_GRAMMAR = 1 << 20
+"""Characters of a grammar."""
 INT32 = 2**31 - 1
 UINT64 = 2**64 - 1
 LARGE = 1e6
@@ -67,6 +69,8 @@ def _fault_in_sampling(sampling: SamplingParams, vocab_size: int) -> str | None:
         return f"more than {MOST_STOP_IDS} stop ids or {MOST_BIASES} biases"
     if strange_ids(vocab_size, ids):
         return "a stop id or a biased id is outside the vocabulary"
+    if sampling.grammar is not None and len(sampling.grammar.text) > LONGEST_GRAMMAR:
+        return f"the grammar has more than {LONGEST_GRAMMAR} characters"
     if not all(map(isfinite, sampling.logit_bias.values())):
         return "a bias is not finite"
     for name, low, high in _REALS:

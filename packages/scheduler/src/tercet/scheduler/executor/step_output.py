@@ -1,6 +1,6 @@
 """What a step leaves on the device, on its way to the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,10 @@ import torch
 from tercet.protocol.values import Logprobs, pack_floats, pack_ints
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.executor.sampler import Sampled, TokenLogprobs
+from tercet.scheduler.executor.slot_grammars import Outcome
+
+Settle = Callable[[Sequence[int]], Outcome]
+"""Shows the grammars what the sampling rows gave, and does what they say; once for each step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +28,19 @@ class StepOutput:
     """A step that was started: its copies to the host are under way, and `result` waits for them. A `Pending`."""
 
     def __init__(
-        self, plan: Plan, sampling_rows: Sequence[int], sampled: Sampled | None, prompts: list[PromptLogprobs]
+        self,
+        plan: Plan,
+        sampling_rows: Sequence[int],
+        sampled: Sampled | None,
+        prompts: list[PromptLogprobs],
+        settle: Settle | None = None,
     ):
         self._step = plan.step
         self._rows = len(plan.rows)
         self._sampling_rows = sampling_rows
         self._prompts = prompts
+        self._settle = settle
+        self._result: StepResult | None = None
         self._tokens = None if sampled is None else _to_host(sampled.tokens)
         self._logprobs = None
         if sampled is not None and (given := sampled.logprobs) is not None:
@@ -42,15 +53,27 @@ class StepOutput:
 
     def result(self) -> StepResult:
         """Wait for the copies, and say what the step gave."""
+        if self._result is None:
+            self._result = self._wait()
+        return self._result
+
+    def _wait(self) -> StepResult:
         if self._copied is not None:
             self._copied.synchronize()
         token_ids = [-1] * self._rows
-        if self._tokens is not None:
-            for row, token in zip(self._sampling_rows, self._tokens.tolist(), strict=True):
-                token_ids[row] = token
-        prompts = {part.row: _packed(part.chosen, part.top_ids, part.top_logprobs) for part in self._prompts}
+        sampled = [] if self._tokens is None else self._tokens.tolist()
+        for row, token in zip(self._sampling_rows, sampled, strict=True):
+            token_ids[row] = token
+        outcome = Outcome() if self._settle is None else self._settle(sampled)
+        rows = self._sampling_rows
         return StepResult(
-            step=self._step, token_ids=token_ids, logprobs=self._token_logprobs(token_ids), prompt_logprobs=prompts
+            step=self._step,
+            token_ids=token_ids,
+            logprobs=self._token_logprobs(token_ids),
+            prompt_logprobs={part.row: _packed(part.chosen, part.top_ids, part.top_logprobs) for part in self._prompts},
+            forced={rows[index]: pack_ints(tokens) for index, tokens in outcome.forced.items()},
+            complete=[rows[index] for index in outcome.complete],
+            errors={rows[index]: error for index, error in outcome.errors.items()},
         )
 
     def _token_logprobs(self, token_ids: list[int]) -> dict[int, Logprobs]:

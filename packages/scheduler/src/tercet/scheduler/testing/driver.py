@@ -75,7 +75,7 @@ class Driver:
         executor: Executor | None = None,
     ) -> None:
         self.core = Scheduler(config or CoreConfig(token_budget=16), capacity)
-        self.fake = FakeExecutor(capacity)
+        self.fake = executor if isinstance(executor, FakeExecutor) else FakeExecutor(capacity)
         """Knows every answer; runs the plans, too, unless another executor was given."""
         self.executor = self.fake if executor is None else executor
         self.overlap = overlap
@@ -144,13 +144,17 @@ class Driver:
         """What the fake model says to a request, up to and with whatever ends it."""
         sampling = wanted.sampling
         ends = {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self.core.capacity.eos_token_ids)}
-        tokens = list(unpack_ints(wanted.input_ids))
-        for position in range(sampling.max_new_tokens):
-            suppressed = ends if position < sampling.min_new_tokens else ()
-            tokens.append(self.fake.next_token(tokens, choice, suppressed))
-            if tokens[-1] in ends:
+        prompt = unpack_ints(wanted.input_ids)
+        output: list[int] = []
+        while len(output) < sampling.max_new_tokens:
+            must, complete = self.fake.follow([*prompt, *output], sampling)
+            if complete:
                 break
-        return tokens[len(unpack_ints(wanted.input_ids)) :]
+            suppressed = ends if len(output) < sampling.min_new_tokens else ()
+            output.append(must[0] if must else self.fake.next_token([*prompt, *output], choice, suppressed))
+            if output[-1] in ends and len(output) >= sampling.min_new_tokens:
+                break
+        return output
 
     def _take(self, outgoing: list[Outgoing]) -> None:
         for peer, message, *_ in outgoing:

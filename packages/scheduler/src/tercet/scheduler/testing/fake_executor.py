@@ -3,10 +3,14 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from tercet.protocol.values import Logprobs, pack_floats, unpack_ints
+from tercet.protocol.values import Logprobs, SamplingParams, pack_floats, pack_ints, unpack_ints
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StepResult
 
 _MASK = (1 << 61) - 1
+
+ScriptedGrammar = Callable[[Sequence[int]], tuple[Sequence[int], bool]]
+"""After the prompt and output given: the tokens that must follow, and whether nothing may. It decides by the last
+tokens, so that it says the same in the middle of what must follow."""
 
 
 class StaleCacheError(AssertionError):
@@ -14,7 +18,13 @@ class StaleCacheError(AssertionError):
 
 
 def small_capacity(
-    *, pages: int = 32, page_size: int = 4, slots: int = 8, context_length: int = 256, vocab_size: int = 50
+    *,
+    pages: int = 32,
+    page_size: int = 4,
+    slots: int = 8,
+    context_length: int = 256,
+    vocab_size: int = 50,
+    grammars: str = "",
 ) -> Capacity:
     """Room for a test."""
     return Capacity(
@@ -24,6 +34,7 @@ def small_capacity(
         context_length=context_length,
         vocab_size=vocab_size,
         eos_token_ids=[0],
+        grammars=grammars,
     )
 
 
@@ -52,15 +63,22 @@ class FakeExecutor:
 
     With `verify`, each page remembers the hash of the prefix it holds at each offset, and a row that would attend to
     anything else raises StaleCacheError: wrong sharing, early reuse and missing copies all show. A token's
-    log-probability is minus its position, in the output or in the prompt.
+    log-probability is minus its position, in the output or in the prompt. Grammars are not read: one script, if given,
+    stands for all of them.
     """
 
     def __init__(
-        self, capacity: Capacity, *, verify: bool = True, before_step: Callable[[Plan], None] | None = None
+        self,
+        capacity: Capacity,
+        *,
+        verify: bool = True,
+        before_step: Callable[[Plan], None] | None = None,
+        grammar: ScriptedGrammar | None = None,
     ) -> None:
         self._capacity = capacity
         self._verify = verify
         self._before_step = before_step
+        self._grammar = grammar
         self._slots: dict[int, _Slot] = {}
         self._cache: dict[tuple[int, int], int] = {}
         """(page, offset) to prefix hash."""
@@ -96,24 +114,43 @@ class FakeExecutor:
             value = _extend(value, token)
         return self._sampled(value, choice, suppressed)
 
+    def follow(self, tokens: Sequence[int], sampling: SamplingParams) -> tuple[Sequence[int], bool]:
+        """What a choice's grammar says after `tokens`; see `ScriptedGrammar`."""
+        return ((), False) if self._grammar is None or sampling.grammar is None else self._grammar(tokens)
+
     def _result(self, plan: Plan) -> StepResult:
-        token_ids, logprobs, prompt_logprobs = [], {}, {}
+        result = StepResult(step=plan.step, token_ids=[])
         for index, row in enumerate(plan.rows):
             slot = self._slots[row.slot]
             self._compute(slot, row)
             if slot.init.prompt_logprobs and row.start < slot.init.prompt_tokens - 1:
                 count = min(row.start + row.count, slot.init.prompt_tokens - 1) - row.start
-                prompt_logprobs[index] = Logprobs(pack_floats(-float(row.start + at) for at in range(1, count + 1)))
-            token = -1
-            if row.sample:
-                known = len(slot.tokens) - slot.init.prompt_tokens
-                early = known < slot.init.sampling.min_new_tokens
-                token = self._sampled(slot.hashes[-1], slot.init.choice, slot.init.suppressed_ids if early else ())
-                slot.tokens.append(token)
-                if slot.init.top_logprobs >= 0:
-                    logprobs[index] = Logprobs(pack_floats([-float(known)]))
-            token_ids.append(token)
-        return StepResult(step=plan.step, token_ids=token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+                told = (-float(row.start + at) for at in range(1, count + 1))
+                result.prompt_logprobs[index] = Logprobs(pack_floats(told))
+            result.token_ids.append(self._sample(slot, index, result) if row.sample else -1)
+        return result
+
+    def _sample(self, slot: _Slot, index: int, result: StepResult) -> int:
+        """The token a row gets, and in the result what else is to say of it."""
+        init = slot.init
+        must, ends = self.follow(slot.tokens, init.sampling)
+        if ends:
+            result.complete.append(index)
+            return -1
+        known = len(slot.tokens) - init.prompt_tokens
+        suppressed = init.suppressed_ids if known < init.sampling.min_new_tokens else ()
+        token = must[0] if must else self._sampled(slot.hashes[-1], init.choice, suppressed)
+        slot.tokens.append(token)
+        must, ends = self.follow(slot.tokens, init.sampling)
+        if init.top_logprobs >= 0:
+            result.logprobs[index] = Logprobs(pack_floats([-float(known)]))
+        elif must:
+            slot.tokens += must
+            result.forced[index] = pack_ints(must)
+            ends = self.follow(slot.tokens, init.sampling)[1]
+        if ends:
+            result.complete.append(index)
+        return token
 
     def _sampled(self, value: int, choice: int, suppressed: Collection[int]) -> int:
         token = _extend(value, choice) % self._capacity.vocab_size

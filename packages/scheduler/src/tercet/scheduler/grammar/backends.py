@@ -1,0 +1,39 @@
+"""Which backends of grammars there are, by the name an operator gives."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tercet.scheduler.grammar.port import GrammarBackend
+
+logger = logging.getLogger(__name__)
+
+
+def _llguidance(tokenizer: str, vocab_size: int, end_ids: Sequence[int]) -> GrammarBackend[Any]:
+    from tercet.scheduler.grammar.llguidance import LLGuidanceBackend
+
+    return LLGuidanceBackend(tokenizer, vocab_size, end_ids)
+
+
+BACKENDS: dict[str, Callable[[str, int, Sequence[int]], GrammarBackend[Any]]] = {"llguidance": _llguidance}
+"""Made of the text of a tokenizer.json, the model's vocabulary size and its end ids; ValueError if they do not fit."""
+
+
+def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[int]) -> GrammarBackend[Any] | None:
+    """The backend for a model directory, or None: for "none", and for a tokenizer that it cannot read, which is logged.
+
+    Raises ValueError for a name that is none.
+    """
+    if name == "none":
+        return None
+    if name not in BACKENDS:
+        raise ValueError(f"no grammar backend {name!r}; there are {', '.join(BACKENDS)} and none")
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        return BACKENDS[name](file.read_text(encoding="utf-8"), vocab_size, end_ids)
+    except ValueError as error:
+        logger.warning("%s cannot be used for grammars: %s", file, error)
+        return None

@@ -1,0 +1,41 @@
+"""Compiled grammars, kept for the next request that brings the same."""
+
+from collections import OrderedDict
+from threading import Lock
+from typing import Generic
+
+from tercet.protocol.values import Grammar
+from tercet.scheduler.grammar.port import GrammarBackend, M
+
+MOST_GRAMMARS = 128
+MOST_TEXT = 4 << 20
+"""Characters of all grammars kept: what compiling makes of them grows with it."""
+
+
+class GrammarCache(Generic[M]):
+    """The grammars used last, bounded in number and size. Any thread may use it."""
+
+    def __init__(self, backend: GrammarBackend[M]) -> None:
+        self._backend = backend
+        self._kept: OrderedDict[Grammar, M] = OrderedDict()
+        self._text = 0
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def matcher(self, grammar: Grammar) -> M:
+        """A matcher of its own at the beginning of an output. Raises GrammarError, each time anew."""
+        with self._lock:
+            if grammar in self._kept:
+                self._kept.move_to_end(grammar)
+                return self._kept[grammar].copy()
+        compiled = self._backend.compile(grammar)
+        with self._lock:
+            if grammar not in self._kept:
+                self._kept[grammar] = compiled
+                self._text += len(grammar.text)
+            while len(self._kept) > MOST_GRAMMARS or self._text > MOST_TEXT:
+                dropped, _ = self._kept.popitem(last=False)
+                self._text -= len(dropped.text)
+            return compiled.copy()

@@ -1,0 +1,93 @@
+"""Grammars read by llguidance, which computes masks lazily from an Earley parser over derivatives of regexes."""
+
+from collections.abc import Sequence
+from typing import Self
+
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, __version__
+
+from tercet.protocol.values import Grammar, GrammarKind
+from tercet.scheduler.grammar.port import GrammarError, Masks
+
+_SILENT = 0
+
+
+class LLGuidanceMatcher:
+    """A `Matcher` over an LLMatcher."""
+
+    def __init__(self, native: LLMatcher) -> None:
+        self.native = native
+
+    @property
+    def error(self) -> str:
+        """What went wrong, for a log."""
+        return str(self.native.get_error())
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the output so far is an instance of the grammar."""
+        return bool(self.native.is_accepting())
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing but an end token can follow."""
+        return bool(self.native.is_stopped())
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the output."""
+        self.native.consume_tokens(list(tokens))
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next."""
+        return list(self.native.compute_ff_tokens())
+
+    def copy(self) -> Self:
+        """Another matcher at the same place."""
+        return type(self)(self.native.deep_copy())
+
+
+class LLGuidanceBackend:
+    """A `GrammarBackend`. `tokenizer` is the text of a tokenizer.json.
+
+    Raises ValueError for a tokenizer it cannot read, or one larger than the model's vocabulary.
+    """
+
+    def __init__(self, tokenizer: str, vocab_size: int, end_ids: Sequence[int]) -> None:
+        self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_ids) or None)
+        self._executor = LLExecutor()
+
+    @property
+    def name(self) -> str:
+        """Name and version."""
+        return f"llguidance {__version__}"
+
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """The model's, or the tokenizer's own where the model names none."""
+        return list(self._tokenizer.eos_tokens)
+
+    def compile(self, grammar: Grammar) -> LLGuidanceMatcher:
+        """A matcher at the beginning of an output; other threads of the interpreter run meanwhile."""
+        matcher = LLGuidanceMatcher(LLMatcher(self._tokenizer, _source(grammar), log_level=_SILENT))
+        if matcher.error:
+            raise GrammarError(matcher.error)
+        return matcher
+
+    def fill(self, matchers: Sequence[LLGuidanceMatcher], masks: Masks) -> None:
+        """Write the masks, in the threads of one executor."""
+        rows, words = masks.shape
+        jobs = [(matcher.native, row) for row, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(jobs, masks.ctypes.data, 4 * words, rows)
+
+
+def _source(grammar: Grammar) -> str:
+    """The grammar as llguidance takes it. A Lark text may also be its own JSON form, which holds several."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            try:
+                return str(LLMatcher.grammar_from_json_schema(grammar.text))
+            except ValueError as error:
+                raise GrammarError(str(error)) from error
+        case GrammarKind.REGEX:
+            return str(LLMatcher.grammar_from_regex(grammar.text))
+        case GrammarKind.LARK:
+            return grammar.text
