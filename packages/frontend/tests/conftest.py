@@ -45,7 +45,14 @@ def files(tokenizer: Tokenizer) -> dict[str, bytes]:
 @pytest.fixture(scope="session")
 def limits(tokenizer: Tokenizer) -> ModelLimits:
     size = tokenizer.get_vocab_size(with_added_tokens=True)
-    return ModelLimits(model="tiny", context_length=128, vocab_size=size, max_total_tokens=4096, eos_token_ids=[258])
+    return ModelLimits(
+        model="tiny",
+        context_length=128,
+        vocab_size=size,
+        max_total_tokens=4096,
+        eos_token_ids=[258],
+        grammars="llguidance 1.9.1",
+    )
 
 
 def hello_world(request: TokenizedGenerateReqInput, index: int) -> list[Token]:

@@ -44,4 +44,4 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
             if not 0 <= token_id < limits.vocab_size:
                 raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
     seed = request.seed if request.seed is not None else secrets.randbits(64)
-    return msgspec.structs.replace(params, max_new_tokens=wanted, seed=seed & (2**64 - 1))
+    return msgspec.structs.replace(params, max_new_tokens=wanted, seed=seed & (2**64 - 1), grammar=request.grammar)

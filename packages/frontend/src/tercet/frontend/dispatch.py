@@ -29,7 +29,8 @@ class Dispatcher:
         if detokenizer is None:
             return False
         message = state.message(state.attempt + 1, detokenizer.peer, alone=alone)
-        eligible = self._fleet.eligible_schedulers(state.model.identity.weights)
+        constrained = state.sampling.grammar is not None
+        eligible = self._fleet.eligible_schedulers(state.model.identity.weights, grammars=constrained)
         for scheduler in self._controller.schedulers(state, eligible):
             if self._outbox.send(scheduler.peer, message):
                 if state.scheduler not in {"", scheduler.peer}:

@@ -118,12 +118,18 @@ class Fleet:
         """Forget a peer that is gone. Returns what was known of it."""
         return self.schedulers.pop(peer, None) or self.detokenizers.pop(peer, None)
 
-    def eligible_schedulers(self, weights: str) -> list[SchedulerPeer]:
-        """Ready schedulers of exactly these weights: what a request starts on one of them, another can go on with."""
+    def eligible_schedulers(self, weights: str, *, grammars: bool = False) -> list[SchedulerPeer]:
+        """Ready schedulers of exactly these weights: what a request starts on one of them, another can go on with.
+
+        With `grammars` only those that can read any.
+        """
         return [
             each
             for each in self.schedulers.values()
-            if each.ready and each.identity and each.identity.weights == weights
+            if each.ready
+            and each.identity
+            and each.identity.weights == weights
+            and (not grammars or (each.limits and each.limits.grammars))
         ]
 
     def eligible_detokenizers(self) -> list[DetokenizerPeer]:

@@ -152,7 +152,8 @@ class Inbound:
             scheduler.leaving = True  # its heartbeat will say so
         else:
             state.refused_by.add(source)
-        eligible = self._fleet.eligible_schedulers(state.model.identity.weights)
+        constrained = state.sampling.grammar is not None
+        eligible = self._fleet.eligible_schedulers(state.model.identity.weights, grammars=constrained)
         elsewhere = any(each.peer not in state.refused_by for each in eligible)
         if message.retry and elsewhere:
             self._recovery.again(state, self._clock(), Cause.REFUSED)

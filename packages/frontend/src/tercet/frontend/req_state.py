@@ -235,6 +235,7 @@ class ReqState:
             prompt_tail=self.prompt_ids[-4 * _PROMPT_TAIL :],
             resume=resume,
             tokenizer=self.model.files.tokenizer_sha,
+            min_tokens=self.sampling.min_new_tokens,
             chars_sent={each.index: self.choices[each.index].chars for each in resume},
         )
         return TokenizedGenerateReqInput(

@@ -11,15 +11,17 @@ from tercet.frontend.admission import check_stops, sampling
 from tercet.frontend.control import Control
 from tercet.frontend.counters import Counters, Outcome
 from tercet.frontend.dispatch import Dispatcher
-from tercet.frontend.errors import RequestAbortedError, UnavailableError
+from tercet.frontend.errors import RequestAbortedError, UnavailableError, UnsupportedParameterError
 from tercet.frontend.fleet import Fleet
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.generation import Generation
+from tercet.frontend.grammar.checker import GrammarChecker
 from tercet.frontend.inbound import Inbound
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.recovery import Recovery
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.router import DataParallelController
+from tercet.frontend.served_model import ServedModel
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import AbortReq, Heartbeat
 from tercet.protocol.node import Sender
@@ -58,6 +60,7 @@ class TokenizerManager:
         self.models = registry
         self.counters = Counters()
         self.control = Control(outbox, self.fleet)
+        self.grammars = GrammarChecker()
         self.draining = False
         self._pool = pool
         self._clock = clock
@@ -123,6 +126,7 @@ class TokenizerManager:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
         await self._inbound.close()
+        await self.grammars.close()
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> Generation:
         """Send requests on their way. Raises ApiError, and then none of them runs. Whoever submits must `release`."""
@@ -131,6 +135,7 @@ class TokenizerManager:
         model = self.models.get(requests[0].model)
         for request in requests:
             check_stops(request)
+        await self._check_grammars(requests, model)
         loop = asyncio.get_running_loop()
         prompts = await asyncio.gather(
             *(loop.run_in_executor(self._pool, model.prompt_ids, request.prompt) for request in requests)
@@ -149,6 +154,15 @@ class TokenizerManager:
                 self.release(generation)
                 raise UnavailableError("No scheduler takes requests now.", retry_after=1)
         return generation
+
+    async def _check_grammars(self, requests: Sequence[GenerateRequest], model: ServedModel) -> None:
+        """Have every grammar tried out before anything is sent. Raises ApiError."""
+        asked = {each.grammar: each.grammar_param for each in requests if each.grammar is not None}
+        weights = model.identity.weights
+        if asked and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
+            [param, *_] = asked.values()
+            raise UnsupportedParameterError("This model's answers cannot be constrained.", param=param)
+        await asyncio.gather(*(self.grammars.check(grammar, model, param) for grammar, param in asked.items()))
 
     def release(self, generation: Generation) -> None:
         """Forget requests, and abort what still runs of them. Harmless when called again."""

@@ -1,0 +1,124 @@
+"""Grammars are tried out where they can do no harm."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.grammar.checker import GrammarChecker
+from tercet.frontend.served_model import ModelFiles, ServedModel
+from tercet.protocol.values import Grammar, GrammarKind, ModelIdentity, ModelLimits
+
+HANGS = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer","multipleOf":99999999}')
+"""Millions of states: minutes of one processor."""
+DIGITS = Grammar(GrammarKind.REGEX, "[0-9]+")
+
+
+@pytest.fixture(scope="session")
+def model(files: dict[str, bytes], limits: ModelLimits) -> ServedModel:
+    return ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="weights-1"))
+
+
+@pytest.fixture
+async def checker() -> AsyncIterator[GrammarChecker]:
+    made = GrammarChecker(workers=2, max_waiting=2, seconds=0.4)
+    yield made
+    await made.close()
+
+
+async def refusal(checker: GrammarChecker, grammar: Grammar, model: ServedModel) -> str:
+    with pytest.raises(BadRequestError) as error:
+        await checker.check(grammar, model, "regex")
+    assert (error.value.param, error.value.code) == ("regex", "invalid_grammar")
+    return error.value.message
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        DIGITS,
+        Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}'),
+        Grammar(GrammarKind.LARK, 'start: <[258]> "yes" | <|im_start|> "no"\n'),
+    ],
+)
+async def test_what_compiles_passes(checker: GrammarChecker, model: ServedModel, grammar: Grammar) -> None:
+    await checker.check(grammar, model)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (Grammar(GrammarKind.REGEX, "(unclosed"), "unclosed"),
+        (Grammar(GrammarKind.REGEX, "(?=a)b"), "look-around"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"type":"rhyme"}'), "rhyme"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"uniqueItems":true}'), "uniqueItems"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "no json"), "expected"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"$defs":{"a":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}'), "NoExtension"),
+        (Grammar(GrammarKind.LARK, "start: nowhere"), "nowhere"),
+        (Grammar(GrammarKind.LARK, "start: <|no_such_token|>"), "no_such_token"),
+    ],
+)
+async def test_what_does_not_compile_is_told_why(
+    checker: GrammarChecker, model: ServedModel, grammar: Grammar, words: str
+) -> None:
+    assert words in await refusal(checker, grammar, model)
+
+
+async def test_what_takes_too_long_costs_a_worker_and_nobody_else_anything(
+    checker: GrammarChecker, model: ServedModel
+) -> None:
+    await checker.check(DIGITS, model)
+    bomb = asyncio.create_task(refusal(checker, HANGS, model))
+    waits: list[float] = []
+    while not bomb.done():
+        began = time.monotonic()
+        await checker.check(Grammar(GrammarKind.REGEX, f"[0-9]{{{len(waits) + 1}}}"), model)
+        waits.append(time.monotonic() - began)
+    assert "too long" in await bomb
+    assert len(waits) > 10
+    assert sorted(waits)[len(waits) * 9 // 10] < 0.25
+    before = time.monotonic()
+    assert "too long" in await refusal(checker, HANGS, model)
+    assert time.monotonic() - before < 0.5, "a bomb is remembered, not tried again"
+
+
+async def test_what_takes_too_much_memory_is_refused(checker: GrammarChecker, model: ServedModel) -> None:
+    # An intersection of three languages: hundreds of megabytes within seconds.
+    pieces = " & ".join(f"/((?s:.)*{letter}(?s:.){{{9 + place}}})*/" for place, letter in enumerate("abcdef"))
+    assert "too" in await refusal(checker, Grammar(GrammarKind.LARK, f"start: A\nA: {pieces}"), model)
+    await checker.check(DIGITS, model)
+
+
+async def test_a_killed_worker_is_replaced(checker: GrammarChecker, model: ServedModel) -> None:
+    await checker.check(DIGITS, model)
+    [pid] = checker.pids
+    os.kill(pid, signal.SIGKILL)
+    await checker.check(Grammar(GrammarKind.REGEX, "b"), model)
+    assert checker.pids != [pid]
+
+
+async def test_requests_that_ask_the_same_share_one_check(checker: GrammarChecker, model: ServedModel) -> None:
+    many = [checker.check(Grammar(GrammarKind.REGEX, "[a-z]{3}"), model) for _ in range(100)]
+    await asyncio.gather(*many)
+    assert len(checker.pids) == 1
+
+
+async def test_no_more_wait_in_line_than_allowed(checker: GrammarChecker, model: ServedModel) -> None:
+    asked = [checker.check(Grammar(GrammarKind.REGEX, f"x{number}"), model) for number in range(5)]
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert results[:4] == [None] * 4
+    assert isinstance(results[4], UnavailableError)
+    assert results[4].headers() == {"retry-after": "1"}
+
+
+async def test_close_leaves_no_process(model: ServedModel) -> None:
+    checker = GrammarChecker()
+    await checker.check(DIGITS, model)
+    [pid] = checker.pids
+    await checker.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
