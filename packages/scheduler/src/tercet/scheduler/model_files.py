@@ -19,12 +19,16 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "generation_config.json",
     "config.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
 )
-"""What a frontend or detokenizer may need of a model. The last two tell it the model's defaults and end tokens."""
+"""What a frontend or detokenizer may need of a model, besides its tokenizer: its defaults, end tokens and prompts."""
+_SENTENCE_FILES = ("modules.json", "1_Pooling/config.json")
+"""What else decides the vector of an input."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
-_HUB_LEFT_OUT = ["consolidated*", "*/*"]
+_HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]
 _HUB_TIMEOUT = 5.0  # seconds to answer at all; the files themselves may take as long as they need
 _MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
 _SAMPLE = 1024  # bytes hashed of each tensor
@@ -153,6 +157,9 @@ def model_identity(directory: Path, dtype: str, quantization: str = "none") -> M
         digest.update(len(part).to_bytes(8, "little") + part)
 
     add((directory / "config.json").read_bytes())
+    for name in _SENTENCE_FILES:
+        if (directory / name).is_file():
+            add((directory / name).read_bytes())
     add(_revision(directory).encode())
     add(dtype.encode() if quantization == "none" else f"{dtype} as {quantization}".encode())
     for path in weight_files(directory) if any(directory.glob("*.safetensors")) else []:
