@@ -321,23 +321,15 @@ async def test_rule_17_parameters_that_change_no_text_are_accepted(engine_of: En
     assert answer.choices[0].message.content == "Hello world!"
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-
-
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
-        ({"tools": [TOOL]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"function_call": {"name": "f"}}, "function_call"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]}, "messages.tool_calls"),
+        ({"thinking_token_budget": 9}, "thinking_token_budget"),
+        ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "1"}}]}, "messages.audio"),
     ],
 )
 async def test_rule_17_parameters_that_are_not_honoured_are_refused_by_name(

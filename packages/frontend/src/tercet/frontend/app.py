@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tercet.frontend.access import METRICS, OPEN_ROUTES, Access, error_response
-from tercet.frontend.config import HttpConfig
+from tercet.frontend.config import HttpConfig, ServingConfig
 from tercet.frontend.control_routes import ControlRoutes
 from tercet.frontend.errors import (
     ApiError,
@@ -29,12 +29,16 @@ from tercet.frontend.openai.models import OpenAIServingModels
 from tercet.frontend.openapi import OpenApi
 from tercet.frontend.operations import OPERATIONS
 from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.frontend.turn.plan import TurnPlanner
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
-    """The application. Its routes read and write their own bytes; FastAPI routes and no more."""
+def build_app(manager: TokenizerManager, config: HttpConfig, serving: ServingConfig = ServingConfig()) -> ASGIApp:
+    """The application. Its routes read and write their own bytes; FastAPI routes and no more.
+
+    Raises ValueError for options that cannot work.
+    """
     app = FastAPI(
         title="Tercet",
         telemetry={
@@ -47,11 +51,13 @@ def build_app(manager: TokenizerManager, config: HttpConfig) -> ASGIApp:
         openapi_url=None,
         redirect_slashes=False,
     )
+    planner = TurnPlanner(serving)
+    chat = OpenAIServingChat(manager, config.max_body_bytes, planner, serving.reasoning_field_name)
     models = OpenAIServingModels(manager.models)
     native = Native(manager, config.max_body_bytes)
     control = ControlRoutes(manager, config.max_body_bytes)
     routes: list[tuple[str, str, Endpoint]] = [
-        ("POST", "/v1/chat/completions", OpenAIServingChat(manager, config.max_body_bytes).create),
+        ("POST", "/v1/chat/completions", chat.create),
         ("POST", "/v1/completions", OpenAIServingCompletion(manager, config.max_body_bytes).create),
         ("GET", "/v1/models", models.list),
         ("GET", "/v1/models/{model:path}", models.retrieve),

@@ -15,11 +15,12 @@ from tercet.frontend.event_stream import DONE, event
 from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from tercet.frontend.generation import Arrival, Generation
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
-from tercet.frontend.openai.chat import message_of
+from tercet.frontend.openai.chat_messages import message_of
 from tercet.frontend.openai.logprobs import entries
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.frontend.turn.history import history
 from tercet.protocol.values import WIRE_VERSION, FinishReason, LogprobParams, Logprobs, SamplingParams
 
 _DEFAULT_MAX_NEW_TOKENS = 128
@@ -45,7 +46,7 @@ class Native:
         model = self._model(body.model)
         prompt: Prompt
         if body.messages is not None:
-            messages = [message_of(message) for message in body.messages]
+            messages = history([message_of(message) for message in body.messages])
             prompt = ChatPrompt(messages=messages, add_generation_prompt=body.add_generation_prompt is not False)
         else:
             prompt = TextPrompt(body.prompt or "", body.add_special_tokens is not False)

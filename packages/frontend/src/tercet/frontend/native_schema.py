@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.openai.chat_schema import Message
+from tercet.frontend.openai.chat_messages import Message
 from tercet.frontend.openai.sampling_schema import Count, Name, StopString, Strict, TokenId
 
 Text = Annotated[str, Field(max_length=16_777_216)]

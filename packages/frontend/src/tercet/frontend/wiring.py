@@ -51,7 +51,7 @@ class Frontend:
             serving.max_waiting,
             self._on_servable,
         )
-        app = build_app(self._manager, config.http)
+        app = build_app(self._manager, config.http, serving)
         self._server = HttpServer(app, config.http, self._listener, self._on_started)
 
     async def run(self) -> None:

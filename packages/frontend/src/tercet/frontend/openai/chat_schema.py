@@ -5,65 +5,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.openai.sampling_schema import Count, Name, SamplingFields, Strict, refuse
+from tercet.frontend.grammar.limits import MAX_FREE_TOKENS
+from tercet.frontend.openai.chat_messages import Message
+from tercet.frontend.openai.sampling_schema import Count, Name, SamplingFields, refuse
+from tercet.frontend.openai.structured_schema import StructuredFields
+from tercet.frontend.openai.tool_schema import ToolFields
 
-Text = Annotated[str, Field(max_length=16_777_216)]
 Anything = dict[str, Any]
+TemplateValue = bool | Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | Name
 
 
-class TextPart(Strict):
-    """A piece of a message's text."""
-
-    type: Literal["text"]
-    text: Text
-
-
-Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=4096)]
-
-
-class InstructionMessage(Strict):
-    """What the developer tells the model; the two roles mean the same."""
-
-    role: Literal["system", "developer"]
-    content: Content
-    name: Name | None = None
-
-
-class UserMessage(Strict):
-    """What the user says."""
-
-    role: Literal["user"]
-    content: Content
-    name: Name | None = None
-
-
-class AssistantMessage(Strict):
-    """What the model said before, or is to go on with."""
-
-    role: Literal["assistant"]
-    content: Content | None = None
-    name: Name | None = None
-    refusal: Text | None = None
-    reasoning_content: Text | None = None
-    audio: Anything | None = None
-    function_call: Anything | None = None
-    tool_calls: list[Anything] | None = None
-    annotations: list[Anything] | None = None
-
-    @model_validator(mode="after")
-    def _says_something_we_can_pass_on(self) -> "AssistantMessage":
-        refuse("messages.tool_calls", self.tool_calls, harmless=not self.tool_calls)
-        refuse("messages.function_call", self.function_call, harmless=False)
-        refuse("messages.audio", self.audio, harmless=False)
-        if self.content is None and self.refusal is None:
-            raise BadRequestError("An assistant message needs 'content'.", param="messages")
-        return self
-
-
-Message = Annotated[InstructionMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
-
-
-class ChatRequest(SamplingFields):
+class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     """A chat to go on with."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=16_384)]
@@ -81,28 +33,18 @@ class ChatRequest(SamplingFields):
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
-    modalities: list[str] | None = None
-    response_format: Anything | None = None
-    parallel_tool_calls: bool | None = None
-    tools: list[Anything] | None = None
-    tool_choice: str | Anything | None = None
-    functions: list[Anything] | None = None
-    function_call: str | Anything | None = None
+    modalities: Annotated[list[Name], Field(max_length=8)] | None = None
     audio: Anything | None = None
     moderation: Anything | None = None
     web_search_options: Anything | None = None
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Anything | None = None
+    chat_template_kwargs: Annotated[dict[Name, TemplateValue], Field(max_length=16)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_FREE_TOKENS)] | None = None
 
     @model_validator(mode="after")
     def _only_what_is_honoured(self) -> "ChatRequest":
-        refuse("tools", self.tools, harmless=not self.tools)
-        refuse("tool_choice", self.tool_choice, harmless=self.tool_choice in ("none", "auto"))
-        refuse("functions", self.functions, harmless=not self.functions)
-        refuse("function_call", self.function_call, harmless=self.function_call in ("none", "auto"))
-        refuse("response_format", self.response_format, harmless=self.response_format == {"type": "text"})
         refuse("modalities", self.modalities, harmless=self.modalities == ["text"])
         refuse("audio", self.audio, harmless=False)
         refuse("moderation", self.moderation, harmless=False)

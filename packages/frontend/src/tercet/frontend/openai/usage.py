@@ -5,7 +5,7 @@ from typing import Any
 from tercet.frontend.generation import Generation
 
 
-def usage(generation: Generation, output_tokens: int | None = None) -> dict[str, Any]:
+def usage(generation: Generation, output_tokens: int | None = None, *, reasoning_tokens: int = 0) -> dict[str, Any]:
     """The `usage` object; a prompt counts once however many choices it has."""
     output = generation.output_tokens if output_tokens is None else output_tokens
     return {
@@ -13,5 +13,5 @@ def usage(generation: Generation, output_tokens: int | None = None) -> dict[str,
         "completion_tokens": output,
         "total_tokens": generation.prompt_tokens + output,
         "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }

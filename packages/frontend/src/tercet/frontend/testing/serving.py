@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tercet.frontend.app import build_app
-from tercet.frontend.config import HttpConfig
+from tercet.frontend.config import HttpConfig, ServingConfig
 from tercet.frontend.http_server import HttpServer, listening_socket, url_of
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController
@@ -44,6 +44,7 @@ class Served:
 async def serving(
     engine: FakeEngine,
     http: HttpConfig = HttpConfig(),
+    config: ServingConfig = ServingConfig(),
     *,
     connect: bool = True,
     names: tuple[str, ...] = (),
@@ -58,7 +59,7 @@ async def serving(
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()
         listener = socket.create_server(("127.0.0.1", 0)) if http.fd is None else listening_socket(http)
-        server = HttpServer(build_app(manager, http), http, listener, started.set)
+        server = HttpServer(build_app(manager, http, config), http, listener, started.set)
         url = url_of(listener)
         manager.start()
         running = asyncio.create_task(server.run_until_told())

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.json_depth import DEEPEST, is_within
 
 Message = dict[str, Any]
 
@@ -39,6 +40,8 @@ def _assistant(message: Message, calls: list[Message]) -> Message:
     if (reasoning := message.get("reasoning")) is not None:
         shaped.setdefault("reasoning_content", reasoning)
     content = message.get("content")
+    if isinstance(content, list):
+        content = [{"type": "text", "text": part.get("text") or part.get("refusal", "")} for part in content]
     shaped["content"] = message.get("refusal") or "" if content is None else content
     if calls:
         shaped["tool_calls"] = calls
@@ -68,8 +71,8 @@ def _arguments(text: str | None, where: str) -> dict[str, Any]:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         raise BadRequestError(f"'{where}' is not JSON.", param=where) from None
-    if not isinstance(value, dict):
-        raise BadRequestError(f"'{where}' must be a JSON object.", param=where)
+    if not isinstance(value, dict) or not is_within(value, DEEPEST):
+        raise BadRequestError(f"'{where}' must be a JSON object of {DEEPEST} levels at the most.", param=where)
     return value
 
 

@@ -1,0 +1,71 @@
+"""What every chunk and completion of one chat request has around the words: head, log-probabilities, counts."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from tercet.frontend.event_stream import DONE, event
+from tercet.frontend.generation import Generation
+from tercet.frontend.openai.chat_schema import ChatRequest
+from tercet.frontend.openai.logprobs import chat_logprobs, without_end
+from tercet.frontend.openai.usage import usage
+from tercet.frontend.served_model import ServedModel
+from tercet.protocol.values import FinishReason, Logprobs
+
+
+class ChatEnvelope:
+    """Made once for each HTTP request. A chunk is a prefix, made here, and what is new."""
+
+    def __init__(self, body: ChatRequest, model: ServedModel) -> None:
+        self.has_logprobs = bool(body.logprobs)
+        self._names = model.files.token_bytes
+        self._shows_end = bool(body.include_stop_str_in_output)
+        self._include_usage = body.include_usage
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": model.fingerprint,
+        }
+        head = orjson.dumps({**self._head, "object": "chat.completion.chunk"})
+        self._prefix = b"data: " + head[:-1] + b',"choices":['
+        self._suffix = b'],"usage":null}\n\n' if body.include_usage else b"]}\n\n"
+
+    def chunk(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: str | None = None) -> bytes:
+        """An event with one choice's delta, which is JSON, as `logprobs` are."""
+        finish = b"null" if reason is None else b'"' + reason.encode() + b'"'
+        return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}%b' % (
+            self._prefix,
+            index,
+            delta,
+            logprobs,
+            finish,
+            self._suffix,
+        )
+
+    def logprobs(
+        self, token_ids: Sequence[int], parts: Sequence[Logprobs], finish: FinishReason | None
+    ) -> dict[str, Any] | None:
+        """Log-probabilities of tokens, when asked for; of all tokens, whatever their text means."""
+        if not self.has_logprobs:
+            return None
+        shown = token_ids if self._shows_end else without_end(token_ids, finish)
+        return chat_logprobs(self._names, shown, parts)
+
+    def end(self, generation: Generation, reasoning_tokens: int = 0) -> bytes:
+        """The chunk of token counts, when asked for, and the end of the stream."""
+        if not self._include_usage:
+            return DONE
+        counts = usage(generation, reasoning_tokens=reasoning_tokens)
+        return (
+            event(orjson.dumps({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": counts}))
+            + DONE
+        )
+
+    def whole(self, generation: Generation, choices: list[dict[str, Any]], reasoning_tokens: int = 0) -> bytes:
+        """A chat.completion."""
+        counts = usage(generation, reasoning_tokens=reasoning_tokens)
+        return orjson.dumps({**self._head, "object": "chat.completion", "choices": choices, "usage": counts})

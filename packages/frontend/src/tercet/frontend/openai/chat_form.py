@@ -1,0 +1,58 @@
+"""How chats are answered where answers are text and no more: no object is built for a chunk."""
+
+import orjson
+
+from tercet.frontend.answer import Whole
+from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.openai.chat_envelope import ChatEnvelope
+from tercet.frontend.openai.chat_schema import ChatRequest
+from tercet.frontend.req_state import Update
+from tercet.frontend.served_model import ServedModel
+
+
+class ChatForm:
+    """Writes chunks and completions of plain text."""
+
+    def __init__(self, body: ChatRequest, model: ServedModel) -> None:
+        self._envelope = ChatEnvelope(body, model)
+        self._begun: set[int] = set()
+
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:  # noqa: ARG002
+        """One chunk for each choice with news, after one with its role where it is the first."""
+        return b"".join(self._events_of(arrival.update) for arrival in arrivals)
+
+    def _events_of(self, update: Update) -> bytes:
+        envelope, chunks = self._envelope, b""
+        if update.index not in self._begun:
+            self._begun.add(update.index)
+            chunks = envelope.chunk(update.index, b'{"role":"assistant","content":"","refusal":null}')
+        if not (update.text or update.finish or envelope.has_logprobs):
+            return chunks
+        logprobs = b"null"
+        if envelope.has_logprobs:
+            scored = envelope.logprobs(update.token_ids, update.logprobs, update.finish)
+            logprobs = orjson.dumps(scored if scored and scored["content"] else None)
+        delta = b"{}"
+        if update.text or envelope.has_logprobs:
+            delta = b'{"content":' + orjson.dumps(update.text) + b"}"
+        reason = update.finish.type if update.finish else None
+        return chunks + envelope.chunk(update.index, delta, logprobs, reason)
+
+    def end(self, generation: Generation) -> bytes:
+        """The end of the stream."""
+        return self._envelope.end(generation)
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:
+        """A chat.completion."""
+        return self._envelope.whole(
+            generation,
+            [
+                {
+                    "index": choice.index,
+                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "logprobs": self._envelope.logprobs(choice.token_ids, choice.logprobs, choice.finish),
+                    "finish_reason": choice.finish.type if choice.finish else None,
+                }
+                for choice in choices
+            ],
+        )

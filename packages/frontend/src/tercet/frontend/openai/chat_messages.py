@@ -1,0 +1,110 @@
+"""The messages of a chat: every role OpenAI has, and reasoning as this field's servers give it back."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.openai.sampling_schema import Name, Strict, refuse
+
+Text = Annotated[str, Field(max_length=16_777_216)]
+CallId = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class TextPart(Strict):
+    """A piece of a message's text."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class RefusalPart(Strict):
+    """A piece of what the assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=4096)]
+SaidPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+Said = Text | Annotated[list[SaidPart], Field(min_length=1, max_length=4096)]
+
+
+class InstructionMessage(Strict):
+    """What the developer tells the model; the two roles mean the same."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: Name | None = None
+
+
+class UserMessage(Strict):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: Name | None = None
+
+
+class CalledFunction(Strict):
+    """What was called, with its arguments as JSON."""
+
+    name: Name
+    arguments: Text
+
+
+class ToolCall(Strict):
+    """A call the assistant made."""
+
+    id: CallId
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(Strict):
+    """What the model said and called before, or is to go on with."""
+
+    role: Literal["assistant"]
+    content: Said | None = None
+    name: Name | None = None
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    audio: dict[str, Any] | None = None
+    function_call: CalledFunction | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    annotations: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "AssistantMessage":
+        refuse("messages.audio", self.audio, harmless=False)
+        if self.content is None and self.refusal is None and not self.tool_calls and self.function_call is None:
+            raise BadRequestError("An assistant message needs 'content' or 'tool_calls'.", param="messages")
+        return self
+
+
+class ToolMessage(Strict):
+    """What a tool answered to a call."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: CallId
+    name: Name | None = None
+
+
+class FunctionMessage(Strict):
+    """What a function answered, before there were tools."""
+
+    role: Literal["function"]
+    content: Text | None
+    name: Name
+
+
+Message = Annotated[
+    InstructionMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role")
+]
+
+
+def message_of(message: Message) -> dict[str, Any]:
+    """A message as `tercet.frontend.turn.history` takes it."""
+    return message.model_dump(exclude_none=True, exclude={"annotations"})

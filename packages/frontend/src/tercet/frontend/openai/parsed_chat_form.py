@@ -1,0 +1,123 @@
+"""How chats are answered where answers may hold reasoning and tool calls."""
+
+from typing import Any
+
+import orjson
+
+from tercet.frontend.answer import Whole
+from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.openai.chat_envelope import ChatEnvelope
+from tercet.frontend.openai.chat_schema import ChatRequest
+from tercet.frontend.parsers.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from tercet.frontend.req_state import Update
+from tercet.frontend.served_model import ServedModel
+from tercet.frontend.turn.plan import TurnPlan
+from tercet.frontend.turn.reader import Call, ChoiceReader, add_up
+from tercet.protocol.values import FinishReason, FinishType
+
+_ROLE = b'{"role":"assistant","content":null,"refusal":null}'
+
+
+class ParsedChatForm:
+    """Writes a chunk for each event. Log-probabilities go with the first chunk of their tokens, whatever it tells of.
+
+    A client that asked with `functions` gets its call as `function_call`.
+    """
+
+    def __init__(self, body: ChatRequest, model: ServedModel, plan: TurnPlan, reasoning_field: str) -> None:
+        self._envelope = ChatEnvelope(body, model)
+        self._plan = plan
+        self._reasoning_field = reasoning_field
+        self._functions = body.speaks_of_functions
+        self._called = "stop" if body.names_one else "function_call" if self._functions else "tool_calls"
+        self._readers: list[ChoiceReader] = []
+        self._begun: set[int] = set()
+
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+        """Chunks for what is new, the role before all else."""
+        if not self._readers:
+            self._readers = self._plan.readers(generation)
+        return b"".join(self._events_of(arrival.update) for arrival in arrivals)
+
+    def _events_of(self, update: Update) -> bytes:
+        envelope, index = self._envelope, update.index
+        reader = self._readers[index]
+        deltas = [delta for event in reader.read(update) if (delta := self._delta(event)) is not None]
+        scored = envelope.logprobs(update.token_ids, update.logprobs, update.finish)
+        if not deltas and scored is not None and scored["content"]:
+            deltas = [{}]
+        chunks = []
+        if index not in self._begun:
+            self._begun.add(index)
+            chunks.append(envelope.chunk(index, _ROLE))
+        for delta in deltas:
+            chunks.append(envelope.chunk(index, orjson.dumps(delta), orjson.dumps(scored)))
+            scored = None
+        if update.finish is not None:
+            chunks.append(envelope.chunk(index, b"{}", reason=self._reason(update.finish, reader)))
+        return b"".join(chunks)
+
+    def _delta(self, event: Event) -> dict[str, Any] | None:
+        match event:
+            case TextDelta(text):
+                return {"content": text}
+            case ReasoningDelta(text):
+                return {self._reasoning_field: text}
+            case ToolCallStart(_, name) if self._functions:
+                return {"function_call": {"name": name, "arguments": ""}}
+            case ToolArgumentsDelta(_, text) if self._functions:
+                return {"function_call": {"arguments": text}}
+            case ToolCallStart(index, name, call_id):
+                function = {"name": name, "arguments": ""}
+                return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+            case ToolArgumentsDelta(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            case ToolCallEnd():
+                return None
+
+    def _reason(self, finish: FinishReason, reader: ChoiceReader) -> str:
+        """An answer that ended on its own with calls says so, unless the client had named the tool itself."""
+        return self._called if reader.calls and finish.type is FinishType.STOP else finish.type
+
+    def end(self, generation: Generation) -> bytes:
+        """The end of the stream."""
+        return self._envelope.end(generation, sum(reader.reasoning_tokens for reader in self._readers))
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:
+        """A chat.completion."""
+        self._readers = self._plan.readers(generation)
+        written = [self._choice(choice, self._readers[choice.index]) for choice in choices]
+        return self._envelope.whole(generation, written, sum(reader.reasoning_tokens for reader in self._readers))
+
+    def _choice(self, choice: Whole, reader: ChoiceReader) -> dict[str, Any]:
+        said = add_up(reader.read(Update(choice.index, choice.text, choice.token_ids, [], choice.finish)))
+        message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
+        if said.reasoning:
+            message[self._reasoning_field] = said.reasoning
+        if said.calls:
+            message["content"] = said.text or None
+            message |= self._written(said.calls)
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._envelope.logprobs(choice.token_ids, choice.logprobs, choice.finish),
+            "finish_reason": self._reason(choice.finish, reader) if choice.finish else None,
+        }
+
+    def _written(self, calls: list[Call]) -> dict[str, Any]:
+        functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        if self._functions:
+            return {"function_call": functions[0]}
+        return {
+            "tool_calls": [
+                {"id": call.id, "type": "function", "function": function}
+                for call, function in zip(calls, functions, strict=True)
+            ]
+        }

@@ -1,0 +1,114 @@
+"""Tools and the choice among them, as chat requests write them; functions too, which tools were called first."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.json_depth import DEEPEST, is_within
+from tercet.frontend.openai.sampling_schema import Strict
+from tercet.frontend.parsers.port import ToolSpec
+from tercet.frontend.turn.chat_turn import Calls, ToolChoice
+
+_MOST_TOOLS = 128
+
+
+def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    if not is_within(schema, DEEPEST):
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    return schema
+
+
+FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
+
+
+class Function(Strict):
+    """A function of the client's that the model may call."""
+
+    name: FunctionName
+    description: Annotated[str, Field(max_length=65_536)] | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool; of the types that OpenAI has, functions are supported."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    """A function by its name."""
+
+    name: FunctionName
+
+
+class NamedTool(Strict):
+    """A tool by its name."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(Strict):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=_MOST_TOOLS)]
+
+
+class AllowedToolsChoice(Strict):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+Choice = Literal["none", "auto", "required"]
+Tools = Annotated[list[Tool], Field(max_length=_MOST_TOOLS)]
+Functions = Annotated[list[Function], Field(max_length=_MOST_TOOLS)]
+ToolChoiceField = Choice | Annotated[NamedTool | AllowedToolsChoice, Field(discriminator="type")]
+
+
+class ToolFields(Strict):
+    """The fields of a chat request that are about tools."""
+
+    tools: Tools | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Functions | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
+
+    @property
+    def speaks_of_functions(self) -> bool:
+        """Whether the client knows no tools: its answer has `function_call`."""
+        return bool(self.functions)
+
+    @property
+    def names_one(self) -> bool:
+        """Whether one tool has to be called, which is no reason of its own to finish."""
+        return isinstance(self.tool_choice, NamedTool) or isinstance(self.function_call, NamedFunction)
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """Every tool of the request."""
+        if self.tools and self.functions:
+            raise BadRequestError("'functions' cannot be combined with 'tools'.", param="functions")
+        functions = [tool.function for tool in self.tools or ()] or self.functions or []
+        return tuple(
+            ToolSpec(each.name, each.parameters or {}, each.description or "", strict=bool(each.strict))
+            for each in functions
+        )
+
+    def choice(self) -> ToolChoice:
+        """What may be called, and what must."""
+        chosen = self.function_call if self.functions else self.tool_choice
+        match chosen:
+            case str(word):
+                return ToolChoice(Calls(word))
+            case NamedTool(function=NamedFunction(name=name)) | NamedFunction(name=name):
+                return ToolChoice(Calls.REQUIRED, frozenset({name}))
+            case AllowedToolsChoice(allowed_tools=allowed):
+                return ToolChoice(Calls(allowed.mode), frozenset(each.function.name for each in allowed.tools))
+        return ToolChoice()
