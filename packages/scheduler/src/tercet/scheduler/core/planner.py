@@ -12,6 +12,10 @@ RESERVE_RISE = 0.1
 LONGEST_FORESEEN = 4096
 """Output tokens of one choice that admission sets pages aside for, at most."""
 
+FEW = 4
+"""Choices that wait for a result sit out while they are at most one in so many. If they are more, everybody waits: a
+step of half a batch costs almost as much as one of the whole."""
+
 
 class Draft:
     """A plan in the making, and the choices behind its rows."""
@@ -51,7 +55,9 @@ class Planner:
         self.blocked_peers: set[str] = set()
 
     def plan(self, step: int) -> tuple[Plan, list[Req]] | None:
-        """The next step, or None when there is nothing to compute."""
+        """The next step, or None when there is nothing to compute, or when it is better to wait for a result."""
+        if sum(req.awaits_result for req in self.running) * FEW > len(self.running):
+            return None
         draft = Draft(self._budget)
         starved = self._plan_decodes(draft, step)
         reserved = len(starved)

@@ -68,7 +68,6 @@ class Req:
         self.tokens.extend(output_ids)
         self.sampling = request.sampling
         self.guided = request.sampling.grammar is not None
-        """Its next token depends on a grammar, which must have seen the one before: its plans sample one at a time."""
         self.logprobs = request.logprobs
         self.priority = request.priority
         self.salt = request.cache_salt
@@ -128,11 +127,14 @@ class Req:
     @property
     def has_work(self) -> bool:
         """Whether a plan could compute something for it now."""
-        if self.finish is not None or self.computed >= self.length:
-            return False
-        if self.guided and self.length > len(self.tokens):
+        if self.finish is not None or self.computed >= self.length or self.awaits_result:
             return False
         return self.length < self.end or not self.prefilled
+
+    @property
+    def awaits_result(self) -> bool:
+        """Whether its grammar must see the token being sampled before anything more can be planned for it."""
+        return self.guided and self.length > len(self.tokens) and self.finish is None
 
     @property
     def prefilled(self) -> bool:

@@ -140,7 +140,7 @@ class Driver:
         """What the model says after a prompt, up to and with its end id."""
         return self.answer(request("", prompt, max_new_tokens=count), choice)
 
-    def answer(self, wanted: TokenizedGenerateReqInput, choice: int) -> list[int]:
+    def answer(self, wanted: TokenizedGenerateReqInput, choice: int = 0) -> list[int]:
         """What the fake model says to a request, up to and with whatever ends it."""
         sampling = wanted.sampling
         ends = {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self.core.capacity.eos_token_ids)}
