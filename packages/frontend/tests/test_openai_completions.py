@@ -15,7 +15,7 @@ from openai.types.completion_create_params import CompletionCreateParamsBase
 from tokenizers import Tokenizer
 
 from tercet.frontend.openai.completion_schema import CompletionRequest
-from tercet.frontend.testing import FakeEngine, Served, Token, serving
+from tercet.frontend.testing import FakeEngine, Served, Token, decode_spec, serving
 from tercet.protocol.messages import TokenizedGenerateReqInput
 from tercet.protocol.values import unpack_ints
 
@@ -178,7 +178,10 @@ async def test_rule_17_parameters_that_ask_for_nothing_more_are_accepted(
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 21}, "best_of"),
+        ({"prompt": ["x"] * 200, "best_of": 11}, "best_of"),
         ({"suffix": "end"}, "suffix"),
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
@@ -201,6 +204,36 @@ async def test_rule_15_other_parameters_are_refused_by_name(
         assert served.engine.requests() == []
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+def rivals(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
+    """The third choice is the likeliest for each of its tokens, though not in all; then the first."""
+    logprobs = [[-0.5, -0.5], [-2.0], [-0.4, -0.4, -0.4], [-1.0, -0.9]][index]
+    return [Token(40 + index, f"{index}", logprob=logprob) for logprob in logprobs]
+
+
+async def test_rule_17_the_best_of_several_are_returned(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(engine_of(rivals)) as served:
+        client = openai_of(served)
+        answer = await client.completions.create(model="tiny", prompt=["a", "b"], n=2, best_of=4)
+        scored = await openai_of(served, strict=False).completions.create(**BODY, best_of=4, logprobs=1)
+        first = served.engine.requests()[0]
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "222"), (1, "00"), (2, "222"), (3, "00")]
+    assert {choice.logprobs for choice in answer.choices} == {None}
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2 * (2 + 1 + 3 + 2)
+    assert first.sampling.n == 4
+    [best] = scored.choices
+    assert best.logprobs is not None
+    assert best.logprobs.token_logprobs == pytest.approx([-0.4] * 3)
+
+
+async def test_min_tokens_bind_scheduler_and_detokenizer(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        await http_of(served).post("/v1/completions", json={**BODY, "min_tokens": 3, "stop": "o"})
+        [request] = served.engine.requests()
+    assert request.sampling.min_new_tokens == 3
+    assert decode_spec(request).min_tokens == 3
 
 
 async def test_special_tokens_in_a_prompt_are_special(

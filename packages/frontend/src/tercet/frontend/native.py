@@ -14,9 +14,11 @@ from tercet.frontend.errors import UnavailableError
 from tercet.frontend.event_stream import DONE, event
 from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.openai.chat_messages import message_of
 from tercet.frontend.openai.logprobs import entries
+from tercet.frontend.openai.structured_schema import native_constraint_of
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tokenizer_manager import TokenizerManager
@@ -119,8 +121,9 @@ class Native:
 
 
 def to_generate(body: NativeGenerate, model: ServedModel) -> GenerateRequest:
-    """The request as the rest of the frontend knows it."""
+    """The request as the rest of the frontend knows it. Raises BadRequestError."""
     asked = body.sampling_params
+    constraint = native_constraint_of(asked)
     stop = asked.stop or []
     prompt: Prompt = TokenPrompt(body.input_ids) if body.input_ids is not None else TextPrompt(body.text or "")
     return GenerateRequest(
@@ -149,6 +152,8 @@ def to_generate(body: NativeGenerate, model: ServedModel) -> GenerateRequest:
         skip_special_tokens=asked.skip_special_tokens is not False,
         spaces_between_special_tokens=asked.spaces_between_special_tokens is not False,
         logprobs=LogprobParams(top=body.top_logprobs_num or 0) if body.return_logprob else None,
+        grammar=to_grammar(constraint, model.tokens) if constraint else None,
+        grammar_param=constraint.param if constraint else "",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )

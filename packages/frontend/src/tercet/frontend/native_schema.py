@@ -7,12 +7,13 @@ from pydantic import Field, model_validator
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.openai.chat_messages import Message
 from tercet.frontend.openai.sampling_schema import Count, Name, StopString, Strict, TokenId
+from tercet.frontend.openai.structured_schema import NativeStructuredFields
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304)]
 
 
-class NativeSampling(Strict):
+class NativeSampling(NativeStructuredFields):
     """SGLang's names of the sampling parameters."""
 
     max_new_tokens: Count | None = None

@@ -6,7 +6,8 @@ from pydantic import Field, model_validator
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.generate_request import TextPrompt, TokenPrompt
-from tercet.frontend.openai.sampling_schema import SamplingFields, TokenId, refuse
+from tercet.frontend.openai.sampling_schema import SamplingFields, TokenId
+from tercet.frontend.openai.structured_schema import StructuredFields
 
 _MOST_CHOICES = 2048
 
@@ -15,7 +16,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304)]
 Batch = Field(min_length=1, max_length=_MOST_CHOICES)
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SamplingFields, StructuredFields):
     """Text, or several texts, to go on with."""
 
     prompt: Text | TokenIds | Annotated[list[Text], Batch] | Annotated[list[TokenIds], Batch]
@@ -27,12 +28,30 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
-    def _only_what_is_honoured(self) -> "CompletionRequest":
-        refuse("best_of", self.best_of, harmless=self.best_of == (self.n or 1))
-        refuse("suffix", self.suffix, harmless=not self.suffix)
-        if len(self.prompts()) * (self.n or 1) > _MOST_CHOICES:
-            raise BadRequestError(f"A request can ask for {_MOST_CHOICES} completions in all.", param="n")
+    def _fields_agree(self) -> "CompletionRequest":
+        if self.best_of and self.best_of < (self.n or 1):
+            raise BadRequestError("'best_of' must not be less than 'n'.", param="best_of")
+        if self.chooses and self.stream:
+            raise BadRequestError("The best of several completions cannot be streamed.", param="best_of")
+        if self.suffix and self.echo:
+            raise BadRequestError("'echo' and 'suffix' exclude each other.", param="suffix")
+        prompts = self.prompts()
+        if self.suffix and not all(isinstance(each, TextPrompt) for each in prompts):
+            raise BadRequestError("With 'suffix' the prompt must be text.", param="suffix")
+        if len(prompts) * self.candidates > _MOST_CHOICES:
+            param = "best_of" if self.chooses else "n"
+            raise BadRequestError(f"A request can ask for {_MOST_CHOICES} completions in all.", param=param)
         return self
+
+    @property
+    def candidates(self) -> int:
+        """Completions to generate of each prompt."""
+        return max(self.best_of or 0, self.n or 1)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether more are generated than returned."""
+        return self.candidates > (self.n or 1)
 
     def prompts(self) -> list[TextPrompt | TokenPrompt]:
         """The prompts in order."""

@@ -5,22 +5,27 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.answer import Whole, answer
 from tercet.frontend.body import read_model
+from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.event_stream import DONE, event
+from tercet.frontend.fill_middle import FillFormat, fill_format
 from tercet.frontend.generate_request import GenerateRequest, TextPrompt, TokenPrompt
 from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.openai.completion_schema import CompletionRequest
 from tercet.frontend.openai.logprobs import CompletionLogprobs, without_end
+from tercet.frontend.openai.structured_schema import constraint_of
 from tercet.frontend.openai.usage import usage
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.protocol.values import FinishReason, LogprobParams, Logprobs, unpack_ints
+from tercet.protocol.values import FinishReason, LogprobParams, Logprobs, unpack_floats, unpack_ints
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -36,20 +41,43 @@ class OpenAIServingCompletion:
         """The route."""
         body = await read_model(request, CompletionRequest, self._body_limit)
         model = self._manager.models.get(body.model)
-        work = [to_generate(body, prompt, model) for prompt in body.prompts()]
+        work = to_generate(body, model)
         form = CompletionForm(body, model)
         return await answer(request, self._manager, work, form, stream=bool(body.stream))
 
 
-def to_generate(body: CompletionRequest, prompt: TextPrompt | TokenPrompt, model: ServedModel) -> GenerateRequest:
-    """One prompt's request as the rest of the frontend knows it."""
+def to_generate(body: CompletionRequest, model: ServedModel) -> list[GenerateRequest]:
+    """One request for each prompt, as the rest of the frontend knows them. Raises BadRequestError."""
+    request = _without_prompt(body, model)
+    if not body.suffix:
+        return [msgspec.structs.replace(request, prompt=prompt) for prompt in body.prompts()]
+    gap = fill_format(model.tokens.added)
+    if gap is None:
+        raise UnsupportedParameterError("This model has no tokens to fill in a gap with.", param="suffix")
+    sampling = request.sampling
+    ends = [model.tokens.added[token] for token in gap.ends if token in model.tokens.added]
+    sampling = msgspec.structs.replace(sampling, stop_token_ids=[*sampling.stop_token_ids, *ends])
+    return [
+        msgspec.structs.replace(request, prompt=_with_gap(prompt, body.suffix, gap), sampling=sampling)
+        for prompt in body.prompts()
+    ]
+
+
+def _with_gap(prompt: TextPrompt | TokenPrompt, suffix: str, gap: FillFormat) -> TextPrompt:
+    assert isinstance(prompt, TextPrompt)  # the schema allows no other
+    return TextPrompt(gap.text(prompt.text, suffix), prompt.add_special_tokens)
+
+
+def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequest:
+    """What the requests of all prompts have in common."""
     logprobs = None
-    if body.logprobs is not None:
-        logprobs = LogprobParams(top=body.logprobs, prompt=bool(body.echo))
+    if body.logprobs is not None or body.chooses:
+        logprobs = LogprobParams(top=body.logprobs or 0, prompt=bool(body.echo) and body.logprobs is not None)
+    constraint = constraint_of(body)
     return GenerateRequest(
         model=body.model,
-        prompt=prompt,
-        sampling=body.sampling(model.files.defaults),
+        prompt=TextPrompt(""),
+        sampling=msgspec.structs.replace(body.sampling(model.files.defaults), n=body.candidates),
         max_tokens=body.max_tokens,
         default_tokens=_DEFAULT_MAX_TOKENS,
         seed=body.seed,
@@ -58,6 +86,8 @@ def to_generate(body: CompletionRequest, prompt: TextPrompt | TokenPrompt, model
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
         logprobs=logprobs,
+        grammar=to_grammar(constraint, model.tokens) if constraint else None,
+        grammar_param=constraint.param if constraint else "",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )
@@ -69,6 +99,7 @@ class CompletionForm:
     def __init__(self, body: CompletionRequest, model: ServedModel) -> None:
         self._model = model
         self._n = body.n or 1
+        self._chooses = body.chooses
         self._echo = bool(body.echo)
         self._scores_only = body.max_tokens == 0
         self._logprobs = body.logprobs is not None
@@ -107,11 +138,10 @@ class CompletionForm:
 
     def whole(self, generation: Generation, choices: list[Whole]) -> bytes:
         """A text_completion."""
+        shown = _best(choices, self._n) if self._chooses else choices
         rows = [
-            self._choice(
-                each.prompt * self._n + each.index, each.state, each.text, each.token_ids, each.logprobs, each.finish
-            )
-            for each in choices
+            self._choice(number, each.state, each.text, each.token_ids, each.logprobs, each.finish)
+            for number, each in enumerate(shown)
         ]
         return orjson.dumps({**self._head, "choices": rows, "usage": self._usage(generation)})
 
@@ -152,3 +182,17 @@ class CompletionForm:
         if isinstance(prompt, TextPrompt):
             return prompt.text
         return self._model.tokenizer.decode(list(prompt_ids), skip_special_tokens=False)
+
+
+def _best(choices: list[Whole], n: int) -> list[Whole]:
+    """The n of each prompt whose tokens are likeliest on average, the best first."""
+    by_prompt: dict[int, list[Whole]] = {}
+    for each in choices:
+        by_prompt.setdefault(each.prompt, []).append(each)
+    return [each for rivals in by_prompt.values() for each in sorted(rivals, key=_likelihood, reverse=True)[:n]]
+
+
+def _likelihood(choice: Whole) -> float:
+    """Mean log-probability of its tokens."""
+    scores = [score for part in choice.logprobs for score in unpack_floats(part.chosen)]
+    return sum(scores) / len(scores) if scores else 0.0
