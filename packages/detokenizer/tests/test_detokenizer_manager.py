@@ -170,6 +170,28 @@ def test_an_included_stop_string_stays_in_the_text(script: Script) -> None:
     assert (row.text, list(row.ids)) == ("abcd", script.ids("abcd"))
 
 
+def test_no_stop_string_ends_the_text_before_min_tokens(script: Script) -> None:
+    spec = DecodeSpec(stop=["b", "cd"], min_tokens=4, tokenizer="sha")
+    stopped = FinishReason(FinishType.STOP, "cd")
+    [row] = script.send(Row("whole", script.ids("abcdbef"), spec=spec))
+    assert (row.text, list(row.ids), row.finish) == ("ab", script.ids("abcd"), stopped)
+    shown = script.texts(Row("steps", script.ids("a"), spec=spec))
+    for position, char in enumerate("bb", 1):
+        shown += script.texts(Row("steps", script.ids(char), position))
+    assert "".join(shown) == "ab", "the last b may yet be held back"
+    [row] = script.send(Row("steps", script.ids("xb"), 3))
+    assert (row.text, list(row.ids)) == ("bx", script.ids("xb"))
+    assert row.finish == FinishReason(FinishType.STOP, "b")
+
+
+def test_a_resumed_choice_counts_its_earlier_tokens_towards_min_tokens(script: Script) -> None:
+    resume = [Resume(0, pack_ints(script.ids("ab")))]
+    spec = DecodeSpec(stop=["b"], min_tokens=4, tokenizer="sha", resume=resume, chars_sent={0: 1})
+    [row] = script.send(Row("r", script.ids("bbb"), 2, attempt=1, spec=spec))
+    assert (row.text, list(row.ids)) == ("bb", script.ids("bb"))
+    assert row.finish == FinishReason(FinishType.STOP, "b")
+
+
 def test_text_held_for_a_stop_string_comes_with_the_finish(script: Script) -> None:
     spec = DecodeSpec(stop=["<end>"], tokenizer="sha")
     assert script.texts(Row("r", script.ids("a<en"), spec=spec)) == ["a"]
@@ -340,8 +362,10 @@ def test_any_split_with_any_crash_gives_the_same_text_ids_and_finish(
 ) -> None:
     text = data.draw(st.text(alphabet="abc🙂é ", min_size=1, max_size=12))
     stops = data.draw(st.lists(st.text(alphabet="abc🙂 ", min_size=1, max_size=3), max_size=2))
+    least = data.draw(st.integers(0, 6))
     ids = byte_level.tokenizer.encode(text).ids
-    [whole] = Script(byte_level).send(Row("r", ids, spec=DecodeSpec(stop=stops, tokenizer="sha"), finish=LENGTH))
+    unbroken = DecodeSpec(stop=stops, min_tokens=least, tokenizer="sha")
+    [whole] = Script(byte_level).send(Row("r", ids, spec=unbroken, finish=LENGTH))
     script, seen, shown, attempt = Script(byte_level), list[int](), "", -1
     finish: FinishReason | None = None
     while finish is None:
@@ -349,7 +373,7 @@ def test_any_split_with_any_crash_gives_the_same_text_ids_and_finish(
         if attempt < 0 or data.draw(st.booleans()):  # begin, or lose the detokenizer and begin again elsewhere
             script, attempt = Script(byte_level), attempt + 1
             resume = [Resume(0, pack_ints(seen))] if seen else []
-            spec = DecodeSpec(stop=stops, resume=resume, chars_sent={0: len(shown)}, tokenizer="sha")
+            spec = msgspec.structs.replace(unbroken, resume=resume, chars_sent={0: len(shown)})
         count = data.draw(st.integers(1, 4))
         part = ids[len(seen) : len(seen) + count]
         ends = LENGTH if len(seen) + count >= len(ids) else None

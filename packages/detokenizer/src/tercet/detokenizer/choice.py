@@ -62,6 +62,7 @@ class Choice:
         "_carry",
         "_ended",
         "_include_stop",
+        "_min_tokens",
         "_skip",
         "_status",
         "_stops",
@@ -84,6 +85,7 @@ class Choice:
         self._status: TextStream = text_stream(vocabulary, spec.skip_special_tokens, plan.prompt_tail)
         self._stops = StopMatcher(plan.stops, spec.include_stop) if plan.stops else None
         self._include_stop = spec.include_stop
+        self._min_tokens = spec.min_tokens
         self._ended: FinishReason | None = None
         self._carry = ""
         """Text of earlier ids that the client does not have yet."""
@@ -130,14 +132,14 @@ class Choice:
         for count, token_id in enumerate(ids, 1):
             text = "" if count == silent else self._status.push(token_id)
             if self._stops and text:
-                fed = self._stops.feed(text)
+                fed = self._stops.feed(text, may_end=self.next + count >= self._min_tokens)
                 text = fed.text
                 if fed.matched is not None:
                     texts.append(text)
                     return Taken("".join(texts), count, FinishReason(FinishType.STOP, fed.matched))
             texts.append(text)
         if finish is not None:
-            text, finish = self._flush(finish)
+            text, finish = self._flush(finish, self.next + len(ids))
             texts.append(text)
         return Taken("".join(texts), len(ids), finish)
 
@@ -151,11 +153,12 @@ class Choice:
             and finish.matched == ids[-1]
         )
 
-    def _flush(self, finish: FinishReason) -> tuple[str, FinishReason]:
+    def _flush(self, finish: FinishReason, tokens: int) -> tuple[str, FinishReason]:
+        """What is held back after so many tokens, and the finish unless a stop string is in it."""
         text = self._status.flush()
         if self._stops is None:
             return text, finish
-        fed = self._stops.feed(text)
+        fed = self._stops.feed(text, may_end=tokens >= self._min_tokens)
         if fed.matched is not None:
             return fed.text, FinishReason(FinishType.STOP, fed.matched)
         return fed.text + self._stops.flush(), finish

@@ -74,14 +74,14 @@ class StopMatcher:
         self._node = stops.root
         self._held = ""
 
-    def feed(self, text: str) -> Fed:
-        """More text. After a match, nothing more may be fed."""
+    def feed(self, text: str, *, may_end: bool = True) -> Fed:
+        """More text. After a match, nothing more may be fed. Stop strings that end where none may are text."""
         node, root = self._node, self._stops.root
         if node is root and self._stops.begins.isdisjoint(text):
             return Fed(text)
         for count, char in enumerate(text, 1):
             node = _step(node, char, root)
-            if node.match is not None:
+            if node.match is not None and may_end:
                 whole = self._held + text[:count]
                 self._held, self._node = "", root
                 return Fed(whole if self._include else whole[: -len(node.match)], node.match)
