@@ -1,0 +1,66 @@
+"""The `openai` package of Node.js talks to the server as Python's does."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server_process import Server
+
+SCRIPT = Path(__file__).parent / "node"
+
+
+@pytest.fixture(scope="module")
+def said(server: Server, model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the script printed."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if not node or not npm:
+        pytest.skip("Node.js is not installed")
+    place = shutil.copytree(SCRIPT, tmp_path_factory.mktemp("node") / "client")
+    install = [npm, "install", "--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+    subprocess.run(install, cwd=place, check=True, timeout=240)
+    run = subprocess.run(
+        [node, "client.mjs", f"{server.url}/v1", model],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    result: dict[str, Any] = json.loads(run.stdout)
+    return result
+
+
+def test_models_are_listed(said: dict[str, Any], model: str) -> None:
+    assert said["models"] == [model]
+
+
+def test_a_stream_is_the_same_text_in_pieces(said: dict[str, Any]) -> None:
+    assert "three" in said["text"]
+    assert said["streamed"] == said["text"]
+    assert said["pieces"] > 5
+    assert said["usage"][0] == said["usage"][1] > 0
+
+
+def test_a_text_goes_on(said: dict[str, Any]) -> None:
+    assert said["completion"]
+
+
+def test_an_answer_follows_its_schema(said: dict[str, Any]) -> None:
+    assert said["structured"]["finish"] in {"stop", "length"}
+    if said["structured"]["finish"] == "stop":
+        answer = json.loads(said["structured"]["text"])
+        assert isinstance(answer["name"], str)
+        assert isinstance(answer["wanted"], bool)
+
+
+def test_an_error_is_of_the_right_class(said: dict[str, Any]) -> None:
+    assert said["refused"] == {"known": True, "status": 404, "code": "model_not_found"}
+
+
+def test_a_client_that_left_leaves_nothing_behind(said: dict[str, Any], server: Server) -> None:
+    server.wait_for(lambda load: load["running"] == load["queued"] == 0)
