@@ -3,7 +3,7 @@
 import logging
 
 from tercet.frontend.fleet import Fleet
-from tercet.frontend.req_state import ReqState
+from tercet.frontend.in_flight import InFlight
 from tercet.frontend.router import DataParallelController
 from tercet.protocol.messages import AbortReq
 from tercet.protocol.node import Sender
@@ -19,28 +19,30 @@ class Dispatcher:
         self._fleet = fleet
         self._controller = controller
 
-    def dispatch(self, state: ReqState, now: float, *, alone: bool = False, other_detokenizer: bool = False) -> bool:
+    def dispatch(self, state: InFlight, now: float, *, alone: bool = False, other_detokenizer: bool = False) -> bool:
         """Start the next attempt. False, and nothing has changed, when no scheduler or no detokenizer takes it.
 
         With `other_detokenizer` not by way of the present one, where there is another.
         """
-        avoid = state.detokenizer if other_detokenizer else ""
-        detokenizer = self._controller.detokenizer(self._fleet.eligible_detokenizers(), avoid)
-        if detokenizer is None:
-            return False
-        message = state.message(state.attempt + 1, detokenizer.peer, alone=alone)
-        constrained = state.sampling.grammar is not None
-        eligible = self._fleet.eligible_schedulers(state.model.identity.weights, grammars=constrained)
+        detokenizer = ""
+        if state.has_text:
+            avoid = state.detokenizer if other_detokenizer else ""
+            chosen = self._controller.detokenizer(self._fleet.eligible_detokenizers(), avoid)
+            if chosen is None:
+                return False
+            detokenizer = chosen.peer
+        message = state.message(state.next_attempt, detokenizer, alone=alone)
+        eligible = self._fleet.eligible_schedulers(state.model.identity.weights, grammars=state.constrained)
         for scheduler in self._controller.schedulers(state, eligible):
             if self._outbox.send(scheduler.peer, message):
                 if state.scheduler not in {"", scheduler.peer}:
                     self.abort(state, [], "went on elsewhere")
                 self._controller.sent(state, scheduler)
-                state.dispatched(scheduler.peer, detokenizer.peer, now, alone=alone)
+                state.dispatched(scheduler.peer, detokenizer, now, alone=alone)
                 return True
         return False
 
-    def ended(self, state: ReqState) -> None:
+    def ended(self, state: InFlight) -> None:
         """A request is not where it was sent any more."""
         self._controller.ended(state)
 
@@ -48,7 +50,7 @@ class Dispatcher:
         """A scheduler is no more, and what it had cached neither."""
         self._controller.gone(scheduler)
 
-    def abort(self, state: ReqState, indices: list[int], reason: str) -> None:
+    def abort(self, state: InFlight, indices: list[int], reason: str) -> None:
         """Tell the scheduler to stop choices (all when empty); one that is gone has stopped."""
         self.call_off(state.scheduler, AbortReq(rid=state.rid, indices=indices, reason=reason))
 

@@ -8,8 +8,10 @@ from typing import assert_never, cast
 from tercet.frontend.control import Control
 from tercet.frontend.counters import Cause, Counters
 from tercet.frontend.dispatch import Dispatcher
+from tercet.frontend.embedding_state import EmbeddingState, vectors_of
 from tercet.frontend.errors import from_rejection
 from tercet.frontend.fleet import Fleet, SchedulerPeer
+from tercet.frontend.in_flight import InFlight
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.reconciliation import Reconciler
 from tercet.frontend.recovery import Recovery
@@ -49,7 +51,7 @@ class Inbound:
         models: ModelRegistry,
         dispatcher: Dispatcher,
         recovery: Recovery,
-        states: Mapping[str, ReqState],
+        states: Mapping[str, InFlight],
         counters: Counters,
         control: Control,
         clock: Callable[[], float],
@@ -91,7 +93,7 @@ class Inbound:
             case BatchStrOutput():
                 self._on_text(source, message)
             case BatchEmbeddingOutput():
-                logger.error("%s sent vectors that nobody asked for", source)
+                self._on_vectors(source, message, frames)
             case Heartbeat():
                 self._on_heartbeat(source, message)
             case Rejected():
@@ -120,8 +122,28 @@ class Inbound:
             logger.error("%s sent text that makes no sense: %s", source, error)
             return
         for rid, row in rows:
-            if state := self._states.get(rid):
+            state = self._states.get(rid)
+            if isinstance(state, ReqState):
                 self._on_row(state, row)
+
+    def _on_vectors(self, source: str, batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]) -> None:
+        try:
+            rows = list(vectors_of(batch, frames))
+        except ValueError as error:
+            logger.error("%s sent vectors that make no sense: %s", source, error)
+            return
+        for rid, attempt, vector, finish in rows:
+            state = self._states.get(rid)
+            if isinstance(state, EmbeddingState):
+                self._on_vector(state, state.accept(attempt, vector, finish))
+
+    def _on_vector(self, state: EmbeddingState, verdict: Verdict) -> None:
+        if verdict is Verdict.ABORTED:
+            self._recovery.again(state, self._clock(), Cause.ABORTED)
+        elif state.done:
+            self._dispatcher.ended(state)
+            if state.alone:
+                self._recovery.retry(self._clock())
 
     def _on_row(self, state: ReqState, row: Row) -> None:
         began = state.has_tokens
@@ -152,8 +174,7 @@ class Inbound:
             scheduler.leaving = True  # its heartbeat will say so
         else:
             state.refused_by.add(source)
-        constrained = state.sampling.grammar is not None
-        eligible = self._fleet.eligible_schedulers(state.model.identity.weights, grammars=constrained)
+        eligible = self._fleet.eligible_schedulers(state.model.identity.weights, grammars=state.constrained)
         elsewhere = any(each.peer not in state.refused_by for each in eligible)
         if message.retry and elsewhere:
             self._recovery.again(state, self._clock(), Cause.REFUSED)

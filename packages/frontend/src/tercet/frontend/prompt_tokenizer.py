@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Tokenizer
 
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.input_layout import layout_of
 
 _ROLE_MARKER = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 """Added tokens of this shape steer a chat even where their tokenizer does not call them special."""
@@ -31,6 +32,9 @@ class PromptTokenizer:
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.layout = layout_of(self._tokenizer, pair=False)
+        """How one input of an encoder is put together."""
+        self.pair_layout = layout_of(self._tokenizer, pair=True)
         self._mark = f"\ufdd0{secrets.token_hex(8)}\ufdd1"
         added = self._tokenizer.get_added_tokens_decoder()
         self.added_ids = frozenset(added)

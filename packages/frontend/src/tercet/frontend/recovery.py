@@ -12,12 +12,10 @@ import hashlib
 import logging
 from collections.abc import Iterable
 
-import msgspec
-
 from tercet.frontend.counters import Cause, Counters
 from tercet.frontend.dispatch import Dispatcher
 from tercet.frontend.errors import ServerError, UnavailableError
-from tercet.frontend.req_state import ReqState
+from tercet.frontend.in_flight import InFlight
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +33,14 @@ class Recovery:
         self._counters = counters
         self._timeout = timeout
         self._max_waiting = max_waiting
-        self._waiting: dict[str, tuple[ReqState, float]] = {}
-        self._alone: ReqState | None = None
+        self._waiting: dict[str, tuple[InFlight, float]] = {}
+        self._alone: InFlight | None = None
         """The last request that was dispatched to run alone."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def first(self, state: ReqState, now: float) -> bool:
+    def first(self, state: InFlight, now: float) -> bool:
         """Dispatch a new request, or let it wait. False when too many wait already."""
         if self._dispatch(state, now):
             return True
@@ -51,7 +49,7 @@ class Recovery:
         self.later(state, now)
         return True
 
-    def scheduler_lost(self, peer: str, states: Iterable[ReqState], now: float, cause: Cause) -> None:
+    def scheduler_lost(self, peer: str, states: Iterable[InFlight], now: float, cause: Cause) -> None:
         """A scheduler is gone or stuck. Unless it left on purpose, what had no token from it yet is suspect."""
         lost = [state for state in states if state.scheduler == peer and not state.done]
         if lost:
@@ -64,19 +62,19 @@ class Recovery:
             if not state.done:
                 self.again(state, now, cause)
 
-    def detokenizer_lost(self, peer: str, states: Iterable[ReqState], now: float, cause: Cause) -> None:
+    def detokenizer_lost(self, peer: str, states: Iterable[InFlight], now: float, cause: Cause) -> None:
         """A detokenizer is gone or stuck: every request routed through it takes another."""
         for state in [state for state in states if state.detokenizer == peer and not state.done]:
             if state.rid not in self._waiting:
                 self.again(state, now, cause)
 
-    def move(self, states: Iterable[ReqState], now: float) -> None:
+    def move(self, states: Iterable[InFlight], now: float) -> None:
         """Take requests away from a part that is leaving, if somebody else has them; else it finishes them."""
         for state in list(states):
             if not state.done and state.rid not in self._waiting and self._dispatch(state, now):
                 self._counters.redispatches[Cause.DRAINING] += 1
 
-    def again(self, state: ReqState, now: float, cause: Cause) -> None:
+    def again(self, state: InFlight, now: float, cause: Cause) -> None:
         """Dispatch a request again, or keep it until that is possible."""
         self._counters.redispatches[cause] += 1
         if cause in {Cause.ABSENT, Cause.SILENT}:
@@ -86,7 +84,7 @@ class Recovery:
         else:
             self.later(state, now)
 
-    def later(self, state: ReqState, now: float) -> None:
+    def later(self, state: InFlight, now: float) -> None:
         """Keep a request for the next `retry`."""
         self._waiting.setdefault(state.rid, (state, now + self._timeout))
 
@@ -102,13 +100,13 @@ class Recovery:
                 del self._waiting[state.rid]
                 state.fail(_timed_out(state))
 
-    def forget(self, state: ReqState) -> None:
+    def forget(self, state: InFlight) -> None:
         """The client is gone."""
         self._waiting.pop(state.rid, None)
         if self._alone is state:
             self._alone = None
 
-    def _dispatch(self, state: ReqState, now: float, *, other_detokenizer: bool = False) -> bool:
+    def _dispatch(self, state: InFlight, now: float, *, other_detokenizer: bool = False) -> bool:
         if self._in_line(state):
             return False
         alone = state.suspicions >= SUSPICIONS
@@ -118,27 +116,26 @@ class Recovery:
             self._alone = state
         return True
 
-    def _in_line(self, state: ReqState) -> bool:
+    def _in_line(self, state: InFlight) -> bool:
         """Whether a request has to run alone, and waits until the one that does so now has shown to be harmless."""
         other = self._alone
         if state.suspicions < SUSPICIONS or other is None or other is state:
             return False
         return not other.done and other.alone and not other.has_progressed and bool(other.scheduler)
 
-    def _suspect(self, state: ReqState) -> None:
+    def _suspect(self, state: InFlight) -> None:
         state.suspicions += 1
         if state.alone:
             logger.error("%s is given up: schedulers die of it; its fingerprint is %s", state.rid, fingerprint(state))
             state.fail(ServerError("The server failed repeatedly while it ran this request."))
 
 
-def fingerprint(state: ReqState) -> str:
+def fingerprint(state: InFlight) -> str:
     """Tells a request again that comes again: by its input ids and sampling, not by its seed."""
-    sampling = msgspec.msgpack.encode(msgspec.structs.replace(state.sampling, seed=0))
-    return hashlib.sha256(state.prompt_ids + sampling).hexdigest()[:16]
+    return hashlib.sha256(state.prompt_ids + state.signature).hexdigest()[:16]
 
 
-def _timed_out(state: ReqState) -> ServerError | UnavailableError:
+def _timed_out(state: InFlight) -> ServerError | UnavailableError:
     if state.output_tokens:
         return ServerError("The part of the server that ran this request died, and no other took over.")
     return UnavailableError("No part of the server took this request in time.", retry_after=1)

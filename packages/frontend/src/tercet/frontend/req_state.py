@@ -11,8 +11,9 @@ from enum import Enum, auto
 
 import msgspec
 
-from tercet.frontend.errors import ApiError, RequestAbortedError, ServerError
+from tercet.frontend.errors import RequestAbortedError, ServerError
 from tercet.frontend.generate_request import GenerateRequest
+from tercet.frontend.in_flight import InFlight
 from tercet.frontend.served_model import ServedModel
 from tercet.protocol.messages import BatchStrOutput, DecodeSpec, TextOpening, TokenizedGenerateReqInput
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, SamplingParams, pack_ints, unpack_ints
@@ -112,8 +113,8 @@ class ChoiceState:
         return update
 
 
-class ReqState:
-    """A request from its first dispatch to its one final answer. `wake` may be shared with its siblings."""
+class ReqState(InFlight):
+    """A request to generate: n choices, everything emitted of each, and what they were asked for."""
 
     def __init__(
         self,
@@ -124,32 +125,12 @@ class ReqState:
         sampling: SamplingParams,
         wake: asyncio.Event,
     ) -> None:
-        self.rid = rid
+        super().__init__(rid, model, pack_ints(prompt_ids), wake)
         self.request = request
-        self.model = model
-        self.prompt_ids = pack_ints(prompt_ids)
-        self.prompt_tokens = len(prompt_ids)
         self.sampling = sampling
         self.choices = [ChoiceState(index) for index in range(sampling.n)]
-        self.attempt = -1
-        self.alone = False
-        """Whether its present attempt runs while nothing else does."""
-        self.scheduler = ""
-        """Where its present attempt runs; empty while it waits for a scheduler."""
-        self.detokenizer = ""
-        self.began_at = 0.0
-        self.dispatched_at = 0.0
-        self.refused = False
-        """Whether the scheduler of its last attempt refused it. Until one takes it, bounds of queues hold for it."""
-        self.refused_by: set[str] = set()
-        self.suspicions = 0
-        """Schedulers that died of its attempts, perhaps, one after another."""
-        self.retries = 0
-        """Dispatches for want of news since the last news."""
         self.cached_tokens = 0
         self.prompt_logprobs: Logprobs | None = None
-        self.error: ApiError | None = None
-        self._wake = wake
         self._news: dict[int, None] = {}
         self._tokens_at_dispatch = 0
         self.has_tokens = False
@@ -159,6 +140,16 @@ class ReqState:
     def salt(self) -> str:
         """Whose prompts its own may share a cache with."""
         return self.request.cache_salt
+
+    @property
+    def constrained(self) -> bool:
+        """Whether its output follows a grammar."""
+        return self.sampling.grammar is not None
+
+    @property
+    def signature(self) -> bytes:
+        """Its sampling, but for the seed."""
+        return msgspec.msgpack.encode(msgspec.structs.replace(self.sampling, seed=0))
 
     @property
     def open_indices(self) -> list[int]:
@@ -180,12 +171,13 @@ class ReqState:
         """Whether its present attempt has brought any token."""
         return self.output_tokens > self._tokens_at_dispatch
 
+    def position(self, index: int) -> int:
+        """As many as were emitted."""
+        return len(self.choices[index].token_ids)
+
     def dispatched(self, scheduler: str, detokenizer: str, now: float, *, alone: bool = False) -> None:
         """The next attempt is on its way."""
-        self.attempt += 1
-        self.scheduler, self.detokenizer = scheduler, detokenizer
-        self.dispatched_at = now
-        self.alone, self.refused = alone, False
+        super().dispatched(scheduler, detokenizer, now, alone=alone)
         self._tokens_at_dispatch = self.output_tokens
 
     def accept(self, row: Row) -> Verdict:
@@ -209,12 +201,6 @@ class ReqState:
         if row.finish is not None and row.finish.type is FinishType.ABORT:
             self.error = RequestAbortedError("The request was aborted.")
         return verdict
-
-    def fail(self, error: ApiError) -> None:
-        """End the request with an error, unless it has ended already."""
-        if not self.done:
-            self.error = error
-            self._wake.set()
 
     def take(self) -> list[Update]:
         """What is new of every choice that has something new, in the order it came."""

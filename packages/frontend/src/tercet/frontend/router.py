@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tercet.frontend.fleet import DetokenizerPeer, SchedulerPeer
-from tercet.frontend.req_state import ReqState
+from tercet.frontend.in_flight import InFlight
 from tercet.frontend.routing_policy import RoutingPolicy
 
 
@@ -16,14 +16,14 @@ class DataParallelController:
         self._loads: dict[str, tuple[SchedulerPeer, int]] = {}
         """Where each request is, by its rid, and how many tokens it had when it was sent there."""
 
-    def schedulers(self, state: ReqState, eligible: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
+    def schedulers(self, state: InFlight, eligible: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
         """Where to try a request, in order: first where it runs already, last where it was refused."""
         if not eligible:
             return []
         ordered = self._policy.order(state, eligible)
         return sorted(ordered, key=lambda each: (each.peer in state.refused_by, each.peer != state.scheduler))
 
-    def sent(self, state: ReqState, scheduler: SchedulerPeer) -> None:
+    def sent(self, state: InFlight, scheduler: SchedulerPeer) -> None:
         """A request went there."""
         self.ended(state)
         tokens = state.prompt_tokens + state.output_tokens
@@ -31,7 +31,7 @@ class DataParallelController:
         self._loads[state.rid] = scheduler, tokens
         self._policy.sent(state, scheduler)
 
-    def ended(self, state: ReqState) -> None:
+    def ended(self, state: InFlight) -> None:
         """A request is not where it was sent any more. Harmless for one that is nowhere."""
         if load := self._loads.pop(state.rid, None):
             scheduler, tokens = load

@@ -12,6 +12,7 @@ from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
 from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from tercet.frontend.grammar.spec import Tokens
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
+from tercet.frontend.sentence_files import SentenceFiles
 from tercet.frontend.special_text import SpecialTexts
 from tercet.frontend.template_manager import TemplateManager
 from tercet.frontend.token_bytes import TokenBytes
@@ -48,6 +49,7 @@ class ModelFiles:
         self.token_bytes = TokenBytes(self.tokenizer)
         self.special_texts = SpecialTexts(map(self.tokenizer.token, self.tokenizer.special_ids))
         self.template = TemplateManager.from_files(files)
+        self.sentences = SentenceFiles(files)
         self.defaults = _defaults(files.get("generation_config.json", b"{}"))
 
 

@@ -11,12 +11,17 @@ from tercet.frontend.admission import check_stops, sampling
 from tercet.frontend.control import Control
 from tercet.frontend.counters import Counters, Outcome
 from tercet.frontend.dispatch import Dispatcher
-from tercet.frontend.errors import RequestAbortedError, UnavailableError, UnsupportedParameterError
+from tercet.frontend.embedding_batch import EmbeddingBatch
+from tercet.frontend.embedding_request import EmbeddingRequest
+from tercet.frontend.embedding_state import EmbeddingState
+from tercet.frontend.errors import BadRequestError, RequestAbortedError, UnavailableError, UnsupportedParameterError
 from tercet.frontend.fleet import Fleet
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.checker import GrammarChecker
+from tercet.frontend.in_flight import InFlight
 from tercet.frontend.inbound import Inbound
+from tercet.frontend.input_encoder import InputEncoder
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.recovery import Recovery
 from tercet.frontend.req_state import ReqState
@@ -25,12 +30,14 @@ from tercet.frontend.served_model import ServedModel
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import AbortReq, Heartbeat
 from tercet.protocol.node import Sender
-from tercet.protocol.values import Load, Phase
+from tercet.protocol.values import Load, Phase, Task
 
 _LEAVING = "This server is leaving."
 _RETRY_INTERVAL = 0.5
 _TICKS_TO_ASK_AGAIN = 10
 """For tokenizer files that have not come."""
+_INPUTS_A_JOB = 64
+"""Inputs tokenized at a time: the threads are shared with everybody's prompts."""
 
 
 def _nobody_asked() -> None:
@@ -65,7 +72,7 @@ class TokenizerManager:
         self._pool = pool
         self._clock = clock
         self._on_servable: Callable[[], None] | None = on_servable
-        self._states: dict[str, ReqState] = {}
+        self._states: dict[str, InFlight] = {}
         self._dispatcher = Dispatcher(outbox, self.fleet, controller)
         self._recovery = Recovery(self._dispatcher, self.counters, recovery_timeout, max_waiting)
         self._inbound = Inbound(
@@ -94,11 +101,12 @@ class TokenizerManager:
 
     @property
     def ready(self) -> bool:
-        """Whether some model has a scheduler and a detokenizer that take requests now, and this frontend does, too."""
-        return (
-            not self.draining
-            and bool(self.fleet.eligible_detokenizers())
-            and any(self.fleet.eligible_schedulers(model.identity.weights) for model in self.models)
+        """Whether this frontend takes requests, and some model's scheduler, and a detokenizer if its answer is text."""
+        has_text = bool(self.fleet.eligible_detokenizers())
+        return not self.draining and any(
+            (has_text or model.limits.task is not Task.GENERATE)
+            and self.fleet.eligible_schedulers(model.identity.weights)
+            for model in self.models
         )
 
     def heartbeat(self, peer: str) -> Heartbeat:  # noqa: ARG002
@@ -133,6 +141,9 @@ class TokenizerManager:
         if self.draining:
             raise UnavailableError(_LEAVING, retry_after=1)
         model = self.models.get(requests[0].model)
+        if model.limits.task is not Task.GENERATE:
+            what = "classifies" if model.limits.task is Task.CLASSIFY else "embeds"
+            raise BadRequestError(f"The model {model.name!r} {what} and generates no text.", param="model")
         for request in requests:
             check_stops(request)
         await self._check_grammars(requests, model)
@@ -145,15 +156,44 @@ class TokenizerManager:
         for request, ids, chosen in zip(requests, prompts, params, strict=True):
             rid = f"{self.peer}-{secrets.token_urlsafe(18)}"
             generation.states.append(ReqState(rid, request, model, ids, chosen, generation.wake))
-        now = self._clock()
-        for state in generation.states:
-            self._states[state.rid] = state
-            state.began_at = now
-            if not self._recovery.first(state, now):
-                state.fail(UnavailableError("No scheduler takes requests now.", retry_after=1))
-                self.release(generation)
-                raise UnavailableError("No scheduler takes requests now.", retry_after=1)
+        try:
+            for state in generation.states:
+                self._start(state)
+        except UnavailableError:
+            self.release(generation)
+            raise
         return generation
+
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingBatch:
+        """The vectors of every input. Raises ApiError; cancelled, what still runs of it is aborted."""
+        if self.draining:
+            raise UnavailableError(_LEAVING, retry_after=1)
+        model = self.models.get(request.model)
+        if model.limits.task is Task.GENERATE:
+            message = f"The model {model.name!r} generates text: it makes no vectors or scores."
+            raise BadRequestError(message, param="model")
+        encode = InputEncoder(request, model).encode
+        loop, count = asyncio.get_running_loop(), len(request.inputs)
+        slices = [range(start, min(start + _INPUTS_A_JOB, count)) for start in range(0, count, _INPUTS_A_JOB)]
+        jobs = [loop.run_in_executor(self._pool, encode, places) for places in slices]
+        encoded = itertools.chain.from_iterable(await asyncio.gather(*jobs))
+        batch, rid = EmbeddingBatch(), f"{self.peer}-{secrets.token_urlsafe(18)}"
+        for number, each in enumerate(encoded):
+            batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request.priority, batch.wake))
+        try:
+            await batch.run(self._start)
+        finally:
+            self.release(batch)
+        return batch
+
+    def _start(self, state: InFlight) -> None:
+        """Send a request on its way. Raises UnavailableError when it can neither go nor wait."""
+        now = self._clock()
+        self._states[state.rid] = state
+        state.began_at = now
+        if not self._recovery.first(state, now):
+            state.fail(UnavailableError("No scheduler takes requests now.", retry_after=1))
+            raise UnavailableError("No scheduler takes requests now.", retry_after=1)
 
     async def _check_grammars(self, requests: Sequence[GenerateRequest], model: ServedModel) -> None:
         """Have every grammar tried out before anything is sent. Raises ApiError."""
@@ -164,9 +204,9 @@ class TokenizerManager:
             raise UnsupportedParameterError("This model's answers cannot be constrained.", param=param)
         await asyncio.gather(*(self.grammars.check(grammar, model, param) for grammar, param in asked.items()))
 
-    def release(self, generation: Generation) -> None:
+    def release(self, asked: Generation | EmbeddingBatch) -> None:
         """Forget requests, and abort what still runs of them. Harmless when called again."""
-        for state in generation.states:
+        for state in asked.states:
             if self._states.pop(state.rid, None) is None:
                 continue
             outcome = _outcome(state)
@@ -174,7 +214,7 @@ class TokenizerManager:
             self.counters.resumed_finished += outcome is Outcome.FINISHED and state.attempt > 0
             self._recovery.forget(state)
             self._dispatcher.ended(state)
-            if state.open_indices:
+            if state.open_indices and state.scheduler:
                 self._dispatcher.abort(state, [], "the client is gone")
 
     def abort(self, rid: str) -> None:
@@ -218,7 +258,7 @@ class TokenizerManager:
             tell()
 
 
-def _outcome(state: ReqState) -> Outcome:
+def _outcome(state: InFlight) -> Outcome:
     if state.error is not None:
         return Outcome.FAILED if state.error.status == 500 else Outcome.REFUSED
     return Outcome.FINISHED if state.done else Outcome.CLIENT_GONE

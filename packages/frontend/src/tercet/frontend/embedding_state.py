@@ -1,0 +1,96 @@
+"""One input in flight: what its vector's way back, or another attempt, needs."""
+
+import asyncio
+import struct
+from collections.abc import Iterator
+
+from tercet.frontend.embedding_request import EncodedInput
+from tercet.frontend.errors import RequestAbortedError, ServerError
+from tercet.frontend.in_flight import InFlight
+from tercet.frontend.req_state import Verdict
+from tercet.frontend.served_model import ServedModel
+from tercet.protocol.messages import BatchEmbeddingOutput, TokenizedEmbeddingReqInput
+from tercet.protocol.values import FinishReason, FinishType, unpack_ints
+
+
+class EmbeddingState(InFlight):
+    """An input of an embedding, a score or a classification. Its one choice has one position, the vector."""
+
+    def __init__(self, rid: str, given: EncodedInput, model: ServedModel, priority: int, wake: asyncio.Event) -> None:
+        super().__init__(rid, model, given.ids, wake)
+        self.vector = b""
+        """Little-endian float32; empty until it has come."""
+        self._types = given.types
+        self._priority = priority
+
+    @property
+    def has_text(self) -> bool:
+        """Vectors come straight from the scheduler."""
+        return False
+
+    @property
+    def next_attempt(self) -> int:
+        """An attempt that was refused was never run: its number is used again, so that bounds of queues still hold."""
+        return self.attempt if self.refused else self.attempt + 1
+
+    @property
+    def open_indices(self) -> list[int]:
+        """Its one choice, until it has its vector."""
+        return [] if self.vector else [0]
+
+    @property
+    def done(self) -> bool:
+        """Whether the vector is there, or never will be."""
+        return self.error is not None or bool(self.vector)
+
+    @property
+    def signature(self) -> bytes:
+        """Nothing but its types."""
+        return self._types
+
+    def position(self, index: int) -> int:  # noqa: ARG002
+        """What is wanted is always the first."""
+        return 0
+
+    def accept(self, attempt: int, vector: bytes, finish: FinishReason | None) -> Verdict:
+        """Take what a scheduler made of the input."""
+        if attempt != self.attempt or self.done:
+            return Verdict.STALE
+        if finish is None:
+            self.vector = vector
+        elif finish.type is FinishType.ABORT and not finish.asked:
+            return Verdict.ABORTED
+        elif finish.type is FinishType.ABORT:
+            self.error = RequestAbortedError("The request was aborted.")
+        else:
+            self.error = ServerError(finish.message or "The server ended this request.")
+        self._wake.set()
+        return Verdict.ACCEPTED
+
+    def message(self, attempt: int, detokenizer: str, *, alone: bool = False) -> TokenizedEmbeddingReqInput:  # noqa: ARG002
+        """The input as a scheduler gets it."""
+        return TokenizedEmbeddingReqInput(
+            rid=self.rid,
+            attempt=attempt,
+            input_ids=self.prompt_ids,
+            token_types=self._types,
+            priority=self._priority,
+            alone=alone,
+        )
+
+
+def vectors_of(
+    batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]
+) -> Iterator[tuple[str, int, bytes, FinishReason | None]]:
+    """(rid, attempt, vector, finish) of each row. Raises ValueError for a batch whose parts do not fit."""
+    size = 4 * batch.width
+    if len(frames) != 1 or batch.width < 1 or frames[0].nbytes != size * len(batch.rids):
+        raise ValueError(f"{len(batch.rids)} vectors of {batch.width} numbers came with frames of another size")
+    data = bytes(frames[0])
+    for row, (rid, attempt) in enumerate(zip(batch.rids, unpack_ints(batch.attempts), strict=True)):
+        yield rid, attempt, data[row * size : (row + 1) * size], batch.finishes.get(row)
+
+
+def numbers(vector: bytes) -> tuple[float, ...]:
+    """The numbers of a vector."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)

@@ -1,0 +1,103 @@
+"""What every request in flight has, whatever it asks for: who it is, where it is, and how often it was sent there."""
+
+import asyncio
+from abc import ABC, abstractmethod
+
+from tercet.frontend.errors import ApiError
+from tercet.frontend.served_model import ServedModel
+from tercet.protocol.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
+
+
+class InFlight(ABC):
+    """A request from its first dispatch to its one final answer. `wake` may be shared with its siblings."""
+
+    def __init__(self, rid: str, model: ServedModel, prompt_ids: bytes, wake: asyncio.Event) -> None:
+        self.rid = rid
+        self.model = model
+        self.prompt_ids = prompt_ids
+        self.prompt_tokens = len(prompt_ids) // 4
+        self.attempt = -1
+        self.alone = False
+        """Whether its present attempt runs while nothing else does."""
+        self.scheduler = ""
+        """Where its present attempt runs; empty while it waits for a scheduler."""
+        self.detokenizer = ""
+        self.began_at = 0.0
+        self.dispatched_at = 0.0
+        self.refused = False
+        """Whether the scheduler of its last attempt refused it. Until one takes it, bounds of queues hold for it."""
+        self.refused_by: set[str] = set()
+        self.suspicions = 0
+        """Schedulers that died of its attempts, perhaps, one after another."""
+        self.retries = 0
+        """Dispatches for want of news since the last news."""
+        self.error: ApiError | None = None
+        self._wake = wake
+
+    @property
+    def salt(self) -> str:
+        """Whose prompts its own may share a cache with."""
+        return ""
+
+    @property
+    def has_text(self) -> bool:
+        """Whether its answer is text, and goes by way of a detokenizer."""
+        return True
+
+    @property
+    def constrained(self) -> bool:
+        """Whether only a scheduler that reads grammars can run it."""
+        return False
+
+    @property
+    def next_attempt(self) -> int:
+        """The number of its next dispatch."""
+        return self.attempt + 1
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens emitted over all choices."""
+        return 0
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether its present attempt has brought anything."""
+        return False
+
+    @property
+    @abstractmethod
+    def open_indices(self) -> list[int]:
+        """The choices that have no finish yet."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the request has its final answer."""
+
+    @property
+    @abstractmethod
+    def signature(self) -> bytes:
+        """What it asks for besides its prompt, but for what differs each time."""
+
+    @abstractmethod
+    def position(self, index: int) -> int:
+        """The position of a choice that comes next."""
+
+    @abstractmethod
+    def message(
+        self, attempt: int, detokenizer: str, *, alone: bool = False
+    ) -> TokenizedGenerateReqInput | TokenizedEmbeddingReqInput:
+        """The request as a scheduler gets it."""
+
+    def dispatched(self, scheduler: str, detokenizer: str, now: float, *, alone: bool = False) -> None:
+        """The next attempt is on its way."""
+        self.attempt = self.next_attempt
+        self.scheduler, self.detokenizer = scheduler, detokenizer
+        self.dispatched_at = now
+        self.alone, self.refused = alone, False
+
+    def fail(self, error: ApiError) -> None:
+        """End the request with an error, unless it has ended already."""
+        if not self.done:
+            self.error = error
+            self._wake.set()

@@ -1,0 +1,104 @@
+"""Inputs to token ids and types, with the model's own special tokens around them. Long work: not for the event loop."""
+
+from collections.abc import Sequence
+
+from tercet.frontend.embedding_request import EmbeddingRequest, EncodedInput, PairInput, TextInput, TokenInput
+from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
+from tercet.frontend.input_layout import Piece
+from tercet.frontend.served_model import ServedModel
+from tercet.protocol.values import pack_ints
+
+
+class InputEncoder:
+    """Encodes inputs of one request, which may share texts: a query is tokenized once, however many documents."""
+
+    def __init__(self, request: EmbeddingRequest, model: ServedModel) -> None:
+        self._request = request
+        self._model = model
+        self._tokenizer = model.tokenizer
+        self._limit = self._cut_at()
+        self._prompt = self._find_prompt()
+        self._firsts: dict[str, list[int]] = {}
+
+    def encode(self, places: Sequence[int]) -> list[EncodedInput]:
+        """The inputs of these numbers. Raises BadRequestError naming the one at fault."""
+        return [self._encode(place) for place in places]
+
+    def _encode(self, place: int) -> EncodedInput:
+        param = self._request.params[place]
+        match self._request.inputs[place]:
+            case TextInput(text):
+                layout = self._tokenizer.layout
+                ids = self._ids(self._prompt, text, param)
+                piece = layout.fill(ids[: self._room(layout.added, param)])
+            case PairInput(first, second):
+                layout = self._tokenizer.pair_layout
+                firsts = self._firsts.get(first)
+                if firsts is None:
+                    firsts = self._firsts[first] = self._ids("", first, param)
+                seconds = self._ids("", second, param)
+                piece = layout.fill(*_fitted(firsts, seconds, self._room(layout.added, param)))
+            case TokenInput(ids):
+                for token_id in ids:
+                    if not 0 <= token_id < self._model.limits.vocab_size:
+                        raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
+                piece = Piece(ids[: self._limit], [])
+        if len(piece.ids) > self._model.context:
+            raise ContextLengthExceededError(
+                f"This model's maximum context length is {self._model.context} tokens. However, your input has "
+                f"{len(piece.ids)}. 'truncate_prompt_tokens' cuts what is too long.",
+                param=param,
+            )
+        if not piece.ids:
+            raise BadRequestError("The input has no tokens.", param=param)
+        return EncodedInput(pack_ints(piece.ids), pack_ints(piece.types) if any(piece.types) else b"")
+
+    def _ids(self, prompt: str, text: str, param: str) -> list[int]:
+        """The tokens of a text alone, what is written like a special token being text as any other."""
+        if self._model.files.sentences.lowers:
+            text = text.lower()
+        if self._limit is None and self._tokenizer.fewest_tokens(text) > self._model.context:
+            raise ContextLengthExceededError(
+                f"This model's maximum context length is {self._model.context} tokens. However, your input has "
+                f"{len(text)} characters. 'truncate_prompt_tokens' cuts what is too long.",
+                param=param,
+            )
+        guarded = self._tokenizer.guard(text, param=param)
+        return self._tokenizer.encode(prompt + guarded, add_special_tokens=False)
+
+    def _room(self, added: int, param: str) -> int | None:
+        """Tokens that a text can have besides the special ones; None where nothing is cut."""
+        if self._limit is None:
+            return None
+        if self._limit <= added:
+            raise BadRequestError(f"The model adds {added} tokens to {param}.", param="truncate_prompt_tokens")
+        return self._limit - added
+
+    def _cut_at(self) -> int | None:
+        truncate, context = self._request.truncate, self._model.context
+        if truncate is None:
+            return None
+        if truncate > context:
+            raise BadRequestError(f"This model reads {context} tokens at the most.", param="truncate_prompt_tokens")
+        return context if truncate < 0 else truncate
+
+    def _find_prompt(self) -> str:
+        sentences, name = self._model.files.sentences, self._request.prompt_name
+        if name is None:
+            return sentences.default_prompt
+        if name not in sentences.prompts:
+            known = ", ".join(map(repr, sentences.prompts)) or "none"
+            raise BadRequestError(f"The model has no prompt {name!r}; it has {known}.", param="prompt_name")
+        return sentences.prompts[name]
+
+
+def _fitted(first: list[int], second: list[int], room: int | None) -> tuple[list[int], list[int]]:
+    """Both, cut to so many tokens in all: the longer one first, as tokenizers do."""
+    if room is None or len(first) + len(second) <= room:
+        return first, second
+    shorter = min(len(first), len(second))
+    if shorter + max(shorter, room - shorter) > room:
+        shorter = room // 2
+    if len(first) <= len(second):
+        return first[:shorter], second[: room - shorter]
+    return first[: room - shorter], second[:shorter]
