@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,14 @@ class Server:
         command = [str(Path(sys.executable).with_name("tercet")), "serve"]
         if program is not None:
             command = [sys.executable, str(program)]
+        state = tempfile.mkdtemp(prefix="tercet-state-")
+        weakref.finalize(self, shutil.rmtree, state, ignore_errors=True)
         self.process = subprocess.Popen(
             [*command, *arguments, "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "XDG_STATE_HOME": state, **(env or {})},
         )
         self.lines: list[str] = []
         self.url = ""

@@ -257,7 +257,7 @@ def test_options_become_flags_of_the_part_they_belong_to() -> None:
     )
     assert detokenizer.command == (sys.executable, "-m", "tercet.detokenizer", "--max-states=9")
     assert frontend.command == (
-        *(sys.executable, "-m", "tercet.frontend", "--served-model-name=mine"),
+        *(sys.executable, "-m", "tercet.frontend", "--served-model-name=mine", "--response-store=auto"),
         *("--scheduler", "ipc:///run/x/scheduler-*", "--detokenizer", "ipc:///run/x/detokenizer-*"),
     )
     assert [part.role for part in parts.values()] == [

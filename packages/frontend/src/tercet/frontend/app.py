@@ -20,6 +20,7 @@ from tercet.frontend.errors import (
     ServerError,
 )
 from tercet.frontend.event_stream import ClientGoneError
+from tercet.frontend.kept import Kept
 from tercet.frontend.keys import Keys
 from tercet.frontend.metrics import Metrics
 from tercet.frontend.native import Native
@@ -28,13 +29,16 @@ from tercet.frontend.openai.completions import OpenAIServingCompletion
 from tercet.frontend.openai.models import OpenAIServingModels
 from tercet.frontend.openapi import OpenApi
 from tercet.frontend.operations import OPERATIONS
+from tercet.frontend.responses.routes import OpenAIServingResponses
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.plan import TurnPlanner
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(manager: TokenizerManager, config: HttpConfig, serving: ServingConfig = ServingConfig()) -> ASGIApp:
+def build_app(
+    manager: TokenizerManager, config: HttpConfig, serving: ServingConfig = ServingConfig(), kept: Kept | None = None
+) -> ASGIApp:
     """The application. Its routes read and write their own bytes; FastAPI routes and no more.
 
     Raises ValueError for options that cannot work.
@@ -56,9 +60,16 @@ def build_app(manager: TokenizerManager, config: HttpConfig, serving: ServingCon
     models = OpenAIServingModels(manager.models)
     native = Native(manager, config.max_body_bytes)
     control = ControlRoutes(manager, config.max_body_bytes)
+    responses = OpenAIServingResponses(manager, planner, kept, config.max_body_bytes)
     routes: list[tuple[str, str, Endpoint]] = [
         ("POST", "/v1/chat/completions", chat.create),
         ("POST", "/v1/completions", OpenAIServingCompletion(manager, config.max_body_bytes).create),
+        ("POST", "/v1/responses", responses.create),
+        ("POST", "/v1/responses/input_tokens", responses.input_tokens),
+        ("GET", "/v1/responses/{response_id}", responses.retrieve),
+        ("DELETE", "/v1/responses/{response_id}", responses.delete),
+        ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
+        ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
         ("GET", "/v1/models", models.list),
         ("GET", "/v1/models/{model:path}", models.retrieve),
         ("POST", "/generate", native.generate),

@@ -51,20 +51,24 @@ CREATE TABLE IF NOT EXISTS events (
     PRIMARY KEY (response, number)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sessions (
-    id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,
+    id TEXT NOT NULL,
     created REAL NOT NULL,
-    capacity INTEGER NOT NULL
+    capacity INTEGER NOT NULL,
+    PRIMARY KEY (owner, id)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS sessions_by_age ON sessions (created);
 CREATE TABLE IF NOT EXISTS turns (
-    session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
+    owner TEXT NOT NULL,
+    session TEXT NOT NULL,
     rid TEXT NOT NULL,
     parent TEXT,
     prompt_ids BLOB NOT NULL,
     output_ids BLOB NOT NULL,
-    PRIMARY KEY (session, rid)
+    PRIMARY KEY (owner, session, rid),
+    FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS turns_by_parent ON turns (owner, session, parent);
 """
 
 
@@ -101,8 +105,12 @@ class Database:
             return None
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """The result of `work` as one transaction; an error undoes it."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, work)
+        """The result of `work` as one transaction, alone among all processes; an error undoes it. Raises OSError."""
+        return await self._do("BEGIN IMMEDIATE", work)
+
+    async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """The result of `work`, which only reads, and sees nothing change while it does."""
+        return await self._do("BEGIN", work)
 
     async def close(self) -> None:
         """Finish what was begun, and close the file."""
@@ -118,7 +126,7 @@ class Database:
             # A sixteenth at a time: often enough done to keep what can be kept, and not for every row.
             gone = sum(
                 connection.execute(
-                    f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY created"  # noqa: S608
+                    f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} ORDER BY created"  # noqa: S608
                     f" LIMIT (SELECT 1 + count(*) / 16 FROM {table}))"
                 ).rowcount
                 for table in ("responses", "sessions")
@@ -138,15 +146,20 @@ class Database:
         connection.executescript(_TABLES)
         connection.execute(f"PRAGMA user_version = {_FORMAT}")
 
-    def _transact(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def _do(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, begin, work)
+
+    def _transact(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
         connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
         try:
+            connection.execute(begin)
             result = work(connection)
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise OSError(f"the store of responses: {error}") from error
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
         return result
 
     def _used(self, connection: sqlite3.Connection) -> int:

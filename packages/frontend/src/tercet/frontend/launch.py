@@ -56,6 +56,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     name = config.frontend.served_model_name
     flags = [
         *([f"--served-model-name={name}"] if name is not None else []),
+        f"--response-store={config.frontend.response_store}",
         *("--scheduler", f"ipc://{directory}/scheduler-*", "--detokenizer", f"ipc://{directory}/detokenizer-*"),
         *extra_flags(config.frontend_extra),
     ]

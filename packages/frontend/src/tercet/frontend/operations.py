@@ -4,7 +4,8 @@ from tercet.frontend.control_routes import AbortRequest
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.openai.completion_schema import CompletionRequest
-from tercet.frontend.openapi import Operation
+from tercet.frontend.openapi import Operation, QueryParameter
+from tercet.frontend.responses.schema import CreateResponse, TokenCount
 
 _QUESTION = [{"role": "user", "content": "What is a scheduler?"}]
 
@@ -24,6 +25,46 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         body=CompletionRequest,
         example={"model": "embedded", "prompt": "A tercet is", "max_tokens": 16},
         streams=True,
+    ),
+    ("POST", "/v1/responses"): Operation(
+        tag="Responses",
+        summary="Answer an input of items, and keep the answer; with `background` nobody has to wait for it.",
+        answer="A response, or its events.",
+        body=CreateResponse,
+        example={"model": "embedded", "input": "What is a scheduler?", "max_output_tokens": 64},
+        streams=True,
+    ),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        tag="Responses",
+        summary="How many tokens an input has.",
+        answer="The number.",
+        body=TokenCount,
+        example={"model": "embedded", "input": "What is a scheduler?"},
+    ),
+    ("GET", "/v1/responses/{response_id}"): Operation(
+        tag="Responses",
+        summary="A stored response as it stands, or the events of one made in the background.",
+        answer="A response, or its events.",
+        query=[
+            QueryParameter("stream", {"enum": ["true", "false"]}, "Its events, as they come."),
+            QueryParameter("starting_after", {"type": "integer", "minimum": 0}, "Only events numbered above this."),
+        ],
+    ),
+    ("DELETE", "/v1/responses/{response_id}"): Operation(
+        tag="Responses", summary="Forget a stored response.", answer="That it is so."
+    ),
+    ("POST", "/v1/responses/{response_id}/cancel"): Operation(
+        tag="Responses", summary="End a response that is made in the background.", answer="The response as it stands."
+    ),
+    ("GET", "/v1/responses/{response_id}/input_items"): Operation(
+        tag="Responses",
+        summary="What a stored response was made from, with all before it.",
+        answer="A page of items.",
+        query=[
+            QueryParameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items a page; by default 20."),
+            QueryParameter("after", {"type": "string"}, "The last item of the page before."),
+            QueryParameter("order", {"enum": ["asc", "desc"]}, "Oldest or newest first; desc by default."),
+        ],
     ),
     ("GET", "/v1/models"): Operation(tag="OpenAI", summary="The models served here.", answer="A list of models."),
     ("GET", "/v1/models/{model:path}"): Operation(

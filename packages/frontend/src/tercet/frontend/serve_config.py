@@ -70,6 +70,8 @@ class FrontendOptions:
     """A key that clients must send; may be repeated. Without any, everybody may ask."""
     admin_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS")] = ()
     """A key that also opens the routes that concern everybody, such as /flush_cache; may be repeated."""
+    response_store: str = "auto"
+    """File that stored responses and sessions are kept in: auto is in this user's state directory; none keeps none."""
 
     def __post_init__(self) -> None:
         for option, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):

@@ -6,11 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tercet.frontend.app import build_app
 from tercet.frontend.config import FrontendConfig
+from tercet.frontend.database import Database
 from tercet.frontend.http_server import HttpServer, listening_socket, url_of
+from tercet.frontend.kept import Kept
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.routing_policy import POLICIES
 from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.frontend.turn.plan import TurnPlanner
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.events import Delivery
@@ -51,7 +54,9 @@ class Frontend:
             serving.max_waiting,
             self._on_servable,
         )
-        app = build_app(self._manager, config.http, serving)
+        database = Database.open(config.store)
+        self._kept = Kept(self._manager, TurnPlanner(serving), database) if database else None
+        app = build_app(self._manager, config.http, serving, self._kept)
         self._server = HttpServer(app, config.http, self._listener, self._on_started)
 
     async def run(self) -> None:
@@ -61,9 +66,13 @@ class Frontend:
             loop.add_signal_handler(number, self._drain)
         await self._node.start()
         self._manager.start()
+        if self._kept is not None:
+            self._kept.start()
         try:
             await self._server.run_until_told()
         finally:
+            if self._kept is not None:
+                await self._kept.close()
             await self._manager.close()
             await self._node.close("stopped")
             self._pool.shutdown(wait=False, cancel_futures=True)

@@ -108,7 +108,7 @@ class MessageWriter:
     def _call(self, start: ToolCallStart) -> list[Change]:
         self._blank = ""
         changes = self._close()
-        block = {"type": "tool_use", "id": start.id, "name": start.name, "input": {}}
+        block: dict[str, Any] = {"type": "tool_use", "id": start.id, "name": start.name, "input": {}}
         return [*changes, *self._into("tool_use", block)]
 
     def _into(self, kind: str, block: dict[str, Any]) -> list[Change]:
@@ -124,7 +124,8 @@ class MessageWriter:
         if not self._open:
             return []
         changes: list[Change] = []
-        block, text = self.body["content"][-1], "".join(self._texts)
+        block: dict[str, Any] = self.body["content"][-1]
+        text = "".join(self._texts)
         match self._open:
             case "text":
                 block["text"] = text

@@ -7,12 +7,15 @@ import orjson
 
 from tercet.frontend.responses.output_items import Change
 
+ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+"""The last event of a response is one of these."""
+
 
 class EventLog:
     """Numbers events. One that goes on after `earlier` leaves out what those have told, however they were cut.
 
     A response that is begun again says the same, but its text arrives in other pieces. Each character of a delta and
-    each other event is one step; so many steps as `earlier` has are passed over.
+    each other event is one step; so many steps as `earlier` has are passed over, but never the last of all.
     """
 
     def __init__(self, earlier: Sequence[Change] = ()) -> None:
@@ -26,9 +29,9 @@ class EventLog:
             steps = _steps(change)
             told = min(steps, self._told)
             self._told -= told
-            if told == steps:
+            if told == steps and change["type"] not in ENDS:
                 continue
-            if told:
+            if 0 < told < steps:
                 change = {**change, "delta": change["delta"][told:]}
             numbered.append({**change, "sequence_number": self.next})
             self.next += 1

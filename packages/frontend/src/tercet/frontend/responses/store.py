@@ -70,7 +70,7 @@ class ResponseStore:
 
     async def get(self, owner: str, response: str) -> Body:
         """The response as it stands. Raises NotFoundError."""
-        return await self._database.run(lambda each: _body(each, owner, response))
+        return await self._database.read(lambda each: _body(each, owner, response))
 
     async def delete(self, owner: str, response: str) -> None:
         """Forget it; what still works on it stops. Raises NotFoundError."""
@@ -104,11 +104,11 @@ class ResponseStore:
             earlier = _history(connection, owner, before) if before else []
             return earlier + [item for item, given in _items(connection, response) if given]
 
-        return await self._database.run(work)
+        return await self._database.read(work)
 
     async def history(self, owner: str, response: str) -> list[Item]:
         """What a response that goes on from this one begins with. Raises NotFoundError, BadRequestError."""
-        return await self._database.run(lambda each: _history(each, owner, response))
+        return await self._database.read(lambda each: _history(each, owner, response))
 
     async def item(self, owner: str, item: str) -> Item | None:
         """An item of any response of the owner's."""
@@ -116,7 +116,7 @@ class ResponseStore:
             "SELECT data FROM items JOIN responses ON responses.id = items.response"
             " WHERE items.id = ? AND owner = ? ORDER BY created DESC LIMIT 1"
         )
-        row = await self._database.run(lambda each: each.execute(query, (item, owner)).fetchone())
+        row = await self._database.read(lambda each: each.execute(query, (item, owner)).fetchone())
         return orjson.loads(row[0]) if row else None
 
     # Work in the background.
@@ -144,7 +144,7 @@ class ResponseStore:
             query = "SELECT data FROM events WHERE response = ? AND number > ? ORDER BY number"
             return [data for (data,) in connection.execute(query, (response, after))], more
 
-        return await self._database.run(work)
+        return await self._database.read(work)
 
     async def renew(self, leases: Sequence[Lease]) -> list[Lease]:
         """Keep what one works on; returns what one has lost."""
@@ -181,7 +181,7 @@ class ResponseStore:
     async def emitted(self, response: str) -> list[dict[str, Any]]:
         """Every event so far."""
         query = "SELECT data FROM events WHERE response = ? ORDER BY number"
-        rows = await self._database.run(lambda each: each.execute(query, (response,)).fetchall())
+        rows = await self._database.read(lambda each: each.execute(query, (response,)).fetchall())
         return [orjson.loads(data) for (data,) in rows]
 
     # Inside.

@@ -5,7 +5,8 @@ Ids of items follow from the response's own, so that a response begun again keep
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, assert_never
 
 from tercet.frontend.errors import ApiError
@@ -22,21 +23,32 @@ from tercet.protocol.values import FinishType
 
 
 class ResponseWriter:
-    """Writes one response. `body` is the response object, which it keeps up to date."""
+    """Writes one response. `body` is the response object, which it keeps up to date.
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    `call_ids` are those of calls, by their place in the output, that an earlier run has told already.
+    """
+
+    def __init__(self, body: dict[str, Any], call_ids: Mapping[int, str] = MappingProxyType({})) -> None:
         self.body = body
+        self._call_ids = call_ids
         self._open: Item | None = None
         self._blank = ""
         """White space that is text only if text follows."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to say."""
+        return self.body["status"] not in {"queued", "in_progress"}
+
     def begin(self) -> list[Change]:
         """The response exists."""
-        changes = [self._about("response.created")]
-        if self.body["status"] == "queued":
-            changes.append(self._about("response.queued"))
-            self.body["status"] = "in_progress"
-        return [*changes, self._about("response.in_progress")]
+        queued = [self._about("response.queued")] if self.body["status"] == "queued" else []
+        return [self._about("response.created"), *queued]
+
+    def progress(self) -> list[Change]:
+        """The model begins to speak."""
+        self.body["status"] = "in_progress"
+        return [self._about("response.in_progress")]
 
     def take(self, findings: Sequence[Event], logprobs: Sequence[dict[str, Any]] = ()) -> list[Change]:
         """What the model said; `logprobs` are those of the tokens it said it in."""
@@ -107,8 +119,9 @@ class ResponseWriter:
 
     def _call(self, start: ToolCallStart) -> list[Change]:
         self._blank = ""
-        call = Call(self._id("fc"), len(self.body["output"]), start.name, start.id or self._id("call"))
-        return [*self._close("completed"), *self._begin(call)]
+        changes, place = self._close("completed"), len(self.body["output"])
+        call_id = self._call_ids.get(place) or start.id or self._id("call")
+        return [*changes, *self._begin(Call(self._id("fc"), place, start.name, call_id))]
 
     def _begin(self, item: Item) -> list[Change]:
         self._open = item

@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tercet.frontend.app import build_app
-from tercet.frontend.config import HttpConfig, ServingConfig
+from tercet.frontend.config import HttpConfig, ServingConfig, StoreConfig
+from tercet.frontend.database import Database
 from tercet.frontend.http_server import HttpServer, listening_socket, url_of
+from tercet.frontend.kept import Kept
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.routing_policy import RoundRobin
 from tercet.frontend.testing.engine import FakeEngine
 from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.frontend.turn.plan import TurnPlanner
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class Served:
     server: HttpServer
     ended: asyncio.Event
     """Set once nothing listens any more."""
+    kept: Kept | None = None
+
+    async def connect(self) -> None:
+        """The engine's peers come up and the model is ready."""
+        await _connected(self.engine, self.manager)
 
     def drain(self) -> None:
         """As SIGTERM does."""
@@ -50,28 +58,36 @@ async def serving(
     names: tuple[str, ...] = (),
     recovery_timeout: float = 60.0,
     max_waiting: int = 256,
+    peer: str = "frontend-0",
+    store: StoreConfig = StoreConfig(),
 ) -> AsyncIterator[Served]:
     """Serve on 127.0.0.1; with `connect` the engine's peers are up and the model is ready."""
     with ThreadPoolExecutor(1) as pool:
         registry = ModelRegistry(pool, names)
         controller = DataParallelController(RoundRobin())
-        manager = TokenizerManager("frontend-0", engine, pool, registry, controller, recovery_timeout, max_waiting)
+        manager = TokenizerManager(peer, engine, pool, registry, controller, recovery_timeout, max_waiting)
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()
         listener = socket.create_server(("127.0.0.1", 0)) if http.fd is None else listening_socket(http)
-        server = HttpServer(build_app(manager, http, config), http, listener, started.set)
+        database = Database.open(store)
+        kept = Kept(manager, TurnPlanner(config), database) if database else None
+        server = HttpServer(build_app(manager, http, config, kept), http, listener, started.set)
         url = url_of(listener)
         manager.start()
+        if kept is not None:
+            kept.start()
         running = asyncio.create_task(server.run_until_told())
         running.add_done_callback(lambda _: ended.set())
         await started.wait()
         try:
             if connect:
                 await _connected(engine, manager)
-            yield Served(url, engine, manager, server, ended)
+            yield Served(url, engine, manager, server, ended, kept)
         finally:
             server.stop()
             await running
+            if kept is not None:
+                await kept.close()
             await manager.close()
 
 

@@ -1,0 +1,28 @@
+"""What clients come back for, put together: stored responses, work in the background, and sessions."""
+
+from tercet.frontend.database import Database
+from tercet.frontend.responses.background import Background
+from tercet.frontend.responses.draft import Drafter
+from tercet.frontend.responses.store import ResponseStore
+from tercet.frontend.sessions.store import SessionStore
+from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.frontend.turn.plan import TurnPlanner
+
+
+class Kept:
+    """Everything that stands in the one file. It closes the file, too."""
+
+    def __init__(self, manager: TokenizerManager, planner: TurnPlanner, database: Database) -> None:
+        self._database = database
+        self.responses = ResponseStore(database, manager.peer)
+        self.background = Background(manager, Drafter(manager, planner, self.responses), self.responses)
+        self.sessions = SessionStore(database)
+
+    def start(self) -> None:
+        """Begin to look for what frontends that are gone have left."""
+        self.background.start()
+
+    async def close(self) -> None:
+        """Leave what is not done to others."""
+        await self.background.close()
+        await self._database.close()

@@ -1,0 +1,178 @@
+"""Responses that are made while nobody waits for them, and those that frontends now dead have left."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+import orjson
+
+from tercet.frontend.errors import ApiError, ServerError, UnavailableError
+from tercet.frontend.generation import Generation
+from tercet.frontend.responses.draft import Draft, Drafter, Origin
+from tercet.frontend.responses.event_log import EventLog
+from tercet.frontend.responses.output_items import Change
+from tercet.frontend.responses.schema import CreateResponse
+from tercet.frontend.responses.store import Job, Lease, LeaseLostError, ResponseStore
+from tercet.frontend.responses.writer import ResponseWriter
+from tercet.frontend.tokenizer_manager import TokenizerManager
+
+logger = logging.getLogger(__name__)
+
+_RENEW_SECONDS = 0.5
+_LOOKS_FOR_EACH_TAKING = 2
+_FOLLOW_SECONDS = 0.1
+"""How long news of a response may be old that another frontend makes."""
+_MOST_RUNS = 3
+"""What was begun so often failed each time, and may be what its frontends died of."""
+
+
+class Background:
+    """Works on background responses of this frontend's. All methods run on the event loop's thread."""
+
+    def __init__(self, manager: TokenizerManager, drafter: Drafter, store: ResponseStore) -> None:
+        self._manager = manager
+        self._drafter = drafter
+        self._store = store
+        self._working: dict[Lease, asyncio.Task[None]] = {}
+        self._news: dict[str, asyncio.Event] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look for what others have left."""
+        self._looking = asyncio.create_task(self._look_forever())
+
+    async def close(self) -> None:
+        """Stop; what is not done is left to whoever comes next."""
+        tasks = [*self._working.values(), *([self._looking] if self._looking else [])]
+        leases = list(self._working)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for lease in leases:
+            await self._store.give_up(lease)
+
+    async def begin(self, owner: str, origin: Origin, draft: Draft) -> dict[str, Any]:
+        """Have a response made; returns it as it is queued. Raises ApiError if its request cannot be taken."""
+        generation = await self._manager.submit([draft.plan.request])
+        body = {**draft.body, "output": []}
+        try:
+            lease = await self._store.begin(owner, body, draft.given, _kept(origin))
+        except BaseException:
+            self._manager.release(generation)
+            raise
+        self._spawn(lease, self._work(lease, draft, generation, []))
+        return body
+
+    async def follow(self, owner: str, response: str, after: int) -> AsyncIterator[bytes]:
+        """The events numbered above `after`, as they come, to the last. Raises NotFoundError."""
+        more = True
+        while more:
+            events, more = await self._store.events(owner, response, after)
+            after += len(events)
+            for event in events:
+                yield event
+            if more:
+                news = self._news.setdefault(response, asyncio.Event())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), _FOLLOW_SECONDS)
+        self._news.pop(response, None)
+
+    def stop(self, response: str) -> None:
+        """Stop working on one that was cancelled or deleted."""
+        for lease, task in self._working.items():
+            if lease.id == response:
+                task.cancel()
+
+    # Work.
+
+    async def _work(self, lease: Lease, draft: Draft, generation: Generation, earlier: Sequence[Change]) -> None:
+        writer = ResponseWriter(draft.body, _call_ids(earlier))
+        log = EventLog(earlier)
+        try:
+            await self._tell(lease, log, writer, writer.begin())
+            async for changes in draft.changes(writer, generation):
+                await self._tell(lease, log, writer, changes)
+        except UnavailableError:
+            await self._store.give_up(lease)
+        except ApiError as error:
+            await self._tell(lease, log, writer, writer.fail(error))
+        finally:
+            self._manager.release(generation)
+
+    async def _again(self, job: Job) -> None:
+        """Begin a response again that another frontend has left, and go on where its events end."""
+        request = job.request
+        origin = Origin(
+            request["id"], request["created"], request["seed"], CreateResponse.model_validate(request["request"])
+        )
+        earlier = await self._store.emitted(job.lease.id)
+        try:
+            draft = await self._drafter.draft(job.owner, origin)
+            if job.lease.run > _MOST_RUNS:
+                raise ServerError("The server failed this response again and again.")
+            generation = await self._manager.submit([draft.plan.request])
+        except UnavailableError:
+            await self._store.give_up(job.lease)
+        except ApiError as error:
+            writer = ResponseWriter(await self._store.get(job.owner, job.lease.id))
+            await self._tell(job.lease, EventLog(earlier), writer, writer.fail(error))
+        else:
+            await self._work(job.lease, draft, generation, earlier)
+
+    async def _tell(self, lease: Lease, log: EventLog, writer: ResponseWriter, changes: Sequence[Change]) -> None:
+        first = log.next
+        events = [orjson.dumps(event) for event in log.add(changes)]
+        news = any(change["type"] in _STANDINGS for change in changes)
+        if events or news:
+            await self._store.add(lease, first, events, writer.body if news else None)
+        if woken := self._news.pop(lease.id, None):
+            woken.set()
+
+    def _spawn(self, lease: Lease, work: Coroutine[None, None, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except LeaseLostError:
+                logger.info("%s is no longer this frontend's to make", lease.id)
+            except Exception:
+                # Its lease runs out, and it is begun again, but not for ever.
+                logger.exception("the work on %s failed", lease.id)
+
+        task = asyncio.create_task(guarded())
+        self._working[lease] = task
+        task.add_done_callback(lambda _: self._working.pop(lease, None))
+
+    async def _look_forever(self) -> None:
+        looks = 0
+        while True:
+            try:
+                for lease in await self._store.renew(list(self._working)):
+                    if task := self._working.get(lease):
+                        task.cancel()
+                if looks % _LOOKS_FOR_EACH_TAKING == 0 and self._manager.ready:
+                    for job in await self._store.take_over([model.name for model in self._manager.models]):
+                        logger.warning("%s is begun again (run %d)", job.lease.id, job.lease.run)
+                        self._spawn(job.lease, self._again(job))
+            except OSError:
+                logger.exception("the store of responses does not answer")
+            looks += 1
+            await asyncio.sleep(_RENEW_SECONDS)
+
+
+_STANDINGS = {"response.in_progress", "response.completed", "response.incomplete", "response.failed"}
+"""Events after which a response stands otherwise than before."""
+
+
+def _kept(origin: Origin) -> dict[str, Any]:
+    request = origin.request.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {"id": origin.id, "created": origin.created, "seed": origin.seed, "request": request}
+
+
+def _call_ids(events: Sequence[Change]) -> dict[int, str]:
+    return {
+        event["output_index"]: event["item"]["call_id"]
+        for event in events
+        if event["type"] == "response.output_item.added" and event["item"]["type"] == "function_call"
+    }

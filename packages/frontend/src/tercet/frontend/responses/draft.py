@@ -1,0 +1,212 @@
+"""From a request to a response that can be made: its items, its turn, and what it says as events."""
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.generation import Generation
+from tercet.frontend.grammar.spec import Constraint, JsonObject, JsonSchema
+from tercet.frontend.openai.logprobs import chat_logprobs, without_end
+from tercet.frontend.openai.sampling_schema import SamplingFields
+from tercet.frontend.parsers.events import TextDelta
+from tercet.frontend.parsers.port import ToolSpec
+from tercet.frontend.req_state import Update
+from tercet.frontend.responses.body import new_body, usage_of
+from tercet.frontend.responses.conversation import Item, messages_of, shaped
+from tercet.frontend.responses.output_items import Change
+from tercet.frontend.responses.schema import (
+    AllowedTools,
+    CreateResponse,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedFunction,
+    Prompted,
+)
+from tercet.frontend.responses.store import ResponseStore
+from tercet.frontend.responses.writer import ResponseWriter
+from tercet.frontend.served_model import ServedModel
+from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.frontend.turn.chat_turn import Calls, ChatTurn, ToolChoice
+from tercet.frontend.turn.plan import TurnPlan, TurnPlanner
+from tercet.protocol.values import LogprobParams
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What makes a response the same when it is begun again."""
+
+    id: str
+    created: int
+    seed: int
+    request: CreateResponse
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A response that can be made."""
+
+    plan: TurnPlan
+    given: list[Item]
+    body: dict[str, Any]
+    model: ServedModel
+    wants_logprobs: bool
+
+    async def changes(self, writer: ResponseWriter, generation: Generation) -> AsyncIterator[list[Change]]:
+        """What each arrival changes, to the last. Raises ApiError."""
+        [reader] = self.plan.readers(generation)
+        logprobs: list[dict[str, Any]] = []
+        begun = False
+        async for arrivals in generation.arrivals():
+            changes = [] if begun else writer.progress()
+            begun = True
+            for update in (arrival.update for arrival in arrivals):
+                findings = reader.read(update)
+                logprobs += self._logprobs(update)
+                changes += writer.take(findings, logprobs)
+                if any(isinstance(each, TextDelta) for each in findings):
+                    logprobs = []
+                if update.finish is not None:
+                    usage = usage_of(generation, reader.reasoning_tokens)
+                    changes += writer.end(update.finish.type, usage, int(time.time()))
+            yield changes
+
+    def _logprobs(self, update: Update) -> list[dict[str, Any]]:
+        if not self.wants_logprobs:
+            return []
+        ids = without_end(update.token_ids, update.finish)
+        content: list[dict[str, Any]] = chat_logprobs(self.model.files.token_bytes, ids, update.logprobs)["content"]
+        return content
+
+
+class Drafter:
+    """Makes drafts. Without a store there is nothing to go on from."""
+
+    def __init__(self, manager: TokenizerManager, planner: TurnPlanner, store: ResponseStore | None) -> None:
+        self._manager = manager
+        self._planner = planner
+        self._store = store
+
+    async def draft(self, owner: str, origin: Origin) -> Draft:
+        """Raises ApiError."""
+        request = origin.request
+        model = self._manager.models.get(request.model)
+        given, turn = await self._turn(owner, request, model)
+        sampling = SamplingFields(
+            model=request.model,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+        ).sampling(model.files.defaults)
+        turn = msgspec.structs.replace(
+            turn,
+            sampling=sampling,
+            max_tokens=request.max_output_tokens,
+            max_tokens_param="max_output_tokens",
+            seed=origin.seed,
+            stop=request.stops(),
+            logprobs=LogprobParams(top=request.top_logprobs or 0) if request.wants_logprobs else None,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt or "",
+        )
+        return Draft(
+            plan=await self._plan(turn, model),
+            given=given,
+            body=new_body(origin.id, request, sampling, origin.created),
+            model=model,
+            wants_logprobs=request.wants_logprobs,
+        )
+
+    async def prompt(self, owner: str, request: Prompted) -> tuple[TurnPlan, ServedModel]:
+        """What would be generated from, for a count of its tokens. Raises ApiError."""
+        model = self._manager.models.get(request.model)
+        _, turn = await self._turn(owner, request, model)
+        return await self._plan(turn, model), model
+
+    async def _turn(self, owner: str, request: Prompted, model: ServedModel) -> tuple[list[Item], ChatTurn]:
+        """The items that are new with this request, and the turn that they and those before them make."""
+        earlier: list[Item] = []
+        if request.previous_response_id is not None:
+            earlier = await self._history(owner, request.previous_response_id)
+        given = await self._given(owner, request)
+        turn = ChatTurn(
+            model=request.model,
+            messages=messages_of(earlier, given, request.instructions),
+            sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
+            tools=_tools(request),
+            tool_choice=_tool_choice(request),
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            constraint=_constraint(request),
+            reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        )
+        return given, turn
+
+    async def _history(self, owner: str, response: str) -> list[Item]:
+        if self._store is None:
+            raise BadRequestError(
+                "This server stores no responses to go on from.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return await self._store.history(owner, response)
+
+    async def _given(self, owner: str, request: Prompted) -> list[Item]:
+        if isinstance(request.input, str):
+            return [shaped({"type": "message", "role": "user", "content": request.input})]
+        given: list[Item] = []
+        for place, item in enumerate(request.input or ()):
+            if item.type != "item_reference":
+                given.append(shaped(item.model_dump(exclude_none=True)))
+                continue
+            found = await self._store.item(owner, item.id) if self._store else None
+            if found is None:
+                raise BadRequestError(f"Item with id '{item.id}' not found.", param=f"input[{place}].id")
+            given.append(found)
+        return given
+
+    async def _plan(self, turn: ChatTurn, model: ServedModel) -> TurnPlan:
+        try:
+            return await self._planner.plan(turn, model)
+        except BadRequestError as error:
+            # A turn knows chat's names of things.
+            if error.param == "reasoning_effort":
+                error.param = "reasoning.effort"
+            elif error.param is not None and error.param.startswith("messages"):
+                error.param = "input"
+            raise
+
+
+def new_seed() -> int:
+    """A seed where the client gives none: a response begun again has to say the same."""
+    return secrets.randbits(63)
+
+
+def _tools(request: Prompted) -> tuple[ToolSpec, ...]:
+    return tuple(
+        ToolSpec(tool.name, tool.parameters or {}, tool.description or "", bool(tool.strict))
+        for tool in request.tools or ()
+    )
+
+
+def _tool_choice(request: Prompted) -> ToolChoice:
+    match request.tool_choice:
+        case NamedFunction(name=name):
+            return ToolChoice(Calls.REQUIRED, frozenset({name}))
+        case AllowedTools(mode=mode, tools=tools):
+            return ToolChoice(Calls(mode), frozenset(tool.name for tool in tools))
+        case str(word):
+            return ToolChoice(Calls(word))
+    return ToolChoice()
+
+
+def _constraint(request: Prompted) -> Constraint | None:
+    match request.text and request.text.format:
+        case JsonObjectFormat():
+            return JsonObject(param="text.format")
+        case JsonSchemaFormat() as wanted:
+            return JsonSchema(
+                schema=wanted.schema_, strict=bool(wanted.strict), name=wanted.name, param="text.format.schema"
+            )
+    return None

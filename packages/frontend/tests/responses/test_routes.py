@@ -1,0 +1,281 @@
+"""/v1/responses through OpenAI's own client, which validates strictly."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import openai
+import pytest
+from openai.types.responses import FunctionToolParam, Response, ResponseStreamEvent
+
+from tercet.frontend.config import HttpConfig, StoreConfig
+from tercet.frontend.testing import FakeEngine, Script, Served, Token, serving
+from tercet.protocol.values import FinishReason, FinishType, ModelLimits, unpack_ints
+
+EngineOf = Callable[..., FakeEngine]
+OpenAIOf = Callable[..., openai.AsyncOpenAI]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+
+BODY: dict[str, Any] = {"model": "tiny", "input": "hello"}
+WEATHER: FunctionToolParam = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+CALL = '[{"name": "weather", "arguments": {"city": "Oslo"}}]'
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoreConfig:
+    return StoreConfig(response_store=str(tmp_path / "kept" / "responses.sqlite"))
+
+
+def saying(*texts: str, finish: FinishReason | None = None) -> Script:
+    last = len(texts) - 1
+    tokens = [Token(10 + place, text, finish if place == last else None) for place, text in enumerate(texts)]
+    return lambda _request, _index: tokens
+
+
+async def stream_of(client: openai.AsyncOpenAI, **options: Any) -> list[ResponseStreamEvent]:
+    stream = await client.responses.create(**{**BODY, "stream": True, **options})
+    return [event async for event in stream]
+
+
+def prompt_of(served: Served, engine: FakeEngine, number: int = -1) -> str:
+    ids = unpack_ints(engine.requests()[number].input_ids)
+    return served.manager.models.get("tiny").tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+async def test_a_response_is_made(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(engine_of()) as served:
+        answer = await openai_of(served).responses.create(**BODY, metadata={"a": "b"}, user="me")
+    assert answer.output_text == "Hello world!"
+    assert (answer.status, answer.error, answer.incomplete_details) == ("completed", None, None)
+    assert answer.id.startswith("resp_frontend-0_")
+    assert (answer.metadata, answer.user) == ({"a": "b"}, "me")
+    assert answer.completed_at is not None
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == 4
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 4
+    assert answer.usage.input_tokens_details.cached_tokens == answer.usage.input_tokens // 2
+
+
+async def test_rule_20_events_in_order_with_names_numbers_and_no_done(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/v1/responses", json={**BODY, "stream": True})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    names = [line.removeprefix("event: ") for line in answer.text.splitlines() if line.startswith("event: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data:")]
+    assert "[DONE]" not in answer.text
+    assert names == [event["type"] for event in events]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert names == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * 4,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+async def test_a_stream_adds_up_to_the_response(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(engine_of()) as served, openai_of(served).responses.stream(**BODY) as stream:
+        deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+        whole = await stream.get_final_response()
+    assert "".join(deltas) == whole.output_text == "Hello world!"
+    assert whole.usage is not None
+
+
+async def test_length_makes_it_incomplete(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(engine_of()) as served:
+        client = openai_of(served)
+        whole = await client.responses.create(**BODY, max_output_tokens=2)
+        events = await stream_of(client, max_output_tokens=2)
+    for answer in (whole, getattr(events[-1], "response", None)):
+        assert isinstance(answer, Response)
+        assert answer.status == "incomplete"
+        assert answer.incomplete_details is not None
+        assert answer.incomplete_details.reason == "max_output_tokens"
+        assert answer.output[0].status == "incomplete"  # type: ignore[union-attr]
+    assert events[-1].type == "response.incomplete"
+
+
+async def test_a_failure_in_the_middle_is_the_last_event(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    broken = FinishReason(FinishType.ERROR, message="it broke")
+    async with serving(engine_of(saying("Hello", " wor", finish=broken))) as served:
+        events = await stream_of(openai_of(served))
+        await served.until_idle()
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.status == "failed"
+    assert events[-1].response.error is not None
+    assert (events[-1].response.error.code, events[-1].response.error.message) == ("server_error", "it broke")
+
+
+async def test_calls_of_functions(engine_of: EngineOf, openai_of: OpenAIOf, limits: ModelLimits) -> None:
+    roomy = msgspec.structs.replace(limits, context_length=2048)
+    async with serving(engine_of(saying(*CALL), limits=roomy)) as served:
+        client = openai_of(served)
+        whole = await client.responses.create(**BODY, tools=[WEATHER])
+        events = await stream_of(client, tools=[WEATHER])
+        [call] = whole.output
+        assert call.type == "function_call"
+        assert (call.name, json.loads(call.arguments), call.status) == ("weather", {"city": "Oslo"}, "completed")
+        deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+        assert json.loads("".join(deltas)) == {"city": "Oslo"}
+        [done] = [event for event in events if event.type == "response.function_call_arguments.done"]
+        assert done.arguments == "".join(deltas)
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain in Oslo"}
+        asked: list[Any] = [{"role": "user", "content": "hello"}, call.model_dump(exclude_none=True), result]
+        await client.responses.create(model="tiny", input=asked, tools=[WEATHER])
+        assert "rain in Oslo" in prompt_of(served, served.engine)
+
+
+async def test_logprobs_when_included(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    include: list[Any] = ["message.output_text.logprobs"]
+    async with serving(engine_of()) as served:
+        client = openai_of(served)
+        whole = await client.responses.create(**BODY, include=include, top_logprobs=2)
+        events = await stream_of(client, include=include, top_logprobs=2)
+        plain = await client.responses.create(**BODY)
+    part = whole.output[0].content[0]
+    assert part.type == "output_text"
+    assert part.logprobs is not None
+    assert [(each.logprob, len(each.top_logprobs)) for each in part.logprobs] == [(-0.5, 2)] * 4
+    streamed = [event.logprobs for event in events if event.type == "response.output_text.delta"]
+    assert [len(each) for each in streamed] == [1, 1, 1, 1]
+    assert plain.output[0].content[0].logprobs == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "computer_call", "id": "1"}]}, "input[0]"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input[0].call_id"),
+        ({"input": None}, "input"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 100000}, "max_output_tokens"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"temperature": 3}, "temperature"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+        ({"background": True, "store": False}, "background"),
+        ({"background": True}, "store"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"metadata": {str(place): "" for place in range(17)}}, "metadata"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(
+    fields: dict[str, Any], param: str, engine_of: EngineOf, http_of: HttpOf
+) -> None:
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/v1/responses", json={**BODY, **fields})
+        assert not served.manager.running
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_a_stored_response_can_be_come_back_for(
+    engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
+) -> None:
+    async with serving(engine_of(), store=store) as served:
+        client = openai_of(served)
+        made = await client.responses.create(**BODY, instructions="be kind")
+        streamed = (await stream_of(client))[-1].response  # type: ignore[union-attr]
+        assert await client.responses.retrieve(made.id) == made
+        assert (await client.responses.retrieve(streamed.id)).output == streamed.output
+        await client.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(made.id)
+        unstored = await client.responses.create(**BODY, store=False)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(unstored.id)
+
+
+async def test_without_a_store_nothing_is_found_and_answers_still_come(
+    engine_of: EngineOf, openai_of: OpenAIOf
+) -> None:
+    async with serving(engine_of()) as served:
+        client = openai_of(served)
+        made = await client.responses.create(**BODY)
+        for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+            with pytest.raises(openai.NotFoundError):
+                await ask(made.id)
+
+
+async def test_a_response_goes_on_from_another(engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig) -> None:
+    async with serving(engine_of(), store=store) as served:
+        client = openai_of(served)
+        first = await client.responses.create(**BODY, instructions="be kind")
+        second = await client.responses.create(model="tiny", input="and you?", previous_response_id=first.id)
+        third = await client.responses.create(model="tiny", input="why?", previous_response_id=second.id)
+        assert third.previous_response_id == second.id
+        prompt = prompt_of(served, served.engine)
+        said = ["user\nhello", "assistant\nHello world!", "user\nand you?", "assistant\nHello world!", "user\nwhy?"]
+        assert re.search(".*".join(map(re.escape, said)), prompt, re.DOTALL)
+        assert "be kind" not in prompt
+        pages = [item async for item in client.responses.input_items.list(third.id, order="asc", limit=2)]
+        assert [item.role for item in pages] == ["user", "assistant", "user", "assistant", "user"]  # type: ignore[union-attr]
+        newest = await client.responses.input_items.list(third.id, limit=1)
+        assert newest.data[0].content[0].text == "why?"  # type: ignore[union-attr,index]
+        assert newest.has_more
+        again = await client.responses.create(model="tiny", input=[{"type": "item_reference", "id": pages[1].id}])
+        assert again.status == "completed"
+        assert "Hello world!" in prompt_of(served, served.engine)
+
+
+async def test_a_response_belongs_to_its_key(engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig) -> None:
+    async with serving(engine_of(), HttpConfig(api_key=("mine", "yours")), store=store) as served:
+        mine, yours = openai_of(served, api_key="mine"), openai_of(served, api_key="yours")
+        made = await mine.responses.create(**BODY)
+        item = made.output[0].id
+        for ask in (yours.responses.retrieve, yours.responses.delete, yours.responses.cancel):
+            with pytest.raises(openai.NotFoundError):
+                await ask(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await yours.responses.input_items.list(made.id)
+        with pytest.raises(openai.NotFoundError) as error:
+            await yours.responses.create(**BODY, previous_response_id=made.id)
+        assert error.value.code == "previous_response_not_found"
+        with pytest.raises(openai.BadRequestError):
+            await yours.responses.create(model="tiny", input=[{"type": "item_reference", "id": item}])
+        assert (await mine.responses.retrieve(made.id)).id == made.id
+
+
+async def test_input_tokens_are_those_of_the_response(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(engine_of()) as served:
+        client = openai_of(served)
+        made = await client.responses.create(**BODY, instructions="be kind")
+        count = await client.responses.input_tokens.count(**BODY, instructions="be kind")
+    assert made.usage is not None
+    assert count.input_tokens == made.usage.input_tokens
+
+
+async def test_a_client_that_leaves_ends_its_response(engine_of: EngineOf, http_of: HttpOf, store: StoreConfig) -> None:
+    async with serving(engine_of(saying(*["x"] * 60), auto=False), store=store) as served:
+        asking = asyncio.create_task(http_of(served).post("/v1/responses", json=BODY))
+        while not served.engine.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await served.until_idle()
+        assert not served.engine.running

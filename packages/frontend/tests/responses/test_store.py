@@ -1,0 +1,235 @@
+"""The store by itself: owners, leases, age and size. Time is what the test says."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tercet.frontend.config import StoreConfig
+from tercet.frontend.database import Database, state_directory
+from tercet.frontend.errors import BadRequestError, NotFoundError
+from tercet.frontend.responses.store import LEASE_SECONDS, LeaseLostError, ResponseStore
+
+MANY = 1 << 30
+DAY = 86400.0
+Stores = Callable[[str], ResponseStore]
+
+
+class Clock:
+    now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def stores(tmp_path: Path, clock: Clock) -> AsyncIterator[Stores]:
+    """The stores of several frontends on one file."""
+    opened: list[Database] = []
+
+    def make(peer: str) -> ResponseStore:
+        opened.append(Database(tmp_path / "responses.sqlite", MANY, 30 * DAY))
+        return ResponseStore(opened[-1], peer, clock)
+
+    yield make
+    for database in opened:
+        await database.close()
+
+
+def body(name: str = "resp_1", status: str = "completed", **fields: Any) -> dict[str, Any]:
+    output = [{"id": f"msg_{name}", "type": "message", "text": "yes"}] if status == "completed" else []
+    whole = {"id": name, "model": "tiny", "status": status, "background": status == "queued", "output": output}
+    return {**whole, "previous_response_id": None, **fields}
+
+
+def item(name: str) -> dict[str, Any]:
+    return {"id": name, "type": "message"}
+
+
+async def test_what_one_frontend_keeps_another_finds(stores: Stores) -> None:
+    await stores("a").keep("me", body(), [item("i1")])
+    other = stores("b")
+    assert await other.get("me", "resp_1") == body()
+    assert await other.input_items("me", "resp_1") == [item("i1")]
+    assert await other.item("me", "msg_resp_1") == body()["output"][0]
+
+
+async def test_nothing_is_there_for_another_owner(stores: Stores) -> None:
+    store = stores("a")
+    await store.keep("me", body(), [item("i1")])
+    for ask in (store.get, store.delete, store.cancel, store.input_items, store.history):
+        with pytest.raises(NotFoundError):
+            await ask("you", "resp_1")
+    assert await store.item("you", "i1") is None
+    await store.delete("me", "resp_1")
+    with pytest.raises(NotFoundError):
+        await store.get("me", "resp_1")
+    assert await store.item("me", "i1") is None, "its items are gone with it"
+
+
+async def test_history_is_everything_before(stores: Stores) -> None:
+    store = stores("a")
+    await store.keep("me", body("r1"), [item("i1")])
+    await store.keep("me", body("r2", previous_response_id="r1"), [item("i2")])
+    assert [each["id"] for each in await store.history("me", "r2")] == ["i1", "msg_r1", "i2", "msg_r2"]
+    await store.delete("me", "r1")
+    with pytest.raises(NotFoundError):
+        await store.history("me", "r2")
+
+
+async def test_a_response_that_still_runs_is_no_history(stores: Stores) -> None:
+    store = stores("a")
+    await store.begin("me", body(status="queued"), [], {})
+    with pytest.raises(BadRequestError):
+        await store.history("me", "resp_1")
+
+
+async def test_work_that_nobody_renews_is_taken_over_once(stores: Stores, clock: Clock) -> None:
+    first, second, third = stores("a"), stores("b"), stores("c")
+    lease = await first.begin("me", body(status="queued"), [item("i1")], {"seed": 5})
+    await first.add(lease, 0, [b'{"n":0}'])
+    assert await second.take_over(["tiny"]) == []
+    clock.now += LEASE_SECONDS - 1
+    assert await first.renew([lease]) == []
+    clock.now += 2
+    assert await second.take_over(["tiny"]) == [], "it was renewed"
+    clock.now += LEASE_SECONDS
+    assert await second.take_over(["another model"]) == []
+    jobs = await asyncio.gather(second.take_over(["tiny"]), third.take_over(["tiny"]))
+    [job] = [job for each in jobs for job in each]
+    assert (job.owner, job.request, job.lease.run) == ("me", {"seed": 5}, 2)
+    assert await second.emitted("resp_1") == [{"n": 0}]
+    with pytest.raises(LeaseLostError):
+        await first.add(lease, 1, [b"{}"])
+    assert await first.renew([lease]) == [lease]
+
+
+async def test_work_given_up_is_there_at_once_and_does_not_count(stores: Stores) -> None:
+    first, second = stores("a"), stores("b")
+    lease = await first.begin("me", body(status="queued"), [], {})
+    await first.give_up(lease)
+    [job] = await second.take_over(["tiny"])
+    assert job.lease.run == 1
+
+
+async def test_a_cancelled_response_takes_no_more(stores: Stores) -> None:
+    first, second = stores("a"), stores("b")
+    lease = await first.begin("me", body(status="queued"), [], {})
+    assert (await second.cancel("me", "resp_1"))["status"] == "cancelled"
+    assert await first.renew([lease]) == [lease]
+    with pytest.raises(LeaseLostError):
+        await first.add(lease, 0, [b"{}"], body())
+    assert (await first.get("me", "resp_1"))["status"] == "cancelled"
+    assert await first.events("me", "resp_1", -1) == ([], False)
+
+
+async def test_only_what_runs_in_the_background_is_cancelled(stores: Stores) -> None:
+    store = stores("a")
+    await store.keep("me", body(), [])
+    with pytest.raises(BadRequestError):
+        await store.cancel("me", "resp_1")
+    lease = await store.begin("me", body("resp_2", "queued"), [], {})
+    await store.add(lease, 0, [], body("resp_2", background=True))
+    assert (await store.cancel("me", "resp_2"))["status"] == "completed", "it ended before"
+
+
+async def test_events_are_read_from_where_one_was(stores: Stores) -> None:
+    store = stores("a")
+    lease = await store.begin("me", body(status="queued"), [], {})
+    await store.add(lease, 0, [b"0", b"1"])
+    assert await store.events("me", "resp_1", -1) == ([b"0", b"1"], True)
+    await store.add(lease, 2, [b"2"], body())
+    assert await store.events("me", "resp_1", 0) == ([b"1", b"2"], False)
+    assert [each["id"] for each in await store.history("me", "resp_1")] == ["msg_resp_1"]
+
+
+async def test_the_old_are_forgotten(stores: Stores, clock: Clock) -> None:
+    store = stores("a")
+    await store.keep("me", body("old"), [item("i1")])
+    clock.now += 31 * DAY
+    await store.keep("me", body("new"), [])
+    with pytest.raises(NotFoundError):
+        await store.get("me", "old")
+    assert (await store.get("me", "new"))["id"] == "new"
+
+
+async def test_the_file_keeps_to_its_bound_by_forgetting_the_oldest(tmp_path: Path, clock: Clock) -> None:
+    path, bound = tmp_path / "r.sqlite", 2 << 20
+    database = Database(path, bound, 30 * DAY)
+    store = ResponseStore(database, "a", clock)
+    for number in range(100):
+        clock.now += 1
+        await store.keep("me", body(f"r{number}", filler="x" * 100_000), [])
+    with pytest.raises(NotFoundError):
+        await store.get("me", "r0")
+    assert (await store.get("me", "r99"))["id"] == "r99"
+    assert (await store.get("me", "r90"))["id"] == "r90", "what has room is kept"
+    await database.close()
+    assert path.stat().st_size < bound + 500_000
+
+
+def test_many_processes_make_one_file(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys\nfrom pathlib import Path\nfrom tercet.frontend.database import Database\n"
+        "database = Database(Path(sys.argv[1]), 1 << 30, 1e9)\n"
+        "work = lambda c: c.execute(\"INSERT INTO sessions VALUES ('me', ?, 1.0, 1)\", (sys.argv[2],))\n"
+        "asyncio.run(database.run(work))\n"
+    )
+    path = tmp_path / "new" / "r.sqlite"
+    parts = [subprocess.Popen([sys.executable, "-c", program, str(path), str(number)]) for number in range(4)]
+    assert [part.wait(60) for part in parts] == [0] * 4
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM sessions").fetchone() == (4,)
+    connection.close()
+    assert path.stat().st_mode & 0o077 == 0, "what clients said is nobody else's to read"
+
+
+async def test_an_error_undoes_what_was_begun(tmp_path: Path) -> None:
+    database = Database(tmp_path / "r.sqlite", MANY, DAY)
+
+    def half(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO sessions VALUES ('me', 's', 1.0, 1)")
+        raise BadRequestError("no")
+
+    with pytest.raises(BadRequestError):
+        await database.run(half)
+    assert await database.read(lambda each: each.execute("SELECT count(*) FROM sessions").fetchone()) == (0,)
+    with pytest.raises(OSError, match="store of responses"):
+        await database.run(lambda each: each.execute("no such statement"))
+    await database.close()
+
+
+async def test_another_programs_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 77")
+    connection.close()
+    with pytest.raises(ValueError, match="format 77"):
+        Database(path, MANY, DAY)
+    (tmp_path / "text").write_text("no database at all, but long enough to be read as the head of one " * 3)
+    with pytest.raises(OSError, match="text"):
+        Database(tmp_path / "text", MANY, DAY)
+
+
+def test_the_default_file_may_be_impossible_and_a_chosen_one_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(blocked))
+    assert state_directory() == blocked / "tercet"
+    assert Database.open(StoreConfig(response_store="auto")) is None
+    assert "no response is stored" in caplog.text
+    with pytest.raises(OSError, match="file"):
+        Database.open(StoreConfig(response_store=str(blocked / "r.sqlite")))
+    assert Database.open(StoreConfig(response_store="none")) is None
