@@ -106,13 +106,12 @@ class LarkWriter:
         if not tail.after or (tail.limit is not None and not 0 <= tail.limit <= MAX_FREE_TOKENS):
             raise BadRequestError("The end of the free text is missing, or its limit is impossible.", param=tail.param)
         marker = self._tokens.added.get(tail.after)
-        if marker is not None:
-            times = "*" if tail.limit is None else f"{{0,{tail.limit}}}"
-            free = self._rule(f"{_any_but([marker, *self._tokens.eos])}{times}")
-            head = f"{free} <[{marker}]>"
+        if marker is None:
+            head = self._rule(
+                f"/{_repeated('(?s:.)', tail.limit, _CHARS_PER_TOKEN)}{slashed(re.escape(tail.after))[1:]}", "lazy"
+            )
         else:
-            times = "*" if tail.limit is None else f"{{0,{tail.limit * _CHARS_PER_TOKEN}}}"
-            head = self._rule(f"/(?s:.){times}{slashed(re.escape(tail.after))[1:]}", "lazy")
+            head = f"{_repeated(_any_but([marker, *self._tokens.eos]), tail.limit)} <[{marker}]>"
         if tail.constraint is None:
             return f"{head} {self._rule(_any_but(self._tokens.eos) + '*')}"
         return f"{head} {self._terminal(_LINE_BREAKS)} {self.expression(tail.constraint)}"
@@ -174,6 +173,13 @@ class LarkWriter:
         name = f"grammar_{len(self._beside) + 1}"
         self._beside.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
+
+
+def _repeated(what: str, limit: int | None, times: int = 1) -> str:
+    """Any number of something, or up to a limit; Lark has no {0,0}."""
+    if limit is None:
+        return f"{what}*"
+    return f"{what}{{0,{limit * times}}}" if limit else ""
 
 
 def _any_but(token_ids: Iterable[int]) -> str:

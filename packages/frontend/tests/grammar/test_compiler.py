@@ -1,0 +1,212 @@
+"""Constraints translated, and what the translation takes, as llguidance says."""
+
+import json
+from typing import Any
+
+import pytest
+
+from packages.frontend.tests.grammar.matching import Judge
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.grammar.compiler import to_grammar
+from tercet.frontend.grammar.limits import MAX_OPTIONS, MAX_TEXT
+from tercet.frontend.grammar.spec import (
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+    StructuralTag,
+    Tag,
+    Tail,
+    Tokens,
+)
+from tercet.protocol.values import GrammarKind
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+CALL = Tag(begin="<call=city>", content=JsonSchema(schema=CITY), end="</call>")
+NUMBER = Tag(begin="<call=number>", content=Regex(pattern="[0-9]+"), end="</call>")
+SPECIAL = Tag(begin="<|im_start|>tool", content=JsonObject(), end="\n")
+YES_OR_NO = Choice(options=["yes", "no"])
+
+
+@pytest.mark.parametrize(
+    ("constraint", "kind", "taken", "refused"),
+    [
+        (JsonObject(), GrammarKind.JSON_SCHEMA, ["{}", '{"a": [1, {"b": null}]}'], ["[]", "{", " {}", "{} "]),
+        (
+            JsonSchema(schema=CITY, strict=True),
+            GrammarKind.JSON_SCHEMA,
+            ['{"city":"Oslo"}', '{\n  "city": "Ålesund 🙂"\n}'],
+            ["{}", '{"city":1}', '{"city":"x","b":1}'],
+        ),
+        (JsonSchema(schema=True), GrammarKind.JSON_SCHEMA, ["1", "[]", '"x"'], ["x"]),
+        (Regex(pattern=r"a/b\d{2,3}|\n"), GrammarKind.REGEX, ["a/b12", "\n"], ["a/b1", "a/b1234", "xa/b12"]),
+        (
+            Choice(options=["yes", "no", 'a "quoted"\nline 🙂', "</think>"]),
+            GrammarKind.LARK,
+            ["yes", 'a "quoted"\nline 🙂'],
+            ["y", "yesno", ""],
+        ),
+        (Lark(text='start: "a" B\nB: /b+/'), GrammarKind.LARK, ["abb"], ["a", "b"]),
+        (Ebnf(text='start: "a" B\nB: /b+/'), GrammarKind.LARK, ["abb"], ["a", "b"]),
+        (Ebnf(text='root ::= "a" ("b" root)?'), GrammarKind.LARK, ["a", "aba"], ["ab", ""]),
+    ],
+)
+def test_texts_are_instances_or_not(
+    judge: Judge, tokens: Tokens, constraint: Constraint, kind: GrammarKind, taken: list[str], refused: list[str]
+) -> None:
+    grammar = to_grammar(constraint, tokens)
+    assert grammar.kind is kind
+    assert [text for text in taken if not judge.takes(grammar, text)] == []
+    assert [text for text in refused if judge.takes(grammar, text)] == []
+
+
+def test_white_space_within_json_is_bounded(judge: Judge, tokens: Tokens) -> None:
+    grammar = to_grammar(JsonObject(), tokens)
+    assert judge.takes(grammar, '{"a":\n' + " " * 60 + "1}")
+    assert not judge.begins(grammar, '{"a":' + " " * 65)
+
+
+def test_an_older_draft_does_not_switch_newer_keywords_off(judge: Judge, tokens: Tokens) -> None:
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "const": 5}
+    grammar = to_grammar(JsonSchema(schema=schema), tokens)
+    assert judge.takes(grammar, "5")
+    assert not judge.begins(grammar, "6")
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        YES_OR_NO,
+        JsonObject(),
+        Regex(pattern=r"yes|\{\}"),
+        Ebnf(text='root ::= "yes" root | "yes" | "{}"'),
+        CALL.content,
+    ],
+)
+@pytest.mark.parametrize("marker", ["<think>", "[END]"])
+def test_a_tail_begins_behind_its_marker(judge: Judge, tokens: Tokens, constraint: Constraint, marker: str) -> None:
+    """The tiny model has a token `<think>`, and none `[END]`."""
+    grammar = to_grammar(Tail(constraint=constraint, after=marker), tokens)
+    answer = next(text for text in ("yes", "{}", '{"city":"x"}') if judge.takes(to_grammar(constraint, tokens), text))
+    assert judge.takes(grammar, f"the quick {{ 1{marker}{answer}")
+    assert judge.takes(grammar, f"{marker}\n\n{answer}")
+    assert not judge.takes(grammar, answer)
+    assert not judge.takes(grammar, f"the quick{marker}")
+    assert not judge.begins(grammar, f"the quick{marker}maybe")
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5])
+def test_a_tail_limits_the_free_tokens_and_then_forces_its_marker(judge: Judge, tokens: Tokens, limit: int) -> None:
+    grammar = to_grammar(Tail(constraint=YES_OR_NO, after="<think>", limit=limit), tokens)
+    assert judge.takes(grammar, "<think>yes")
+    assert judge.forced(grammar, " the" * limit) == "<think>"
+    assert not judge.begins(grammar, " the" * (limit + 1))
+
+
+def test_without_a_token_the_limit_counts_four_characters_for_one(judge: Judge, tokens: Tokens) -> None:
+    grammar = to_grammar(Tail(constraint=YES_OR_NO, after="[END]", limit=2), tokens)
+    assert judge.forced(grammar, "x" * 8) == "[END]"
+    assert not judge.begins(grammar, "x" * 9)
+
+
+def test_behind_a_tail_without_a_constraint_everything_is_free(judge: Judge, tokens: Tokens) -> None:
+    grammar = to_grammar(Tail(constraint=None, after="<think>", limit=2), tokens)
+    assert judge.takes(grammar, "<think>the quick <think> fox<s>")
+    assert not judge.takes(grammar, "the")
+
+
+def test_no_end_of_sequence_within_the_free_text(judge: Judge, tokens: Tokens) -> None:
+    grammar = to_grammar(Tail(constraint=YES_OR_NO, after="<think>"), tokens)
+    assert judge.begins(grammar, "a<s>b")
+    assert not judge.begins(grammar, "a<|im_end|>")
+
+
+TAGS = StructuralTag(tags=[CALL, NUMBER, SPECIAL], triggers=["<call=", "<|im_start|>"])
+
+
+@pytest.mark.parametrize(
+    ("structural", "taken", "refused"),
+    [
+        (
+            TAGS,
+            [
+                "",
+                "hi there",
+                'hi <call=city>{"city":"x"}</call> and <call=number>12</call>',
+                "a<|im_start|>tool{}\nb<s>",
+            ],
+            ["<call=", "<call=town>{}</call>", "<call=number>x</call>", "a<|im_start|>b", "<call=number>1"],
+        ),
+        (
+            StructuralTag(tags=[NUMBER], triggers=["<call="], at_least_one=True),
+            ["<call=number>1</call>", "a<s>b<call=number>1</call>c<call=number>1</call>"],
+            ["", "hi"],
+        ),
+        (
+            StructuralTag(tags=[NUMBER], triggers=["<call="], only_one=True),
+            ["hi", "hi <call=number>1</call>"],
+            ["<call=number>1</call> more", "<call=number>1</call><call=number>1</call>"],
+        ),
+        (
+            StructuralTag(tags=[NUMBER], triggers=["<call="], only_one=True, at_least_one=True),
+            ["hi <call=number>1</call>"],
+            ["hi", "<call=number>1</call> more"],
+        ),
+        (
+            StructuralTag(tags=[NUMBER, SPECIAL], triggers=[], free=False, separator=", "),
+            ["", "<call=number>1</call>", "<|im_start|>tool{}\n, <call=number>1</call>"],
+            ["hi", "<call=number>1</call>, ", "<call=number>1</call><call=number>1</call>"],
+        ),
+        (
+            StructuralTag(tags=[NUMBER], triggers=[], free=False, only_one=True, at_least_one=True),
+            ["<call=number>1</call>"],
+            ["", "<call=number>1</call><call=number>1</call>"],
+        ),
+    ],
+)
+def test_structural_tags(
+    judge: Judge, tokens: Tokens, structural: StructuralTag, taken: list[str], refused: list[str]
+) -> None:
+    grammar = to_grammar(structural, tokens)
+    assert [text for text in taken if not judge.takes(grammar, text)] == []
+    assert [text for text in refused if judge.takes(grammar, text)] == []
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Choice(options=[], param="here"),
+        Choice(options=["x"] * (MAX_OPTIONS + 1), param="here"),
+        Lark(text='{"grammars": []}', param="here"),
+        Ebnf(text=' {"grammars": []}', param="here"),
+        Regex(pattern="x" * (MAX_TEXT + 1), param="here"),
+        Choice(options=["é" * (MAX_TEXT // 2)] * 2, param="here"),
+        JsonSchema(schema=False, param="here"),
+        Tail(constraint=None, after="", param="here"),
+        Tail(constraint=None, after="x", limit=-1, param="here"),
+        StructuralTag(tags=[], triggers=["x"], param="here"),
+        StructuralTag(tags=[CALL], triggers=["<tool"], param="here"),
+        StructuralTag(tags=[CALL], triggers=[""], param="here"),
+    ],
+)
+def test_what_cannot_be_translated_names_its_parameter(tokens: Tokens, constraint: Constraint) -> None:
+    with pytest.raises(BadRequestError) as error:
+        to_grammar(constraint, tokens)
+    assert error.value.param == "here"
+
+
+def test_names_in_a_users_grammar_are_their_own(judge: Judge, tokens: Tokens) -> None:
+    """Both have a `rule_1`, and both a `start`."""
+    mine = Lark(text='start: rule_1\nrule_1: "a" | TERMINAL_2\nTERMINAL_2: "b"')
+    grammar = to_grammar(Tail(constraint=mine, after="<think>"), tokens)
+    assert json.loads(grammar.text)["grammars"][1]["lark_grammar"] == mine.text
+    assert judge.takes(grammar, "hm<think>b")
+    assert not judge.takes(grammar, "hm<think>hm")
