@@ -78,6 +78,8 @@ class ToolFraming(msgspec.Struct, frozen=True, kw_only=True):
     key_prefix: str = ""
     key_suffix: str = ""
     key_separator: str = ""
+    value_also_ends: tuple[str, ...] = ()
+    """Texts that end a value although its suffix is missing: no value has them within."""
     trigger: str
     """When this appears in free text a call follows: where a structural tag begins."""
     special_tokens: bool = False

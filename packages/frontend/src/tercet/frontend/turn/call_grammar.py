@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from tercet.frontend.errors import UnsupportedParameterError
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.grammar.json_schema import check_schema, schema_text
 from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
 from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, kinds
@@ -19,6 +19,7 @@ from tercet.frontend.turn.rules import Rules, escaped
 _PLACE = re.compile(r"\$index")
 _NO_TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
 _ONLY_IN_JSON = ("pattern", "format")
+_WRITABLE_KEYS = {Style.TAGGED: re.compile(r"[^\s<>](?:[^\n<>]*[^\s<>])?"), Style.PYTHON: re.compile(r"\w+")}
 
 
 class CallGrammar:
@@ -39,11 +40,16 @@ class CallGrammar:
     def triggers(self) -> Mapping[str, str]:
         """What begins calls in free text, each with what follows it."""
         framing = self._framing
-        if len(framing.trigger) > 1:
-            return {framing.trigger: self._section(framing.begin, after=framing.trigger)}
-        # A single bracket is no sign of a call: only one with a tool's name behind it is.
-        begins = {name: framing.begin + framing.prefix_of(name) for name in self._tools}
-        return {begin: f"{self._body(name)} {self._further()}" for name, begin in begins.items()}
+        if len(framing.trigger) == 1:
+            # A single bracket is no sign of a call: only one with a tool's name behind it is.
+            begins = {name: framing.begin + framing.prefix_of(name) for name in self._tools}
+            return {begin: f"{self._body(name)} {self._further()}" for name, begin in begins.items()}
+        trigger = self._leading_token(framing.trigger) or framing.trigger
+        return {trigger: self._section(framing.begin, after=trigger)}
+
+    def _leading_token(self, text: str) -> str:
+        """The added token that a text begins with, which is a sign by itself; empty if none."""
+        return max(filter(text.startswith, self._rules.tokens.added), key=len, default="")
 
     def _section(self, begin: str, after: str = "") -> str:
         """Calls with what is around them; `after` is a beginning of theirs that stands there already."""
@@ -84,13 +90,22 @@ class CallGrammar:
     def _keys(self, tool: ToolSpec, schema: dict[str, Any]) -> str:
         """Arguments key by key, in the order of the schema; those not required may be left out."""
         separator = self._rules.literal(self._framing.key_separator)
-        properties = schema.get("properties") or {}
-        required = schema.get("required") or []
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise BadRequestError(
+                f"The parameters of the tool '{tool.name}' are no JSON schema: 'properties' must be an object, "
+                "and 'required' an array.",
+                param="tools",
+            )
         first, rest = "", ""  # what may follow before, and after, the first argument written
         for key, inner in reversed(properties.items()):
-            argument = self._rules.add(
-                f"{self._literal(self._framing.key_prefix_of(key))} {self._value(tool, inner, schema)}"
-            )
+            if not _WRITABLE_KEYS[self._framing.style].fullmatch(key):
+                raise UnsupportedParameterError(
+                    f"The argument {key!r} of the tool '{tool.name}' cannot be written in this model's notation.",
+                    param="tools",
+                )
+            name = self._rules.literal(self._framing.key_prefix_of(key))
+            argument = self._rules.add(f"{name} {self._value(tool, inner, schema)}")
             if key in required:
                 first, rest = f"{argument} {rest}", f"{separator} {argument} {rest}"
             else:
@@ -109,7 +124,7 @@ class CallGrammar:
         choices = inner.get("enum", [inner["const"]] if "const" in inner else None)
         if isinstance(choices, list) and choices:
             texts = [each if isinstance(each, str) else orjson.dumps(each).decode() for each in choices]
-            return f"({' | '.join(map(self._literal, texts))}) {self._rules.literal(suffix)}"
+            return f"({' | '.join(map(self._rules.literal, texts))}) {self._rules.literal(suffix)}"
         allowed = kinds(inner, root)
         if allowed != UNKNOWN and "string" not in allowed:
             return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
@@ -123,15 +138,24 @@ class CallGrammar:
         return self._text(inner, suffix)
 
     def _text(self, schema: dict[str, Any], suffix: str) -> str:
-        """A string as it is, up to its end marker; line breaks around it belong to the notation."""
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        """A string as it is, up to the marker that ends it; line breaks around the marker are the notation's."""
         marker = suffix.strip("\n")
-        times = f"{{{least},{most}}}" if least or most != "" else "*"
-        behind = self._rules.literal(suffix[suffix.index(marker) + len(marker) :])
+        before, _, behind = suffix.partition(marker)
+        times = _repeats(schema.get("minLength"), schema.get("maxLength"))
         if marker in self._rules.tokens.added:
-            return f"/(?s:.){times}/ {self._rules.literal(marker)} {behind}"
-        text = self._rules.add(f"/(?s:.){times}{escaped(marker)}/", "lazy")
-        return f"{text} {behind}"
+            return f"/(?s:.){times}{escaped(before)}/ {self._rules.literal(marker + behind)}"
+        text = f"/(?s:.){times}{escaped(before + marker)}/"
+        if before:
+            text += f" & ~/((?s:.)*[^\\n])?{escaped(marker)}(?s:.)*/"
+        for other in self._framing.value_also_ends:
+            text += f" & ~/(?s:.)*{escaped(other)}(?s:.)*/"
+        return f"{self._rules.add(text, 'lazy')} {self._rules.literal(behind)}"
+
+
+def _repeats(least: object, most: object) -> str:
+    """How often a character comes; bounds that are no numbers are none."""
+    bounds = [str(each) if isinstance(each, int) and not isinstance(each, bool) else "" for each in (least, most)]
+    return f"{{{bounds[0] or 0},{bounds[1]}}}" if any(bounds) else "*"
 
 
 def _object_schema(tool: ToolSpec) -> dict[str, Any]:

@@ -80,6 +80,7 @@ FORMAT = ToolFormat(
         style=Style.TAGGED,
         key_prefix="<parameter=$key>\n",
         key_suffix="\n</parameter>\n",
+        value_also_ends=(_NEXT, _DONE),
         trigger="<tool_call>\n<function=",
     ),
     grammar=read,
