@@ -13,6 +13,7 @@ from tercet.kernels.check import OPS, check_attention, verdict
 from tercet.kernels.device import default_device, describe_machine
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import describe_library, load_library, missing_library
+from tercet.kernels.triton import missing_triton
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +41,10 @@ def _check() -> int:
     _say(f"{'native kernels':14} {f'none: {missing}' if missing else describe_library(load_library())}")
     checks = {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
     checks |= {name: partial(op, device) for name, op in OPS.items()}
+    if device.type == "cuda" and not missing_triton(device):
+        from tercet.kernels.triton.checks import CHECKS
+
+        checks |= {name: partial(op, device) for name, op in CHECKS.items()}
     failures = 0
     for name, run in checks.items():
         try:

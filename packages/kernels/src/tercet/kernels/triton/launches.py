@@ -7,8 +7,25 @@ import torch
 
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.check import make_batch
+from tercet.kernels.ops.penalties import Penalties
+from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.quantised import Format, QuantisedWeight
+from tercet.kernels.ops.sampling import Filters
+from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
+from tercet.kernels.triton.bitmask import apply_bitmask_
+from tercet.kernels.triton.embedding import embedding
+from tercet.kernels.triton.largest import best_of_blocks, largest
+from tercet.kernels.triton.logprobs import token_logprobs
+from tercet.kernels.triton.moe import fused_moe
+from tercet.kernels.triton.penalties import apply_penalties_
+from tercet.kernels.triton.quantised import linear_quantised
+from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
+from tercet.kernels.triton.rope import rope_store
+from tercet.kernels.triton.sampling import sample
 
 HEADS, KV_HEADS = 32, 8
+HIDDEN, VOCAB = 4096, 128_256
+BF16 = torch.bfloat16
 
 DECODE = [(1, 1024)] * 4
 EXTEND = [(200, 1000), (40, 40)]
@@ -34,6 +51,49 @@ def _attention(
     backend.attend(q, cache, cache, scale=0.1, window=window, softcap=softcap, sinks=given)
 
 
+def _rope(norms: bool) -> None:
+    q, k, v = torch.empty(4, HEADS + 2 * KV_HEADS, 128, dtype=BF16).split([HEADS, KV_HEADS, KV_HEADS], 1)
+    cache, table = torch.empty(2, 16, KV_HEADS, 128, dtype=BF16), torch.empty(64, 128)
+    index = torch.arange(4)
+    weights = (torch.empty(128, dtype=BF16), torch.empty(128, dtype=BF16)) if norms else None
+    rope_store(q, k, v, index, table, cache, cache, index, norms=weights, eps=1e-6)
+
+
+def _sample(filtered: bool) -> None:
+    one, zero = torch.ones(2), torch.zeros(2, dtype=torch.int64)
+    sample(_logits(), one, Filters(zero, one, one) if filtered else None, NoiseKey(zero, zero, zero, zero))
+
+
+def _penalties() -> None:
+    one = torch.ones(2)
+    penalties = Penalties(repetition=one, frequency=one, presence=one)
+    counts = torch.zeros(2, VOCAB, dtype=torch.int32)
+    apply_penalties_(_logits(), torch.arange(2), counts, counts.bool(), penalties)
+
+
+def _quantised(kind: Format, m: int, block: tuple[int, int]) -> None:
+    dtype = torch.int8 if kind == "int8" else torch.uint8
+    codes = torch.zeros(HIDDEN, HIDDEN // 2 if kind == "int4" else HIDDEN, dtype=dtype)
+    scales = torch.ones(-(-HIDDEN // block[0]), -(-HIDDEN // block[1]))
+    zeros = scales if kind == "int4" else None
+    weight = QuantisedWeight(format=kind, codes=codes, scales=scales, zeros=zeros, block=block)
+    linear_quantised(_hidden(m), weight)
+
+
+def _moe(tokens: int) -> None:
+    experts = torch.zeros(tokens, 2, dtype=torch.int64)
+    gate_up, down = torch.empty(8, 512, 256, dtype=BF16), torch.empty(8, 256, 256, dtype=BF16)
+    fused_moe(torch.empty(tokens, 256, dtype=BF16), torch.ones(tokens, 2), experts, gate_up, down)
+
+
+def _hidden(tokens: int = 4, size: int = HIDDEN) -> torch.Tensor:
+    return torch.empty(tokens, size, dtype=BF16)
+
+
+def _logits(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(2, VOCAB, dtype=dtype)
+
+
 CASES: dict[str, Callable[[], object]] = {
     "decode": partial(_attention, [(1, 1024)] * 2),
     "decode one split": partial(_attention, [(1, 100)] * 4),
@@ -46,4 +106,27 @@ CASES: dict[str, Callable[[], object]] = {
     "extend head 256": partial(_attention, EXTEND, head_dim=256, softcap=50.0),
     "extend window, sinks": partial(_attention, EXTEND, head_dim=64, page_size=64, window=128, sinks=True),
     "extend float32": partial(_attention, EXTEND, dtype=torch.float32),
+    "rmsnorm": lambda: rmsnorm(_hidden(), _hidden()[0], 1e-5),
+    "rmsnorm of heads": lambda: rmsnorm(_hidden(64, 128).view(2, 32, 128), _hidden(1, 128)[0], 1e-5),
+    "add_rmsnorm": lambda: add_rmsnorm(_hidden(), _hidden(), _hidden()[0], 1e-5),
+    "rope_store": partial(_rope, norms=False),
+    "rope_store, norms": partial(_rope, norms=True),
+    "silu_and_mul": lambda: silu_and_mul(_hidden(4, 28672)),
+    "gelu_and_mul": lambda: gelu_and_mul(_hidden(4, 28672)),
+    "gelu_and_mul tanh": lambda: gelu_and_mul(_hidden(4, 28672), "tanh"),
+    "embedding": lambda: embedding(torch.arange(4), _hidden(100)),
+    "largest": lambda: largest(_logits()),
+    "logprobs": lambda: token_logprobs(_logits(BF16), torch.zeros(2, dtype=torch.int64), 0),
+    "candidates": lambda: best_of_blocks(_logits(BF16), 5),
+    "sample": partial(_sample, filtered=False),
+    "sample, filters": partial(_sample, filtered=True),
+    "penalties": _penalties,
+    "bitmask": lambda: apply_bitmask_(_logits(), torch.zeros(2, VOCAB // 32, dtype=torch.int32)),
+    "fp8 blocks": partial(_quantised, "fp8", 4, (128, 128)),
+    "fp8 blocks, prefill": partial(_quantised, "fp8", 512, (128, 128)),
+    "int8": partial(_quantised, "int8", 4, (1, HIDDEN)),
+    "int4": partial(_quantised, "int4", 4, (1, 128)),
+    "int4, prefill": partial(_quantised, "int4", 512, (1, 128)),
+    "moe": partial(_moe, 4),
+    "moe, prefill": partial(_moe, 512),
 }

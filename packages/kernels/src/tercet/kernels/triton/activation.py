@@ -1,0 +1,46 @@
+"""Gated activations. The references are in `tercet.kernels.ops.activation`."""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+@triton.jit
+def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """act(gate) * up of one block of one row, act rounded to x's dtype as in a model without fusion."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = column < size
+    gate = tl.load(x_ptr + row * 2 * size + column, mask=there, other=0.0)
+    up = tl.load(x_ptr + row * 2 * size + size + column, mask=there, other=0.0)
+    wide = gate.to(tl.float32)
+    if KIND == "silu":
+        acted = wide * tl.sigmoid(wide)
+    elif KIND == "tanh":  # 0.5 * (1 + tanh(z)) is sigmoid(2 * z)
+        acted = wide * tl.sigmoid(1.5957691216057308 * (wide + 0.044715 * wide * wide * wide))
+    else:
+        acted = 0.5 * wide * (1 + tl.erf(wide * 0.7071067811865476))
+    out = acted.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
+    tl.store(out_ptr + row * size + column, out.to(gate.dtype), mask=there)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """As the reference."""
+    return _launch(x, "silu")
+
+
+def gelu_and_mul(x: torch.Tensor, approximate: Literal["none", "tanh"] = "none") -> torch.Tensor:
+    """As the reference."""
+    return _launch(x, approximate)
+
+
+def _launch(x: torch.Tensor, kind: str) -> torch.Tensor:
+    x = x.contiguous()
+    size = x.shape[-1] // 2
+    out = torch.empty(*x.shape[:-1], size, dtype=x.dtype, device=x.device)
+    gated_kernel[out.numel() // size, triton.cdiv(size, _BLOCK)](x, out, size, KIND=kind, BLOCK=_BLOCK)
+    return out

@@ -1,0 +1,136 @@
+"""Each Triton operation on a small case beside its reference, for `tercet-kernels check`.
+
+On a GPU in bfloat16, which the interpreter computes wrongly, and elsewhere in float32.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from tercet.kernels.attention.reference import ReferenceAttention
+from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.check import Pair, make_batch
+from tercet.kernels.ops import activation, bitmask, logprobs, moe, quantised, rmsnorm, sampling
+from tercet.kernels.ops.penalties import Penalties, apply_penalties
+from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.rope import apply_rope, rope_cache
+from tercet.kernels.ops.store_kv import store_kv
+from tercet.kernels.triton import activation as fused_activation
+from tercet.kernels.triton import logprobs as fused_logprobs
+from tercet.kernels.triton import moe as fused_moe
+from tercet.kernels.triton import quantised as fused_quantised
+from tercet.kernels.triton import rmsnorm as fused_rmsnorm
+from tercet.kernels.triton import sampling as fused_sampling
+from tercet.kernels.triton.bitmask import apply_bitmask_
+from tercet.kernels.triton.embedding import embedding
+from tercet.kernels.triton.largest import largest
+from tercet.kernels.triton.penalties import apply_penalties_
+from tercet.kernels.triton.rope import rope_store
+
+
+def _randn(device: torch.device, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=device).to(torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+def _attention(device: torch.device) -> Pair:
+    """Decodes in several splits and extends, over heads of 128."""
+    batch = make_batch([(1, 40), (1, 300), (1, 1), (20, 20), (33, 130)], 16, device)
+    q = _randn(device, sum(batch.host_query_lens), 4, 128)
+    k, v = _randn(device, 2, int(batch.page_table.max()) + 1, 16, 1, 128).unbind()
+    outputs = []
+    for backend in (TritonAttention(), ReferenceAttention()):
+        backend.plan(batch)
+        outputs.append(backend.attend(q, k, v, scale=128**-0.5).to(device))
+    return outputs[0], outputs[1]
+
+
+def _rmsnorm(device: torch.device) -> Pair:
+    x, residual, weight = _randn(device, 5, 4096), _randn(device, 5, 4096), _randn(device, 4096)
+    actual, expected = (norm(x, residual, weight, 1e-5) for norm in (fused_rmsnorm.add_rmsnorm, rmsnorm.add_rmsnorm))
+    return torch.cat(actual), torch.cat(expected)
+
+
+def _rope(device: torch.device) -> Pair:
+    q, k, v = _randn(device, 6, 8, 64), _randn(device, 6, 2, 64), _randn(device, 6, 2, 64)
+    caches, wanted = torch.zeros(2, 4, 2, 4, 2, 64, device=device, dtype=q.dtype).transpose(0, 1)[:2]
+    table, positions = rope_cache(64, 64, 1e4).to(device), torch.arange(0, 30, 5, device=device)
+    slots = positions % 8
+    out = rope_store(q, k, v, positions, table, caches[0], caches[1], slots)
+    expected, k = apply_rope(q, k, positions, table)
+    store_kv(k, v, wanted[0], wanted[1], slots)
+    return torch.cat([out.flatten(), caches.flatten()]), torch.cat([expected.flatten(), wanted.flatten()])
+
+
+def _activation(device: torch.device) -> Pair:
+    x = _randn(device, 5, 3000)
+    return fused_activation.silu_and_mul(x), activation.silu_and_mul(x)
+
+
+def _embedding(device: torch.device) -> Pair:
+    weight, ids = _randn(device, 50, 300), torch.arange(49, 0, -3, device=device)
+    return embedding(ids, weight), weight[ids]
+
+
+def _largest(device: torch.device) -> Pair:
+    logits = _randn(device, 4, 20_000)
+    return largest(logits)[1], sampling.greedy(logits)
+
+
+def _logprobs(device: torch.device) -> Pair:
+    logits, tokens = _randn(device, 4, 20_000), torch.arange(4, device=device)
+    actual, expected = (op(logits, tokens, 3)[0] for op in (fused_logprobs.token_logprobs, logprobs.token_logprobs))
+    return actual, expected
+
+
+def _sampling(device: torch.device) -> Pair:
+    logits, one = torch.randn(4, 5000, device=device) * 3, torch.ones(4, device=device)
+    noise = NoiseKey(*torch.arange(16, device=device).view(4, 4))
+    top_k = torch.tensor([0, 40, 1, 0], device=device)
+    filters = sampling.Filters(top_k, one * 0.9, one * 0.01)
+    draws = [
+        op(logits, one, given, noise) for op in (fused_sampling.sample, sampling.sample) for given in (filters, None)
+    ]
+    return torch.cat(draws[:2]), torch.cat(draws[2:])
+
+
+def _penalties(device: torch.device) -> Pair:
+    logits, counts = torch.randn(2, 3000, device=device), torch.randint(0, 3, (2, 3000), device=device).int()
+    seen, one = torch.rand(2, 3000, device=device) < 0.5, torch.ones(2, device=device)
+    penalties = Penalties(repetition=one * 1.3, frequency=one * 0.5, presence=one * 0.25)
+    mask = bitmask.pack_bitmask(torch.rand(2, 3000, device=device) < 0.5)
+    expected = bitmask.apply_bitmask(apply_penalties(logits, counts, seen, penalties), mask)
+    apply_penalties_(logits, torch.arange(2, device=device), counts, seen, penalties)
+    return apply_bitmask_(logits, mask), expected
+
+
+def _moe(device: torch.device) -> Pair:
+    x, gate_up, down = _randn(device, 40, 64), _randn(device, 4, 64, 64) / 8, _randn(device, 4, 64, 32) / 6
+    weights, experts = moe.route(torch.randn(40, 4, device=device), 2, renormalise=True)
+    given = (x, weights, experts, gate_up, down)
+    return fused_moe.fused_moe(*given), moe.fused_moe(*given)
+
+
+def _quantised(device: torch.device) -> Pair:
+    x, full = _randn(device, 20, 256), torch.randn(96, 256, device=device) / 16
+    cases: list[tuple[quantised.Format, tuple[int, int]]] = [("fp8", (64, 128)), ("int8", (1, 256)), ("int4", (1, 64))]
+    weights = [quantised.quantise(full, kind, block) for kind, block in cases]
+    actual, expected = (
+        torch.cat([op(x, weight) for weight in weights])
+        for op in (fused_quantised.linear_quantised, quantised.linear_quantised)
+    )
+    return actual, expected
+
+
+CHECKS: dict[str, Callable[[torch.device], Pair]] = {
+    "triton attention": _attention,
+    "triton rmsnorm": _rmsnorm,
+    "triton rope_store": _rope,
+    "triton activation": _activation,
+    "triton embedding": _embedding,
+    "triton largest": _largest,
+    "triton logprobs": _logprobs,
+    "triton sampling": _sampling,
+    "triton penalties, mask": _penalties,
+    "triton moe": _moe,
+    "triton quantised": _quantised,
+}

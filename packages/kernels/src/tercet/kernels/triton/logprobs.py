@@ -1,0 +1,64 @@
+"""Log-probabilities straight from logits of any dtype: no float32 copy of them is ever made.
+
+The reference is `tercet.kernels.ops.logprobs.token_logprobs`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.triton.largest import top_candidates
+from tercet.kernels.triton.launch import power_of_two
+
+_BLOCK = 4096
+
+
+@triton.jit
+def partial_sum_kernel(logits_ptr, highest_ptr, sum_ptr, vocab, stride, BLOCK: tl.constexpr):
+    """The largest logit of one block of one row, and the sum of exponentials below it."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    highest = tl.max(logits, 0)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    at = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(highest_ptr + at, highest)
+    tl.store(sum_ptr + at, tl.sum(tl.exp(logits - base), 0))
+
+
+@triton.jit
+def logsumexp_kernel(
+    logits_ptr, tokens_ptr, highest_ptr, sum_ptr, total_ptr, chosen_ptr, stride, blocks, BLOCK: tl.constexpr
+):
+    """log(sum(exp(logits))) of one row, and the log-probability of its token."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    highest = tl.load(highest_ptr + row * blocks + index, mask=index < blocks, other=float("-inf"))
+    sums = tl.load(sum_ptr + row * blocks + index, mask=index < blocks, other=0.0)
+    most = tl.max(highest, 0)
+    base = tl.where(most == float("-inf"), 0.0, most)
+    total = base + tl.log(tl.sum(sums * tl.exp(highest - base), 0))
+    chosen = tl.load(logits_ptr + row * stride + tl.load(tokens_ptr + row)).to(tl.float32)
+    tl.store(total_ptr + row, total)
+    tl.store(chosen_ptr + row, chosen - total)
+
+
+def token_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As the reference, for a `top` of a few tens at most."""
+    rows, vocab = logits.shape
+    blocks = triton.cdiv(vocab, _BLOCK)
+    highest = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
+    sums = torch.empty_like(highest)
+    total = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    chosen = torch.empty_like(total)
+    partial_sum_kernel[rows, blocks](logits, highest, sums, vocab, logits.stride(0), BLOCK=_BLOCK)
+    logsumexp_kernel[(rows,)](
+        logits, tokens, highest, sums, total, chosen, logits.stride(0), blocks, BLOCK=power_of_two(blocks)
+    )
+    if not top:
+        empty = logits.new_empty((rows, 0))
+        return chosen, empty.long(), empty.float()
+    values, ids = top_candidates(logits, top)
+    return chosen, ids, values.float() - total[:, None]

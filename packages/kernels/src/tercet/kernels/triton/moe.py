@@ -1,0 +1,119 @@
+"""A mixture of experts as two grouped matrix products. The reference is `tercet.kernels.ops.moe.fused_moe`.
+
+Pairs of token and expert are sorted by expert, each expert's padded to whole tiles. How many tiles there are is bounded
+by the shapes, so the host never waits for the routing; a tile past the last ends at once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.triton.activation import silu_and_mul
+from tercet.kernels.triton.launch import power_of_two
+
+
+@triton.jit
+def grouped_gemm_kernel(
+    x_ptr,
+    weight_ptr,  # [experts, n, k]
+    out_ptr,  # [pairs, n]
+    pairs_ptr,  # int64 [tiles * BLOCK_M]: the pair in each row of each tile; where it is past the last, there is none
+    experts_ptr,  # int64 [tiles]; past the last tile, the number of experts
+    factors_ptr,  # float32 [pairs]
+    pairs,
+    experts,
+    n,
+    k,
+    share,  # pairs that read the same row of x
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Of one tile of pairs and one of outputs: out[pair] = factor[pair] * weight[expert] @ x[pair // share]."""
+    expert = tl.load(experts_ptr + tl.program_id(1))
+    if expert < experts:
+        pair = tl.load(pairs_ptr + tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))
+        output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        m_there = pair < pairs
+        n_there = output < n
+        x_at = x_ptr + (pair // share)[:, None] * k
+        weight_at = weight_ptr + expert * n * k + output[None, :] * k
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in tl.range(0, k, BLOCK_K):
+            column = start + tl.arange(0, BLOCK_K)
+            inside = column < k
+            x = tl.load(x_at + column[None, :], mask=m_there[:, None] & inside[None, :], other=0.0)
+            weight = tl.load(weight_at + column[:, None], mask=inside[:, None] & n_there[None, :], other=0.0)
+            acc = tl.dot(x, weight, acc, input_precision="tf32x3")
+        if factors_ptr is not None:
+            acc *= tl.load(factors_ptr + pair, mask=m_there, other=0.0)[:, None]
+        out_at = out_ptr + pair[:, None] * n + output[None, :]
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=m_there[:, None] & n_there[None, :])
+
+
+def fused_moe(
+    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """As the reference."""
+    if not (x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()):
+        raise ValueError("a mixture of experts needs contiguous inputs and weights")
+    tokens, top_k = experts.shape
+    block = min(64, max(16, power_of_two(tokens * top_k // len(gate_up))))
+    pairs, expert_of = align(experts, len(gate_up), block)
+    hidden = _grouped_gemm(x, gate_up, pairs, expert_of, None, tokens * top_k, top_k, block)
+    acted = silu_and_mul(hidden)
+    out = _grouped_gemm(acted, down, pairs, expert_of, weights.float().contiguous(), tokens * top_k, 1, block)
+    return out.view(tokens, top_k, -1).sum(1)
+
+
+def align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(pairs int64 [tiles * block], expert of each tile int64 [tiles]) of experts [tokens, top_k] among `count`.
+
+    Pair i is entry i of the flattened `experts`. Empty rows name the pair past the last, empty tiles expert `count`.
+    """
+    flat = experts.flatten()
+    tiles = len(flat) // block + count  # no expert wastes a whole tile
+    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+    padded = (sizes + block - 1) // block * block
+    ends = padded.cumsum(0)
+    order = flat.argsort(stable=True)
+    sorted_experts = flat[order]
+    rank = torch.arange(len(flat), device=flat.device) - (sizes.cumsum(0) - sizes)[sorted_experts]
+    pairs = torch.full((tiles * block,), len(flat), dtype=torch.int64, device=flat.device)
+    pairs[(ends - padded)[sorted_experts] + rank] = order
+    first = torch.arange(tiles, device=flat.device) * block
+    return pairs, torch.searchsorted(ends, first, right=True)
+
+
+def _grouped_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    pairs: torch.Tensor,
+    experts: torch.Tensor,
+    factors: torch.Tensor | None,
+    count: int,
+    share: int,
+    block: int,
+) -> torch.Tensor:
+    number, n, k = weight.shape
+    out = torch.empty(count, n, dtype=x.dtype, device=x.device)
+    block_n = 64 if block <= 16 else 128
+    grouped_gemm_kernel[triton.cdiv(n, block_n), len(experts)](
+        x,
+        weight,
+        out,
+        pairs,
+        experts,
+        factors,
+        count,
+        number,
+        n,
+        k,
+        share,
+        BLOCK_M=block,
+        BLOCK_N=block_n,
+        BLOCK_K=64,
+        num_warps=4 if block <= 16 else 8,
+        num_stages=3,
+    )
+    return out

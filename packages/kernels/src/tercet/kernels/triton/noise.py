@@ -1,0 +1,26 @@
+"""Sampling noise: the numbers of `tercet.kernels.ops.philox`, to the bit."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def unit_interval(seed, choice, position, token):
+    """The uniform of each token, float32: `seed` is an int64 scalar, `choice` and `position` int32 ones."""
+    zero = token * 0
+    word, _, _, _ = tl.philox(seed, zero + choice, zero + position, token, zero)
+    return tl.minimum(((word.to(tl.float64) + 0.5) * 2.3283064365386963e-10).to(tl.float32), 0.99999994039535522)
+
+
+@triton.jit
+def gumbel(u):
+    """Exact: float64 logarithms, rounded to float32. 1 - u is exact in float64, for u is a multiple of 2**-33."""
+    return (-tl.log(-tl.log(1.0 - u.to(tl.float64)))).to(tl.float32)
+
+
+@triton.jit
+def gumbel_nearly(u):
+    """Within 1e-3 of `gumbel`, in float32 alone: a series where 1 - u would lose the digits of u."""
+    small = u < 0.00390625
+    series = u + u * u * (0.5 + u * 0.3333333)
+    return -tl.log(tl.where(small, series, -tl.log(1.0 - tl.where(small, 0.5, u))))

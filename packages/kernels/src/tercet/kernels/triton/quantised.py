@@ -1,0 +1,125 @@
+"""Linear layers whose weights are unpacked on their way to the tensor cores.
+
+The reference is `tercet.kernels.ops.quantised.linear_quantised`. Codes are exact in 16 bits; a block's scale is applied
+to its part of the sum, in float32.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.ops.quantised import HALF, QuantisedWeight
+from tercet.kernels.triton.launch import power_of_two
+
+HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
+
+
+@triton.jit
+def _e4m3(bits, dtype: tl.constexpr):
+    """The numbers of these bits, divided by 256: shifted, they are float16's, whose exponents begin 8 lower."""
+    wide = bits.to(tl.int16)
+    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True).to(dtype)
+
+
+@triton.jit
+def _dot(x_ptr, x_rows, codes, column, m_there, k, acc):
+    """Acc + x[:, column] @ codes.T."""
+    there = m_there[:, None] & (column < k)[None, :]
+    x = tl.load(x_ptr + x_rows[:, None] + column[None, :], mask=there, other=0.0)
+    return tl.dot(x, tl.trans(codes.to(x.dtype)), acc, input_precision="tf32x3")
+
+
+@triton.jit
+def quantised_linear_kernel(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,
+    out_ptr,
+    m,
+    n,
+    k,
+    stride_x,
+    stride_scales,
+    FORMAT: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One tile of the result. BLOCK_K columns share a scale."""
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_there = row < m
+    n_there = output < n
+    x_rows = row.to(tl.int64) * stride_x
+    scales_at = scales_ptr + output // SCALE_ROWS * stride_scales
+    zeros_at = zeros_ptr
+    if zeros_ptr is not None:
+        zeros_at = zeros_ptr + output // SCALE_ROWS * stride_scales
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, k, BLOCK_K):
+        part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        scale = tl.load(scales_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)
+        if FORMAT == "int4":
+            byte = tl.arange(0, BLOCK_K // 2)
+            column = start + byte // HALF_BYTE * 2 * HALF_BYTE + byte % HALF_BYTE
+            at = codes_ptr + output.to(tl.int64)[:, None] * (k // 2) + start // 2 + byte[None, :]
+            packed = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
+            zero = tl.load(zeros_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)[:, None]
+            low = (packed & 15).to(tl.float32) - zero
+            high = (packed >> 4).to(tl.float32) - zero
+            part = _dot(x_ptr, x_rows, low, column, m_there, k, part)
+            part = _dot(x_ptr, x_rows, high, column + HALF_BYTE, m_there, k, part)
+        else:
+            column = start + tl.arange(0, BLOCK_K)
+            at = codes_ptr + output.to(tl.int64)[:, None] * k + column[None, :]
+            codes = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
+            if FORMAT == "fp8":
+                codes = _e4m3(codes, x_ptr.dtype.element_ty)
+                scale = scale * 256.0
+            part = _dot(x_ptr, x_rows, codes, column, m_there, k, part)
+        acc += part * scale[None, :]
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + output, mask=n_there, other=0.0).to(tl.float32)[None, :]
+    out_at = out_ptr + row.to(tl.int64)[:, None] * n + output[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=m_there[:, None] & n_there[None, :])
+
+
+def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As the reference. Columns of a block must be a power of two, at least 32, or all there are."""
+    n, k = weight.shape
+    rows = x.reshape(-1, k)
+    m = len(rows)
+    columns = min(weight.block[1], k)
+    if columns < k and (columns & (columns - 1) or columns < 2 * HALF):
+        raise ValueError(f"blocks of {columns} columns cannot be computed")
+    out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+    block_m = min(64, max(16, power_of_two(m)))
+    block_n = 32 if m <= 64 else 128
+    block_k = 128 if columns >= k else min(128, columns)
+    grid = (triton.cdiv(n, block_n), triton.cdiv(m, block_m))
+    quantised_linear_kernel[grid](
+        rows,
+        weight.codes,
+        weight.scales,
+        weight.zeros,
+        bias,
+        out,
+        m,
+        n,
+        k,
+        rows.stride(0),
+        weight.scales.stride(0),
+        FORMAT=weight.format,
+        SCALE_ROWS=weight.block[0],
+        SCALE_COLUMNS=columns,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out.view(*x.shape[:-1], n)

@@ -1,0 +1,95 @@
+"""RMS normalisation, with the residual added in the same pass. The reference is `tercet.kernels.ops.rmsnorm`."""
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.triton.launch import power_of_two
+
+_ELEMENTS = 4096
+"""Of small rows, several are taken by one program."""
+
+
+@triton.jit
+def rmsnorm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    total_ptr,
+    rows,
+    inner,
+    stride_outer,
+    stride_inner,
+    eps,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Row i of x begins at i // inner * stride_outer + i % inner * stride_inner; all else is contiguous."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    there = (row < rows)[:, None] & (column < SIZE)[None, :]
+    x_at = x_ptr + (row // inner * stride_outer + row % inner * stride_inner)[:, None] + column[None, :]
+    at = row[:, None] * SIZE + column[None, :]
+    x = tl.load(x_at, mask=there, other=0.0)
+    wide = x.to(tl.float32)
+    if residual_ptr is not None:
+        total = (wide + tl.load(residual_ptr + at, mask=there, other=0.0).to(tl.float32)).to(x.dtype)
+        tl.store(total_ptr + at, total, mask=there)
+        wide = total.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + eps)[:, None]
+    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    out = normed.to(x.dtype).to(tl.float32) * weight[None, :]
+    tl.store(out_ptr + at, out.to(x.dtype), mask=there)
+
+
+def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As the reference. x is [..., size], of any strides but within a row, and of three dimensions at most."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, None, weight, out, out, eps)
+    return out
+
+
+def add_rmsnorm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the reference. `residual` is contiguous."""
+    out, total = torch.empty_like(residual), torch.empty_like(residual)
+    _launch(x, residual, weight, out, total, eps)
+    return out, total
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    total: torch.Tensor,
+    eps: float,
+) -> None:
+    if x.stride(-1) != 1 or x.ndim > 3 or (residual is not None and not residual.is_contiguous()):
+        raise ValueError(f"rows of {list(x.shape)} with strides {x.stride()} cannot be normalised")
+    size = x.shape[-1]
+    rows = x.numel() // size
+    inner, stride_outer, stride_inner = 1, x.stride(-2), 0
+    if x.ndim == 3:
+        inner, stride_outer, stride_inner = x.shape[1], x.stride(0), x.stride(1)
+    block = power_of_two(size)
+    together = max(1, min(16, _ELEMENTS // block, power_of_two(rows)))
+    rmsnorm_kernel[(-(-rows // together),)](
+        x,
+        residual,
+        weight,
+        out,
+        total,
+        rows,
+        inner,
+        stride_outer,
+        stride_inner,
+        eps,
+        SIZE=size,
+        ROWS=together,
+        BLOCK=block,
+        num_warps=8 if block >= 4096 else 4,
+    )

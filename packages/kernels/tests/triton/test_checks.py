@@ -1,0 +1,17 @@
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="these are Triton's kernels")
+
+from tercet.kernels.check import verdict
+from tercet.kernels.triton.checks import CHECKS
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_passes(name: str, device: torch.device) -> None:
+    assert verdict(lambda: CHECKS[name](device)) == ""
+
+
+def test_a_check_finds_a_wrong_operation(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.kernels.triton.checks.apply_bitmask_", lambda logits, _: logits)
+    assert verdict(lambda: CHECKS["triton penalties, mask"](device)).startswith("AssertionError")

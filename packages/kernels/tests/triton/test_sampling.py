@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="these are Triton's kernels")
+
+import triton
+import triton.language as tl
+
+from tercet.kernels.ops import sampling as reference
+from tercet.kernels.ops.philox import NoiseKey, gumbel_reference, uniform_reference
+from tercet.kernels.ops.sampling import Filters
+from tercet.kernels.triton import sampling
+from tercet.kernels.triton.noise import gumbel, gumbel_nearly, unit_interval
+
+OFF = (0, 1.0, 0.0)
+SEEDS = [0, 1, 42, 2**32, 2**64 - 1, 81985529216486895]
+
+
+def keys(count: int, device: torch.device) -> NoiseKey:
+    seeds = [SEEDS[row % len(SEEDS)] for row in range(count)]
+    words = [[seed & 0xFFFFFFFF for seed in seeds], [seed >> 32 for seed in seeds], [3] * count, [*range(count)]]
+    return NoiseKey(*torch.tensor(words, device=device))
+
+
+def filters(device: torch.device, *rows: tuple[int, float, float]) -> Filters:
+    top_k, top_p, min_p = zip(*rows, strict=True)
+    return Filters(*(torch.tensor(values, device=device) for values in (top_k, top_p, min_p)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def noise_kernel(uniform_ptr, exact_ptr, nearly_ptr, seed_ptr, choice, position, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    token = tl.arange(0, block)
+    u = unit_interval(tl.load(seed_ptr), choice, position, token)
+    tl.store(uniform_ptr + token, u)
+    tl.store(exact_ptr + token, gumbel(u))
+    tl.store(nearly_ptr + token, gumbel_nearly(u))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_noise_is_the_reference_to_the_bit(seed: int, device: torch.device) -> None:
+    uniform, exact, nearly = torch.zeros(3, 512, device=device).unbind()
+    signed = torch.tensor([seed - (1 << 64) if seed >> 63 else seed], device=device)
+    noise_kernel[(1,)](uniform, exact, nearly, signed, 3, 1000, block=512)
+    assert uniform.tolist() == [uniform_reference(seed, 3, 1000, token) for token in range(512)]
+    assert exact.tolist() == [gumbel_reference(seed, 3, 1000, token) for token in range(512)]
+    assert (exact - nearly).abs().max() < 1e-3
+
+
+def compare(logits: torch.Tensor, temperature: torch.Tensor, given: Filters | None) -> torch.Tensor:
+    noise = keys(len(logits), logits.device)
+    actual = sampling.sample(logits, temperature, given, noise)
+    assert torch.equal(actual, reference.sample(logits, temperature, given, noise))
+    return actual
+
+
+def test_unfiltered(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_BLOCK", 256)
+    logits = torch.randn(4, 1000, device=device) * 3
+    logits[1, 500:] = float("-inf")
+    tokens = compare(logits, torch.tensor([1.0, 0.5, 1.7, 1e-35], device=device), None)
+    assert tokens[3] == logits[3].argmax()
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        [(5, 1.0, 0.0), (1, 1.0, 0.0), (1000, 1.0, 0.0), (4096, 0.9, 0.0)],
+        [(0, 0.9, 0.0), (0, 0.1, 0.0), (0, 0.999, 0.0), (0, 0.0, 0.0)],
+        [(40, 0.8, 0.0), (3, 0.99, 0.0), (40, 0.95, 0.2), (0, 1.0, 0.1)],
+        [OFF, (0, 1.0, 1.0), (2, 0.5, 0.5), (0, 0.3, 0.01)],
+    ],
+)
+def test_filters(kept: list[tuple[int, float, float]], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_BLOCK", 512)
+    logits = torch.randn(4, 1000, device=device) * 3
+    compare(logits, torch.tensor([1.0, 2.5, 0.7, 1.3], device=device), filters(device, *kept))
+
+
+@pytest.mark.parametrize("kept", [(7, 1.0, 0.0), (0, 0.35, 0.0), (11, 0.5, 0.0)])
+def test_ties_are_kept_by_id(kept: tuple[int, float, float], device: torch.device) -> None:
+    """Five tokens lead, forty are equal behind them: the filters cut through the forty."""
+    logits = torch.full((6, 300), -9.0, device=device)
+    logits[:, 100:140] = 1.0
+    logits[:, [7, 299, 120, 40, 250]] = 2.0
+    tokens = compare(logits, torch.full((6,), 3.0, device=device), filters(device, *[kept] * 6))
+    assert len(set(tokens.tolist())) > 2
+
+
+def test_rows_without_a_token(device: torch.device) -> None:
+    logits = torch.zeros(4, 40, device=device)
+    logits[0] = float("-inf")
+    logits[1, 3] = float("nan")
+    logits[2, 3] = float("inf")
+    one = torch.ones(4, device=device)
+    for given in (None, filters(device, *[(5, 0.9, 0.0)] * 4)):
+        assert sampling.sample(logits, one, given, keys(4, device)).tolist()[:3] == [-1, -1, -1]
+        assert sampling.sample(logits, one, given, keys(4, device))[3] >= 0
