@@ -191,6 +191,29 @@ def test_a_process_that_loads_leaves_at_once(
     assert process.wait(PATIENCE) == 0
 
 
+TOLD_TO_LEAVE_IN_VAIN = """
+import signal
+from tercet.scheduler import wiring
+from tercet.scheduler.__main__ import main
+
+def load(*_):
+    signal.raise_signal(signal.SIGTERM)
+    raise ImportError("half of a library")
+
+wiring.EXECUTORS["fake"] = load
+main()
+"""
+
+
+def test_loading_that_fails_when_nobody_waits_for_it_is_no_failure(
+    network: Network, checkpoints: Callable[[str], Path]
+) -> None:
+    command = [sys.executable, "-c", TOLD_TO_LEAVE_IN_VAIN, "--listen", f"ipc://{network.directory}"]
+    command += ["--model", str(checkpoints("llama")), "--executor", "fake"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_bad_model_ends_the_process_with_one_line(start: Start, tmp_path: Path) -> None:
     process = start(tmp_path)
     _, errors = process.communicate(timeout=PATIENCE)

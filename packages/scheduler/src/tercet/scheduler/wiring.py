@@ -122,11 +122,13 @@ class SchedulerProcess:
             config, SchedulerInbox, self._board.heartbeat, answers={TokenizerFilesReq: self._answer_files}
         )
         self._stopped = False
+        self._leaving: threading.Thread | None = None
         self._loop: AnyLoop | None = None
 
     def run(self) -> None:
         """Load, say Ready, serve until `stop`. Raises ConfigError or ModelError for what can never be served."""
         with ExitStack() as stack:
+            stack.callback(self._let_leave)
             log = self._open_log(stack)
             self._node.start()
             stack.callback(lambda: self._node.close("stopped" if self._stopped else "failed"))
@@ -144,7 +146,9 @@ class SchedulerProcess:
         """
         again, self._stopped = self._stopped, True
         if self._loop is None:
-            threading.Thread(target=self._leave, daemon=True).start()
+            if self._leaving is None:
+                self._leaving = threading.Thread(target=self._leave, daemon=True)
+                self._leaving.start()
             return
         if again:
             self._stop_now()
@@ -159,6 +163,11 @@ class SchedulerProcess:
         """End the process while its main thread loads: an exception raised there would be lost in some import."""
         self._node.close("stopped")
         os._exit(0)
+
+    def _let_leave(self) -> None:
+        """Whatever loading comes to once the process leaves, it is `_leave` that ends it."""
+        if self._leaving is not None:
+            self._leaving.join()
 
     def _stop_now(self) -> None:
         if self._loop is not None:
