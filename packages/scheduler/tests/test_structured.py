@@ -269,7 +269,8 @@ def test_a_lost_end_is_found_again(serve: Serve) -> None:
     """The last token arrived and the final answer did not."""
     server = serve()
     whole = server.tokenizer.encode("2024-01-31").ids
-    for rid, more in (("a", {}), ("b", {"ignore_eos": True, "min_new_tokens": 60})):
+    options: dict[str, dict[str, Any]] = {"a": {}, "b": {"ignore_eos": True, "min_new_tokens": 60}}
+    for rid, more in options.items():
         server.output[rid, 0] = whole
         server.ask(rid, CASES["date"][0], attempt=1, resume=[Resume(0, pack_ints(whole))], **more)
     server.run()
@@ -304,7 +305,7 @@ def test_what_a_grammar_cannot_do_ends_one_request_with_an_error(serve: Serve, c
 
 def test_end_tokens_come_only_where_the_grammar_accepts(serve: Serve) -> None:
     server = serve()
-    likely = {"logit_bias": {0: 1000.0}}  # the end token
+    likely: dict[str, Any] = {"logit_bias": {0: 1000.0}}  # the end token
     server.ask("may", regex("a{3,50}"), **likely)
     server.ask("must not", regex("a{3,50}"), ignore_eos=True, max_new_tokens=12, **likely)
     server.ask("not yet", regex("a{3,50}"), min_new_tokens=5, **likely)

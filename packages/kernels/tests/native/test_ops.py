@@ -84,7 +84,9 @@ def test_largest_takes_the_first_of_equals_and_nan_above_all(native: NativeOps, 
 def test_apply_bitmask(native: NativeOps, vocab: int) -> None:
     logits, allowed = torch.randn(6, vocab), torch.rand(6, vocab) < 0.4
     mask = pack_bitmask(allowed)
-    assert torch.equal(native.apply_bitmask(logits, mask), apply_bitmask(logits, mask))
+    expected = apply_bitmask(logits, mask)
+    native.apply_bitmask_(logits, mask)
+    assert torch.equal(logits, expected)
 
 
 def test_gumbel_noise_is_the_same_to_the_bit(native: NativeOps) -> None:
@@ -103,4 +105,6 @@ def test_what_the_library_must_not_be_handed_is_refused(native: NativeOps) -> No
     with pytest.raises(ValueError, match="tensor on meta"):
         native.silu_and_mul(torch.zeros(2, 4, device="meta"))
     with pytest.raises(ValueError, match="does not cover"):
-        native.apply_bitmask(torch.zeros(1, 33), torch.zeros(1, 1, dtype=torch.int32))
+        native.apply_bitmask_(torch.zeros(1, 33), torch.zeros(1, 1, dtype=torch.int32))
+    with pytest.raises(ValueError, match="must be contiguous"):
+        native.apply_bitmask_(torch.zeros(33, 2).T, torch.zeros(2, 2, dtype=torch.int32))

@@ -75,9 +75,11 @@ class NativeOps:
         self._call.argmax(logits.data_ptr(), rows, vocab, most.data_ptr(), index.data_ptr())
         return most, index
 
-    def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
-        """See `tercet.kernels.ops.bitmask.apply_bitmask`."""
-        logits = _given(logits, torch.float32).clone()
+    def apply_bitmask_(self, logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
+        """See `tercet.kernels.ops.bitmask.apply_bitmask_`."""
+        if not logits.is_contiguous():
+            raise ValueError("logits that are masked in place must be contiguous")
+        logits = _given(logits, torch.float32)
         rows, vocab = logits.shape
         bitmask = _given(bitmask, torch.int32)
         if len(bitmask) != rows or bitmask.shape[1] * 32 < vocab:

@@ -8,9 +8,14 @@ def apply_bitmask(logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
 
     `bitmask` is int32 [rows, ceil(vocab / 32)]; token t is bit t % 32 of word t // 32, the lowest bit being bit 0.
     """
+    return apply_bitmask_(logits.clone(), bitmask)
+
+
+def apply_bitmask_(logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
+    """`apply_bitmask` in place. Returns `logits`."""
     shifts = torch.arange(32, dtype=torch.int32, device=bitmask.device)
     allowed = (bitmask[..., None] >> shifts & 1).flatten(1)[:, : logits.shape[1]]
-    return logits.masked_fill(allowed == 0, float("-inf"))
+    return logits.masked_fill_(allowed == 0, float("-inf"))
 
 
 def pack_bitmask(allowed: torch.Tensor) -> torch.Tensor:

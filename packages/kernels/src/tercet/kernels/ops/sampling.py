@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tercet.kernels.ops.bitmask import apply_bitmask_ as apply_bitmask_  # noqa: PLC0414 - part of what samplers take
 from tercet.kernels.ops.philox import GUMBEL_MAX, NoiseKey, gumbel
 
 _FIRST_WIDTH = 512

@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 
 from tercet.kernels.ops import sampling
-from tercet.kernels.ops.bitmask import apply_bitmask
 from tercet.kernels.ops.logprobs import token_logprobs
 from tercet.kernels.ops.penalties import Penalties, add_bias, apply_penalties
 from tercet.kernels.ops.philox import NoiseKey
@@ -43,6 +42,10 @@ class SamplingOps(Protocol):
         self, logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey
     ) -> torch.Tensor:
         """A token for each row."""
+        ...
+
+    def apply_bitmask_(self, logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
+        """Forbid tokens, in place."""
         ...
 
 
@@ -143,7 +146,7 @@ class Sampler:
         slot_index = self._tensor(slots)
         adjusted = self._adjust(logits, wants, slots, positions)
         if masks is not None:
-            logits = apply_bitmask(logits, masks().to(self._device))
+            self._ops.apply_bitmask_(logits, masks().to(self._device))
         if adjusted or masks is not None:
             most, tokens = self._ops.largest(logits)
             finite &= most.isfinite()
