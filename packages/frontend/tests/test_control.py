@@ -146,6 +146,29 @@ async def test_a_stream_that_is_aborted_ends_with_an_error(
     assert engine.running == []
 
 
+@pytest.mark.parametrize("route", ["chat", "completions"])
+async def test_the_id_of_a_completion_is_enough(
+    engine_of: EngineOf, openai_of: OpenAIOf, http_of: HttpOf, route: str
+) -> None:
+    engine = engine_of(endless)
+    async with serving(engine) as served:
+        client = openai_of(served, strict=False)
+        stream: Any
+        if route == "chat":
+            messages: Any = [{"role": "user", "content": "hello"}]
+            stream = await client.chat.completions.create(model="tiny", messages=messages, max_tokens=100, stream=True)
+        else:
+            stream = await client.completions.create(**{**BODY, "prompt": ["one", "two"]}, stream=True)
+        first = await anext(aiter(stream))
+        assert "frontend-0-" in first.id
+        assert (await http_of(served).post("/abort_request", json={"rid": first.id})).status_code == 200
+        with pytest.raises(openai.APIError, match="aborted"):
+            async for _ in stream:
+                pass
+        await served.until_idle()
+    assert engine.running == []
+
+
 async def test_a_request_of_another_frontend_is_looked_for_everywhere(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of(endless)
     engine.schedulers.append("scheduler-1")

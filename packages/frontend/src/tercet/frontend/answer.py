@@ -52,10 +52,16 @@ class Form(Protocol):
 
 
 async def answer(
-    request: Request, manager: TokenizerManager, work: Sequence[GenerateRequest], form: Form, *, stream: bool
+    request: Request,
+    manager: TokenizerManager,
+    work: Sequence[GenerateRequest],
+    form: Form,
+    *,
+    stream: bool,
+    rid: str = "",
 ) -> Response:
     """Generate and answer. Errors before the first token raise ApiError; later ones are an event of the stream."""
-    generation = await unless_gone(request, manager.submit(work))
+    generation = await unless_gone(request, manager.submit(work, rid))
     arrivals = generation.arrivals()
     try:
         if stream:

@@ -47,7 +47,7 @@ class ControlRoutes:
             self._manager.abort_all()
         else:
             assert body.rid is not None
-            self._manager.abort(body.rid)
+            self._manager.abort(body.rid.removeprefix("chatcmpl-").removeprefix("cmpl-"))
         return _json({"success": True})
 
     async def flush_cache(self, request: Request) -> Response:

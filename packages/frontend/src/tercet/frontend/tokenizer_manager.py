@@ -136,8 +136,15 @@ class TokenizerManager:
         await self._inbound.close()
         await self.grammars.close()
 
-    async def submit(self, requests: Sequence[GenerateRequest]) -> Generation:
-        """Send requests on their way. Raises ApiError, and then none of them runs. Whoever submits must `release`."""
+    def new_id(self) -> str:
+        """An id for a request: unguessable, and it names this frontend."""
+        return f"{self.peer}-{secrets.token_urlsafe(18)}"
+
+    async def submit(self, requests: Sequence[GenerateRequest], rid: str = "") -> Generation:
+        """Send requests on their way, under an id of `new_id`. Whoever submits must `release`.
+
+        Raises ApiError, and then none of them runs.
+        """
         if self.draining:
             raise UnavailableError(_LEAVING, retry_after=1)
         model = self.models.get(requests[0].model)
@@ -152,10 +159,10 @@ class TokenizerManager:
             *(loop.run_in_executor(self._pool, model.prompt_ids, request.prompt) for request in requests)
         )
         params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
-        generation = Generation()
-        for request, ids, chosen in zip(requests, prompts, params, strict=True):
-            rid = f"{self.peer}-{secrets.token_urlsafe(18)}"
-            generation.states.append(ReqState(rid, request, model, ids, chosen, generation.wake))
+        generation, rid = Generation(), rid or self.new_id()
+        for number, (request, ids, chosen) in enumerate(zip(requests, prompts, params, strict=True)):
+            own = rid if len(requests) == 1 else f"{rid}.{number}"
+            generation.states.append(ReqState(own, request, model, ids, chosen, generation.wake))
         try:
             for state in generation.states:
                 self._start(state)
@@ -177,7 +184,7 @@ class TokenizerManager:
         slices = [range(start, min(start + _INPUTS_A_JOB, count)) for start in range(0, count, _INPUTS_A_JOB)]
         jobs = [loop.run_in_executor(self._pool, encode, places) for places in slices]
         encoded = itertools.chain.from_iterable(await asyncio.gather(*jobs))
-        batch, rid = EmbeddingBatch(), f"{self.peer}-{secrets.token_urlsafe(18)}"
+        batch, rid = EmbeddingBatch(), self.new_id()
         for number, each in enumerate(encoded):
             batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request.priority, batch.wake))
         try:

@@ -35,8 +35,11 @@ class OpenAIServingChat:
         body = await read_model(request, ChatRequest, self._body_limit)
         model = self._manager.models.get(body.model)
         plan = await self._planner.plan(to_turn(body, model), model)
-        form: Form = ParsedChatForm(body, model, plan, self._reasoning_field) if plan.reads else ChatForm(body, model)
-        return await answer(request, self._manager, [plan.request], form, stream=bool(body.stream))
+        rid = self._manager.new_id()
+        form: Form = ChatForm(rid, body, model)
+        if plan.reads:
+            form = ParsedChatForm(rid, body, model, plan, self._reasoning_field)
+        return await answer(request, self._manager, [plan.request], form, stream=bool(body.stream), rid=rid)
 
 
 def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:

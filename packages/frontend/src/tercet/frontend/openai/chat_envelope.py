@@ -1,6 +1,5 @@
 """What every chunk and completion of one chat request has around the words: head, log-probabilities, counts."""
 
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,13 +18,13 @@ from tercet.protocol.values import FinishReason, Logprobs
 class ChatEnvelope:
     """Made once for each HTTP request. A chunk is a prefix, made here, and what is new."""
 
-    def __init__(self, body: ChatRequest, model: ServedModel) -> None:
+    def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
         self.has_logprobs = bool(body.logprobs)
         self._names = model.files.token_bytes
         self._shows_end = bool(body.include_stop_str_in_output)
         self._include_usage = body.include_usage
         self._head = {
-            "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
+            "id": f"chatcmpl-{rid}",
             "created": int(time.time()),
             "model": body.model,
             "system_fingerprint": model.fingerprint,

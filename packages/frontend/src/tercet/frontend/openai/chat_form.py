@@ -13,8 +13,8 @@ from tercet.frontend.served_model import ServedModel
 class ChatForm:
     """Writes chunks and completions of plain text."""
 
-    def __init__(self, body: ChatRequest, model: ServedModel) -> None:
-        self._envelope = ChatEnvelope(body, model)
+    def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
+        self._envelope = ChatEnvelope(rid, body, model)
         self._begun: set[int] = set()
 
     def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:  # noqa: ARG002

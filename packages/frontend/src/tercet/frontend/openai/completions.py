@@ -1,6 +1,5 @@
 """/v1/completions."""
 
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -42,8 +41,9 @@ class OpenAIServingCompletion:
         body = await read_model(request, CompletionRequest, self._body_limit)
         model = self._manager.models.get(body.model)
         work = to_generate(body, model)
-        form = CompletionForm(body, model)
-        return await answer(request, self._manager, work, form, stream=bool(body.stream))
+        rid = self._manager.new_id()
+        form = CompletionForm(rid, body, model)
+        return await answer(request, self._manager, work, form, stream=bool(body.stream), rid=rid)
 
 
 def to_generate(body: CompletionRequest, model: ServedModel) -> list[GenerateRequest]:
@@ -96,7 +96,7 @@ def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequ
 class CompletionForm:
     """Writes completions. The choice of prompt i with index j is number i * n + j."""
 
-    def __init__(self, body: CompletionRequest, model: ServedModel) -> None:
+    def __init__(self, rid: str, body: CompletionRequest, model: ServedModel) -> None:
         self._model = model
         self._n = body.n or 1
         self._chooses = body.chooses
@@ -106,7 +106,7 @@ class CompletionForm:
         self._shows_end = bool(body.include_stop_str_in_output)
         self._include_usage = body.include_usage
         self._head = {
-            "id": f"cmpl-{secrets.token_urlsafe(18)}",
+            "id": f"cmpl-{rid}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.model,

@@ -31,8 +31,8 @@ class ParsedChatForm:
     A client that asked with `functions` gets its call as `function_call`.
     """
 
-    def __init__(self, body: ChatRequest, model: ServedModel, plan: TurnPlan, reasoning_field: str) -> None:
-        self._envelope = ChatEnvelope(body, model)
+    def __init__(self, rid: str, body: ChatRequest, model: ServedModel, plan: TurnPlan, reasoning_field: str) -> None:
+        self._envelope = ChatEnvelope(rid, body, model)
         self._plan = plan
         self._reasoning_field = reasoning_field
         self._functions = body.speaks_of_functions
