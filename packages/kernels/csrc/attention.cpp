@@ -225,10 +225,10 @@ class Attention {
     // Where an item is computed: a thread's own memory.
     template <class Format>
     struct Workplace {
-        typename Format::Element* queries;  // [queries][stride]
+        typename Format::Input* queries;    // [queries][stride]
         char *keys, *values;                // panels
         float* scores;                      // [queries][64]
-        typename Format::Element* weights;  // [queries][64]
+        typename Format::Input* weights;    // [queries][64]
         float* product;                     // [queries][width]
         Sums total, part;
         amx::Tiles tiles;
@@ -236,24 +236,25 @@ class Attention {
 
     template <class Format>
     void compute(const Item& item, float* kept) const {
-        using Element = typename Format::Element;
+        using Input = typename Format::Input;
         static thread_local Buffer buffer;
-        int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES, stride = key_bytes / PANEL;
-        int64_t value_bytes = BLOCK * width_ * int64_t(sizeof(Element)), size = int64_t(sizeof(Element)) * BLOCK;
+        int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES;
+        int64_t value_bytes = BLOCK * width_ * int64_t(sizeof(typename Format::Element));
+        int64_t stride = input_bytes<Format>(cache_.head_dim), size = input_bytes<Format>(BLOCK);
         char* memory = buffer.bytes(queries_ * (stride + size + 4 * BLOCK + 4 * width_) + 8 * sums_size() +
                                     4 * key_bytes + value_bytes);
         auto take = [&](int64_t bytes) { return (memory += bytes) - bytes; };
         Workplace<Format> place;
         place.keys = take(4 * key_bytes);
         place.values = take(value_bytes);
-        place.queries = reinterpret_cast<Element*>(take(queries_ * stride));
+        place.queries = reinterpret_cast<Input*>(take(queries_ * stride));
         place.scores = reinterpret_cast<float*>(take(queries_ * 4 * BLOCK));
-        place.weights = reinterpret_cast<Element*>(take(queries_ * size));
+        place.weights = reinterpret_cast<Input*>(take(queries_ * size));
         place.product = reinterpret_cast<float*>(take(queries_ * 4 * width_));
         place.total = sums_at(reinterpret_cast<float*>(take(4 * sums_size())));
         place.part = sums_at(item.kept < 0 ? reinterpret_cast<float*>(memory) : kept + item.kept * sums_size());
         int64_t count = item.tokens * group_;
-        read_queries(item, place.queries, stride / int64_t(sizeof(Element)));
+        read_queries(item, place.queries, stride / int64_t(sizeof(Input)));
         place.total.clear(count, width_);
         for (int64_t span = item.first_span; span < item.last_span; span++) {
             place.part.clear(count, width_);
@@ -283,12 +284,12 @@ class Attention {
         }
         int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES;
         lay_out_keys<Format>(k, places, cache_.head_dim, place.keys);
-        multiply<Format>(place, reinterpret_cast<char*>(place.queries), key_bytes / PANEL, count, place.keys, key_bytes,
-                         BLOCK, place.scores);
+        multiply<Format>(place, reinterpret_cast<char*>(place.queries), input_bytes<Format>(cache_.head_dim), count,
+                         place.keys, key_bytes, BLOCK, place.scores);
         for (int64_t i = 0; i < count; i++)
             weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
         lay_out_values<Format>(v, places, cache_.head_dim, place.values);
-        multiply<Format>(place, reinterpret_cast<char*>(place.weights), BLOCK * int64_t(sizeof(Element)), count,
+        multiply<Format>(place, reinterpret_cast<char*>(place.weights), input_bytes<Format>(BLOCK), count,
                          place.values, BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
         for (int64_t i = 0; i < count * width_; i += LANES)
             store(place.part.values + i, load(place.part.values + i) + load(place.product + i));

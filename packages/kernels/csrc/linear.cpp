@@ -1,7 +1,9 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <type_traits>
 
+#include "buffer.h"
 #include "pool.h"
 #include "product.h"
 
@@ -12,6 +14,7 @@ constexpr int64_t GRAIN_BYTES = 1 << 16;  // weights that are worth a task of th
 constexpr int64_t ROWS = 32;              // inputs at a time
 constexpr int64_t TILED_ROWS = 2;         // from so many on tiles are faster than dot products; measured
 constexpr int64_t WIDE_ROWS = 4;          // up to so many, dot products read four panels at once; measured
+constexpr int64_t WIDENED_ROWS = 16;       // from so many on it pays to make bfloat16 weights floats first; measured
 
 inline F32 as_floats(F32 x) { return x; }
 inline F32 as_floats(I32 x) { return __builtin_convertvector(x, F32); }
@@ -41,7 +44,7 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
                 if (count > LANES) count = LANES;
                 if (count <= 0) continue;
                 if (output.rows)
-                    store_first(reinterpret_cast<Bf16*>(output.rows + m * output.stride) + column, gated, count);
+                    store_first(reinterpret_cast<Bfloats::Input*>(output.rows + m * output.stride) + column, gated, count);
                 else
                     store_first(output.out + m * output.stride + column, gated, count);
             }
@@ -57,10 +60,25 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
     }
 }
 
+// Panels of bfloat16 as panels of floats, which the same inputs are multiplied with in the same order.
+void widen(const char* panels, int64_t bytes, char* out) {
+    for (int64_t at = 0; at < bytes; at += ROW_BYTES)
+        for (int part = 0; part < PARTS; part++) {
+            U32 pairs;
+            std::memcpy(&pairs, panels + at + part * 4 * LANES, sizeof pairs);
+            auto* floats = reinterpret_cast<float*>(out + 2 * at) + part * LANES;
+            store(floats, bit_cast<F32>(pairs << 16));
+            store(floats + PANEL, bit_cast<F32>(pairs & 0xFFFF0000u));
+        }
+}
+
 // Rows [first, last) of the input times panels [panel, end).
 template <class Format>
 void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
                    const Output& output) {
+    static thread_local Buffer buffer;
+    constexpr bool WIDENS = std::is_same_v<typename Format::Input, WideBf16>;
+    bool widened = WIDENS && last - first >= WIDENED_ROWS;
     amx::Tiles tiles;
     typename Format::Sums sums[ROWS][4 * PARTS];
     bool on_tiles = amx::HERE && Format::GROUP > 1 && last - first >= TILED_ROWS;
@@ -69,10 +87,23 @@ void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_
     for (int width; panel < end; panel += width) {
         width = int(std::min<int64_t>(end - panel, most));
         if (width == 3) width = 2;
+        const char* weights = linear.panels + panel * bytes;
+        if (widened) {
+            char* floats = buffer.bytes(2 * width * bytes);
+            widen(weights, width * bytes, floats);
+            weights = floats;
+        }
         for (int64_t m = first; m < last; m += ROWS) {
             int rows = int(std::min(last - m, ROWS));
-            product::multiply<Format>(tiles, on_tiles, x.rows + m * x.stride, x.stride, rows,
-                                      linear.panels + panel * bytes, bytes, width, sums[0], 4 * PARTS);
+            const char* inputs = x.rows + m * x.stride;
+            if constexpr (WIDENS) {
+                if (widened)
+                    product::multiply<Floats>(tiles, false, inputs, x.stride, rows, weights, 2 * bytes, width, sums[0],
+                                              4 * PARTS);
+            }
+            if (!widened)
+                product::multiply<Format>(tiles, on_tiles, inputs, x.stride, rows, weights, bytes, width, sums[0],
+                                          4 * PARTS);
             for (int row = 0; row < rows; row++)
                 finish_row<Format>(linear, x, m + row, panel, width, sums[row], output);
         }
@@ -122,14 +153,15 @@ void quantise(const float* x, int64_t k, const Operand& operand, int64_t m) {
     });
     float largest = max(most), scale = largest / 127.0f + sum(poison);
     float divisor = largest > 0 && scale == scale ? scale : 1.0f;
-    auto* row = reinterpret_cast<uint8_t*>(operand.rows + m * operand.stride);
+    auto* row = reinterpret_cast<Bytes::Input*>(operand.rows + m * operand.stride);
+    std::memset(row + k / 4 * 4, 0, size_t(operand.stride) - size_t(k / 4 * 4) * sizeof(Bytes::Input));
     const F32 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the lowest bits
     over(k, [&](int64_t i, auto get, auto) {
         F32 value = get(x + i);
         I32 steps = bit_cast<I32>(value / divisor + magic) + (128 - 0x4B400000);
-        for (int64_t lane = 0; lane < LANES && i + lane < k; lane++) row[i + lane] = uint8_t(steps[lane]);
+        for (int64_t lane = 0; lane < LANES && i + lane < k; lane++)
+            row[Bytes::place(i + lane)] = Bytes::Input(steps[lane]);
     });
-    std::memset(row + k, 0, size_t(operand.stride - k));  // meets weights of zero
     operand.scales[m] = scale;
 }
 
@@ -137,9 +169,9 @@ void quantise(const float* x, int64_t k, const Operand& operand, int64_t m) {
 
 int64_t operand_stride(int64_t format, int64_t k) {
     switch (format) {
-        case FLOAT32: return panel_rows<Floats>(k) * 4;
-        case BFLOAT16: return panel_rows<Bfloats>(k) * 4;
-        default: return panel_rows<Bytes>(k) * 4;
+        case FLOAT32: return input_bytes<Floats>(k);
+        case BFLOAT16: return input_bytes<Bfloats>(k);
+        default: return input_bytes<Bytes>(k);
     }
 }
 
@@ -151,8 +183,9 @@ void fill_operand(int64_t format, const float* x, int64_t k, const Operand& oper
             std::memset(row + 4 * k, 0, size_t(operand.stride - 4 * k));
             break;
         case BFLOAT16:
-            over(k, [&](int64_t i, auto get, auto put) { put(reinterpret_cast<Bf16*>(row) + i, get(x + i)); });
-            std::memset(row + 2 * k, 0, size_t(operand.stride - 2 * k));
+            over(k, [&](int64_t i, auto get, auto put) { put(reinterpret_cast<Bfloats::Input*>(row) + i, get(x + i)); });
+            std::memset(row + k * int64_t(sizeof(Bfloats::Input)), 0,
+                        size_t(operand.stride - k * int64_t(sizeof(Bfloats::Input))));
             break;
         default: quantise(x, k, operand, m);
     }
@@ -166,7 +199,15 @@ void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& o
     }
 }
 
-int64_t packed_bytes(int64_t n, int64_t k, int64_t format) { return round_up(n, PANEL) * operand_stride(format, k); }
+static int64_t panel_bytes(int64_t format, int64_t k) {
+    switch (format) {
+        case FLOAT32: return panel_rows<Floats>(k) * ROW_BYTES;
+        case BFLOAT16: return panel_rows<Bfloats>(k) * ROW_BYTES;
+        default: return panel_rows<Bytes>(k) * ROW_BYTES;
+    }
+}
+
+int64_t packed_bytes(int64_t n, int64_t k, int64_t format) { return round_up(n, PANEL) / PANEL * panel_bytes(format, k); }
 
 void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step, char* panels) {
     switch (format) {
@@ -177,8 +218,8 @@ void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64
 }
 
 void unpack_row(const Linear& linear, int64_t index, float* out) {
-    int64_t bytes = operand_stride(linear.format, linear.k) * PANEL, lane = index % PANEL;
-    const char* panel = linear.panels + index / PANEL * bytes;
+    int64_t lane = index % PANEL;
+    const char* panel = linear.panels + index / PANEL * panel_bytes(linear.format, linear.k);
     for (int64_t i = 0; i < linear.k; i++) {
         switch (linear.format) {
             case FLOAT32: out[i] = reinterpret_cast<const float*>(panel)[i * PANEL + lane]; break;

@@ -35,8 +35,8 @@ struct Output {
         GATE    // panels alternate between gate and up: out = silu(gate) * up, half as wide
     } mode;
     float* out;
-    int64_t stride;        // elements between rows
-    char* rows = nullptr;  // GATE into rows of bfloat16 in place of `out`
+    int64_t stride;        // elements between rows of `out`, or bytes between `rows`
+    char* rows = nullptr;  // GATE into rows of an operand for bfloat16 weights, in place of `out`
 };
 
 void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& output);

@@ -20,17 +20,17 @@ constexpr int tallest(int width) {
 template <class Format, int ROWS, int WIDTH>
 inline void block(const char* x, int64_t stride, const char* panels, int64_t panel_bytes, typename Format::Sums* out,
                   int64_t out_stride) {
+    using Input = typename Format::Input;
     typename Format::Sums sums[ROWS][WIDTH * PARTS] = {};
     for (int64_t at = 0, group = 0; at < panel_bytes; at += ROW_BYTES, group++) {
-        uint32_t words[ROWS];
-        for (int row = 0; row < ROWS; row++) std::memcpy(&words[row], x + row * stride + 4 * group, 4);
         for (int panel = 0; panel < WIDTH; panel++) {
             const char* weights = panels + panel * panel_bytes + at;
             __builtin_prefetch(weights + AHEAD);
             for (int part = 0; part < PARTS; part++)
                 for (int row = 0; row < ROWS; row++) {
                     auto& sum = sums[row][panel * PARTS + part];
-                    sum = Format::dot(sum, words[row], weights + part * 4 * LANES);
+                    const auto* inputs = reinterpret_cast<const Input*>(x + row * stride) + group * Format::GROUP;
+                    sum = Format::dot(sum, inputs, weights + part * 4 * LANES);
                 }
         }
     }
@@ -44,7 +44,7 @@ inline void blocks(const char* x, int64_t stride, int rows, const char* panels, 
     for (; rows >= ROWS; rows -= ROWS, x += ROWS * stride, out += ROWS * out_stride)
         block<Format, ROWS, WIDTH>(x, stride, panels, panel_bytes, out, out_stride);
     if constexpr (ROWS > 1)
-        if (rows) blocks<Format, ROWS / 2, WIDTH>(x, stride, rows, panels, panel_bytes, out, out_stride);
+        if (rows) blocks<Format, ROWS - 1, WIDTH>(x, stride, rows, panels, panel_bytes, out, out_stride);
 }
 
 // out [rows][width * PARTS] = x [rows] @ panels [width], for up to 32 rows and 4 panels; rows of x are `stride` bytes

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -25,9 +25,15 @@ typedef float F32 __attribute__((vector_size(4 * LANES)));
 typedef int32_t I32 __attribute__((vector_size(4 * LANES)));
 typedef uint32_t U32 __attribute__((vector_size(4 * LANES)));
 typedef uint16_t U16 __attribute__((vector_size(2 * LANES)));
+typedef int16_t S16 __attribute__((vector_size(4 * LANES)));
 
 struct Bf16 {
     uint16_t bits;
+};
+
+// A bfloat16 that is kept as a float32.
+struct WideBf16 {
+    float value;
 };
 
 template <class To, class From>
@@ -54,6 +60,7 @@ inline Bf16 to_bf16(float x) {  // to nearest, ties to even; a NaN stays one
 
 inline void set(float& to, float x) { to = x; }
 inline void set(Bf16& to, float x) { to = to_bf16(x); }
+inline void set(WideBf16& to, float x) { to.value = to_float(to_bf16(x)); }
 
 inline F32 load(const float* p) {
     F32 x;
@@ -69,13 +76,20 @@ inline F32 load(const Bf16* p) {
 
 inline void store(float* p, F32 x) { std::memcpy(p, &x, sizeof x); }
 
-inline void store(Bf16* p, F32 x) {
+// See `to_bf16`.
+inline U32 bf16_bits(F32 x) {
     U32 bits = bit_cast<U32>(x);
     U32 rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
     U32 nan = bits >> 16 | 0x40;
-    U16 half = __builtin_convertvector(x == x ? rounded : nan, U16);
+    return x == x ? rounded : nan;
+}
+
+inline void store(Bf16* p, F32 x) {
+    U16 half = __builtin_convertvector(bf16_bits(x), U16);
     std::memcpy(p, &half, sizeof half);
 }
+
+inline void store(WideBf16* p, F32 x) { store(&p->value, bit_cast<F32>(bf16_bits(x) << 16)); }
 
 // The first `count` < LANES elements; the others are zero.
 template <class T>
@@ -114,6 +128,18 @@ inline void over(int64_t n, Step step) {
         step(
             i, [rest](const auto* p) { return load_some(p, rest); },
             [rest](auto* p, F32 x) { store_some(p, x, rest); });
+}
+
+// For each lane a0 * b0 + a1 * b1 of the pairs of 16 bits in it.
+inline I32 pair_dot(S16 a, I32 b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return (I32)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__) && !defined(__AVX2__)
+    return (I32)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    I32 pairs = bit_cast<I32>(a);
+    return (pairs << 16 >> 16) * (b << 16 >> 16) + (pairs >> 16) * (b >> 16);
+#endif
 }
 
 inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
