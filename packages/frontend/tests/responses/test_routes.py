@@ -178,6 +178,7 @@ async def test_logprobs_when_included(engine_of: EngineOf, openai_of: OpenAIOf) 
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"background": True, "store": False}, "background"),
         ({"background": True}, "store"),
+        ({"store": True}, "store"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),

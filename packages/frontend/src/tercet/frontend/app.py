@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tercet.frontend.access import METRICS, OPEN_ROUTES, Access, error_response
+from tercet.frontend.anthropic.routes import AnthropicServingMessages
 from tercet.frontend.config import HttpConfig, ServingConfig
 from tercet.frontend.control_routes import ControlRoutes
 from tercet.frontend.errors import (
@@ -62,6 +63,7 @@ def build_app(
     control = ControlRoutes(manager, config.max_body_bytes)
     responses = OpenAIServingResponses(manager, planner, kept, config.max_body_bytes)
     routes: list[tuple[str, str, Endpoint]] = [
+    messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
         ("POST", "/v1/chat/completions", chat.create),
         ("POST", "/v1/completions", OpenAIServingCompletion(manager, config.max_body_bytes).create),
         ("POST", "/v1/responses", responses.create),
@@ -80,6 +82,8 @@ def build_app(
         ("POST", "/pause_generation", control.pause_generation),
         ("POST", "/continue_generation", control.continue_generation),
         ("GET", "/server_info", native.server_info),
+        ("POST", "/v1/messages", messages.create),
+        ("POST", "/v1/messages/count_tokens", messages.count_tokens),
         ("GET", "/health", native.health),
         ("GET", "/live", native.live),
         ("GET", METRICS, Metrics(manager).scrape),

@@ -45,6 +45,11 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_event(name: str, data: bytes) -> bytes:
+    """One event of an API whose events have names."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
 class EventStream(Response):
     """Streams `body`; `on_close` runs exactly once, however the connection ends."""
 

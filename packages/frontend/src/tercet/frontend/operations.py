@@ -1,5 +1,6 @@
 """What every route does, in words and by example. A test keeps this table and the router equal."""
 
+from tercet.frontend.anthropic.schema import CountTokens, CreateMessage
 from tercet.frontend.control_routes import AbortRequest
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.openai.chat_schema import ChatRequest
@@ -98,6 +99,21 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answer="That it is so.",
         body=AbortRequest,
         example={"rid": "frontend-0-0123456789abcdefghijklmn"},
+    ),
+    ("POST", "/v1/messages"): Operation(
+        tag="Anthropic",
+        summary="Go on with a chat, in Anthropic's words.",
+        answer="A message, or its events.",
+        body=CreateMessage,
+        example={"model": "embedded", "messages": _QUESTION, "max_tokens": 64},
+        streams=True,
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        tag="Anthropic",
+        summary="How many tokens a chat has.",
+        answer="The number.",
+        body=CountTokens,
+        example={"model": "embedded", "messages": _QUESTION},
     ),
     ("POST", "/flush_cache"): Operation(
         tag="Control",

@@ -108,8 +108,12 @@ class MessageWriter:
     def _call(self, start: ToolCallStart) -> list[Change]:
         self._blank = ""
         changes = self._close()
-        block: dict[str, Any] = {"type": "tool_use", "id": start.id, "name": start.name, "input": {}}
+        block: dict[str, Any] = {"type": "tool_use", "id": start.id or self._call_id(), "name": start.name, "input": {}}
         return [*changes, *self._into("tool_use", block)]
+
+    def _call_id(self) -> str:
+        """An id for a call that came without one."""
+        return f"toolu_{self.body['id']}_{len(self.body['content'])}"
 
     def _into(self, kind: str, block: dict[str, Any]) -> list[Change]:
         """The block that more is written into; a new one unless the open one is of that kind."""

@@ -14,8 +14,10 @@ def new_id(peer: str) -> str:
     return f"resp_{peer}_{secrets.token_hex(24)}"
 
 
-def new_body(response: str, request: CreateResponse, sampling: SamplingParams, created: int) -> dict[str, Any]:
-    """A response of which nothing has been said yet."""
+def new_body(
+    response: str, request: CreateResponse, sampling: SamplingParams, created: int, *, stored: bool
+) -> dict[str, Any]:
+    """A response of which nothing has been said yet; `stored` is whether the server can."""
     text = request.text.model_dump(exclude_none=True, by_alias=True) if request.text else {}
     reasoning = request.reasoning
     return {
@@ -38,7 +40,7 @@ def new_body(response: str, request: CreateResponse, sampling: SamplingParams, c
         "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
-        "store": request.store is not False,
+        "store": stored and request.store is not False,
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": _plain(request.tool_choice) or "auto",

@@ -114,7 +114,7 @@ class Drafter:
         return Draft(
             plan=await self._plan(turn, model),
             given=given,
-            body=new_body(origin.id, request, sampling, origin.created),
+            body=new_body(origin.id, request, sampling, origin.created, stored=self._store is not None),
             model=model,
             wants_logprobs=request.wants_logprobs,
         )

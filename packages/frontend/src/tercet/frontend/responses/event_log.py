@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from tercet.frontend.event_stream import named_event
 from tercet.frontend.responses.output_items import Change
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -43,11 +44,6 @@ def _steps(change: Change) -> int:
     return 1 if delta is None else len(delta)
 
 
-def sse(name: str, data: bytes) -> bytes:
-    """One event with its name, as a client reads it."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
-
-
 def encoded(event: dict[str, Any]) -> bytes:
-    """An event of a response or of a message: its type is its name."""
-    return sse(event["type"], orjson.dumps(event))
+    """An event as its client reads it: its type is its name."""
+    return named_event(event["type"], orjson.dumps(event))

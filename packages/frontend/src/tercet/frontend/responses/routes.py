@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from tercet.frontend.body import read_model
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError, ServerError, UnsupportedParameterError
-from tercet.frontend.event_stream import EventStream, unless_gone
+from tercet.frontend.event_stream import EventStream, named_event, unless_gone
 from tercet.frontend.generation import Generation
 from tercet.frontend.kept import Kept
 from tercet.frontend.keys import visitor_of
 from tercet.frontend.responses.background import Background
 from tercet.frontend.responses.body import new_id, page
 from tercet.frontend.responses.draft import Draft, Drafter, Origin, new_seed
-from tercet.frontend.responses.event_log import EventLog, encoded, sse
+from tercet.frontend.responses.event_log import EventLog, encoded
 from tercet.frontend.responses.output_items import Change
 from tercet.frontend.responses.schema import CreateResponse, TokenCount
 from tercet.frontend.responses.store import ResponseStore
@@ -49,13 +49,15 @@ class OpenAIServingResponses:
     async def create(self, request: Request) -> Response:
         """Make a response."""
         body = await read_model(request, CreateResponse, self._body_limit)
+        if body.store and self._kept is None:
+            raise UnsupportedParameterError("This server stores no responses.", param="store")
         owner = visitor_of(request).owner
         seed = new_seed() if body.seed is None else body.seed
         origin = Origin(new_id(self._manager.peer), int(time.time()), seed, body)
         draft = await self._drafter.draft(owner, origin)
         if body.background:
             return await self._in_background(owner, origin, draft)
-        work = _Work(self._manager, draft, owner, self._kept if body.store is not False else None)
+        work = _Work(self._manager, draft, owner, self._kept if draft.body["store"] else None)
         return await (work.stream(request) if body.stream else work.whole(request))
 
     async def retrieve(self, request: Request) -> Response:
@@ -118,7 +120,7 @@ class OpenAIServingResponses:
     def _follow(self, background: Background, owner: str, response: str, after: int) -> Response:
         async def events() -> AsyncIterator[bytes]:
             async for data in background.follow(owner, response, after):
-                yield sse(orjson.loads(data)["type"], data)
+                yield named_event(orjson.loads(data)["type"], data)
 
         return EventStream(events(), on_close=lambda: None)
 
