@@ -61,9 +61,9 @@ def build_app(
     models = OpenAIServingModels(manager.models)
     native = Native(manager, config.max_body_bytes)
     control = ControlRoutes(manager, config.max_body_bytes)
+    messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
     responses = OpenAIServingResponses(manager, planner, kept, config.max_body_bytes)
     routes: list[tuple[str, str, Endpoint]] = [
-    messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
         ("POST", "/v1/chat/completions", chat.create),
         ("POST", "/v1/completions", OpenAIServingCompletion(manager, config.max_body_bytes).create),
         ("POST", "/v1/responses", responses.create),
@@ -74,6 +74,8 @@ def build_app(
         ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
         ("GET", "/v1/models", models.list),
         ("GET", "/v1/models/{model:path}", models.retrieve),
+        ("POST", "/v1/messages", messages.create),
+        ("POST", "/v1/messages/count_tokens", messages.count_tokens),
         ("POST", "/generate", native.generate),
         ("POST", "/tokenize", native.tokenize),
         ("POST", "/detokenize", native.detokenize),
@@ -82,8 +84,6 @@ def build_app(
         ("POST", "/pause_generation", control.pause_generation),
         ("POST", "/continue_generation", control.continue_generation),
         ("GET", "/server_info", native.server_info),
-        ("POST", "/v1/messages", messages.create),
-        ("POST", "/v1/messages/count_tokens", messages.count_tokens),
         ("GET", "/health", native.health),
         ("GET", "/live", native.live),
         ("GET", METRICS, Metrics(manager).scrape),

@@ -71,6 +71,21 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/models/{model:path}"): Operation(
         tag="OpenAI", summary="One model, by its id, which may have slashes.", answer="A model."
     ),
+    ("POST", "/v1/messages"): Operation(
+        tag="Anthropic",
+        summary="Go on with a chat, in Anthropic's words.",
+        answer="A message, or its events.",
+        body=CreateMessage,
+        example={"model": "embedded", "messages": _QUESTION, "max_tokens": 64},
+        streams=True,
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        tag="Anthropic",
+        summary="How many tokens a chat has.",
+        answer="The number.",
+        body=CountTokens,
+        example={"model": "embedded", "messages": _QUESTION},
+    ),
     ("POST", "/generate"): Operation(
         tag="Native",
         summary="Go on with a text or with token ids, in SGLang's words.",
@@ -99,21 +114,6 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answer="That it is so.",
         body=AbortRequest,
         example={"rid": "frontend-0-0123456789abcdefghijklmn"},
-    ),
-    ("POST", "/v1/messages"): Operation(
-        tag="Anthropic",
-        summary="Go on with a chat, in Anthropic's words.",
-        answer="A message, or its events.",
-        body=CreateMessage,
-        example={"model": "embedded", "messages": _QUESTION, "max_tokens": 64},
-        streams=True,
-    ),
-    ("POST", "/v1/messages/count_tokens"): Operation(
-        tag="Anthropic",
-        summary="How many tokens a chat has.",
-        answer="The number.",
-        body=CountTokens,
-        example={"model": "embedded", "messages": _QUESTION},
     ),
     ("POST", "/flush_cache"): Operation(
         tag="Control",
