@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ STOP_LIMIT = 30.0
 class Server:
     """`tercet serve`, or a program like it, as a child process, and what it said on its way."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None, program: Path | None = None) -> None:
-        command = [str(Path(sys.executable).with_name("tercet")), "serve"]
-        if program is not None:
-            command = [sys.executable, str(program)]
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None, program: Sequence[str] = ()) -> None:
+        command = [sys.executable, *program]
+        if not program:
+            command = [str(Path(sys.executable).with_name("tercet")), "serve"]
         state = tempfile.mkdtemp(prefix="tercet-state-")
         weakref.finalize(self, shutil.rmtree, state, ignore_errors=True)
         self.process = subprocess.Popen(

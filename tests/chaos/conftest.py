@@ -1,14 +1,18 @@
 """Servers that are killed part by part, what an unbroken run of each request says, and a table of what was measured."""
 
+import logging
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tercet.protocol.values import Role
 from tests.chaos.judge import Ids
 from tests.chaos.load import Job, Load
 from tests.chaos.parts import Parts, watched
 from tests.server_process import Server
+
+logger = logging.getLogger(__name__)
 
 OPTIONS = ("embedded", "--dtype", "float32", "--kv-cache-bytes", "64MiB")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -24,7 +28,7 @@ class References:
 
     async def of(self, server: Server, jobs: Sequence[Job]) -> dict[Job, Ids]:
         missing = [job for job in jobs if job not in self._known]
-        for outcome in await Load(server.url).run(missing):
+        for outcome in await Load(server.url, clients=16).run(missing):
             assert outcome.finished, outcome.error
             self._known[outcome.job] = outcome.ids
         return {job: self._known[job] for job in jobs}
@@ -47,7 +51,7 @@ def two_of_each() -> Iterator[Server]:
     yield from _served("--dp-size", "2", "--detokenizer-workers", "2", "--frontend-workers", "2")
 
 
-def _served(*options: str, program: Path | None = None) -> Iterator[Server]:
+def _served(*options: str, program: Sequence[str] = ()) -> Iterator[Server]:
     server = Server(*OPTIONS, *options, env=ENVIRONMENT, program=program)
     try:
         yield server.wait()
@@ -61,7 +65,18 @@ def _served(*options: str, program: Path | None = None) -> Iterator[Server]:
 @pytest.fixture
 def fragile() -> Iterator[Server]:
     """A server whose scheduler dies of one prompt: see `fragile_scheduler.py`."""
-    yield from _served(program=Path(__file__).with_name("fragile_server.py"))
+    yield from _served(program=_rebuilt("fragile_scheduler.py", Role.SCHEDULER))
+
+
+@pytest.fixture
+def lossy() -> Iterator[Server]:
+    """A server whose parts lose one message in a hundred: see `lossy_part.py`."""
+    yield from _served(program=_rebuilt("lossy_part.py", Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND))
+
+
+def _rebuilt(program: str, *roles: Role) -> Sequence[str]:
+    here = Path(__file__).parent
+    return str(here / "rebuilt_server.py"), str(here / program), ",".join(roles)
 
 
 @pytest.fixture
@@ -88,6 +103,7 @@ class Table:
         self._name = name
 
     def add(self, figures: str) -> None:
+        logger.info("%s: %s", self._name, figures)
         self._rows.append((self._name, figures))
 
 

@@ -1,7 +1,11 @@
-"""A scheduler process that dies in the step that would compute one particular prompt."""
+"""A scheduler process that dies in the step that would compute one particular prompt.
+
+Usage: python tests/chaos/fragile_scheduler.py MODULE OPTIONS
+"""
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +13,7 @@ from tercet.protocol.values import unpack_ints
 from tercet.scheduler import wiring
 from tercet.scheduler.__main__ import main
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
-from tercet.scheduler.core.plan import Capacity, Plan
+from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.ports import Executor, Pending
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -25,7 +29,7 @@ class FragileExecutor:
     def capacity(self) -> Capacity:
         return self._executor.capacity
 
-    def submit(self, plan: Plan) -> Pending:
+    def submit(self, plan: Plan) -> Pending[StepResult]:
         if any(list(unpack_ints(init.tokens))[: len(POISON)] == POISON for init in plan.introduce):
             os.kill(os.getpid(), signal.SIGSEGV)
         return self._executor.submit(plan)
@@ -42,4 +46,4 @@ def build_fragile(
 
 if __name__ == "__main__":
     wiring.EXECUTORS["torch"] = build_fragile
-    main()
+    main(sys.argv[2:])

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,11 @@ class Job:
             },
             "stream": self.streamed,
         }
+
+
+def shuffled(count: int, seed: int) -> list[Job]:
+    """So many jobs, always the same, in an order of their own for each seed."""
+    return random.Random(seed).sample([Job(number) for number in range(count)], count)
 
 
 @dataclass

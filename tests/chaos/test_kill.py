@@ -4,21 +4,22 @@ import random
 
 import pytest
 
-from tests.chaos.blow import Blow, assert_nothing_is_lost, failures
+from tests.chaos.blow import Blow, assert_nothing_is_lost, crowd, failures
 from tests.chaos.conftest import References, Table
 from tests.chaos.judge import Judge
-from tests.chaos.load import Job
+from tests.chaos.load import shuffled
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
+FULL = [pytest.mark.slow, pytest.mark.timeout(7200)]
 CASES = [
     pytest.param(24, 0, id="short"),
-    *(pytest.param(80, seed, id=f"full-{seed}", marks=pytest.mark.slow) for seed in range(10)),
+    *(pytest.param(800, seed, id=f"full-{seed}", marks=FULL) for seed in range(10)),
 ]
-"""Requests, and the seed that says which, and when the blow falls."""
-
-
-def jobs_of(count: int, seed: int) -> list[Job]:
-    return [Job(seed * 1000 + number) for number in range(count)]
+"""Requests, and the seed that says in which order they come, and when the blow falls."""
+ENOUGH = {24: 2, 800: 6}
+"""Requests that must have been resumed, or the blow fell beside."""
+ONE, TWO = 4.0, 1.0
+"""Seconds until all streams move again, with one part of the role and with two."""
 
 
 @pytest.mark.parametrize(("count", "seed"), CASES)
@@ -27,7 +28,10 @@ async def test_every_request_outlives_the_only_part_of_its_role(
     single: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
     blow = Blow(single, role)
-    await assert_nothing_is_lost(single, references, table, blow, jobs_of(count, seed), random.Random(seed))
+    jobs, chance = shuffled(count, seed), random.Random(seed)
+    await assert_nothing_is_lost(single, references, table, blow, jobs, chance, enough=ENOUGH[count])
+    if count > 24:
+        assert blow.stalled < ONE * crowd()
 
 
 @pytest.mark.parametrize(("count", "seed"), CASES)
@@ -36,14 +40,17 @@ async def test_every_request_outlives_one_of_two(
     double: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
     blow = Blow(double, role)
-    await assert_nothing_is_lost(double, references, table, blow, jobs_of(count, seed), random.Random(seed))
+    jobs, chance = shuffled(count, seed), random.Random(seed)
+    await assert_nothing_is_lost(double, references, table, blow, jobs, chance)
+    if count > 24:
+        assert blow.stalled < TWO * crowd()
 
 
 @pytest.mark.parametrize(("count", "seed"), CASES)
 async def test_a_frontend_takes_only_its_own_connections_along(
     double: Parts, references: References, table: Table, count: int, seed: int
 ) -> None:
-    jobs = jobs_of(count, seed)
+    jobs = shuffled(count, seed)
     expected = await references.of(double.server, jobs)
     blow = Blow(double, "frontend")
     outcomes = await blow.under(jobs, random.Random(seed))

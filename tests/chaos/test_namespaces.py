@@ -4,7 +4,6 @@ Every part runs compose's own command line, on a host with an address of its own
 """
 
 import json
-import logging
 import subprocess
 import sys
 import threading
@@ -15,11 +14,10 @@ from typing import Any, Self
 
 import pytest
 
+from tests.chaos.conftest import Table
 from tests.compose_server import URL, ComposeServer
 from tests.deploy_files import ROOT, manifests
 from tests.namespaces import Network, why_not
-
-logger = logging.getLogger(__name__)
 
 REASON = why_not()
 pytestmark = [pytest.mark.skipif(bool(REASON), reason=f"network namespaces: {REASON}"), pytest.mark.timeout(600)]
@@ -168,7 +166,9 @@ def test_a_cut_link_passes_nothing_and_others_everything(network: Network) -> No
         process.communicate()
 
 
-def test_requests_go_to_another_scheduler_while_one_is_cut_off(network: Network, server: ComposeServer) -> None:
+def test_requests_go_to_another_scheduler_while_one_is_cut_off(
+    network: Network, server: ComposeServer, table: Table
+) -> None:
     with Traffic(network) as traffic:
         cut, mended = cut_off(network, traffic, "scheduler-1", "frontend")
         again = traffic.wait_for_all(begun_after=mended)
@@ -178,18 +178,22 @@ def test_requests_go_to_another_scheduler_while_one_is_cut_off(network: Network,
     inside = [each for each in answers if cut + CUT_SECONDS / 2 < each["began"] and each["ended"] < mended]
     assert inside, f"nothing was served by the other scheduler\n{server.logs()}"
     longest = max(each["ended"] - each["began"] for each in answers)
-    figures = (len(answers), longest, len(inside), again - mended)
-    logger.info("%d requests, 0 failed; longest %.1f s; %d served meanwhile; all moving %.1f s after the cut", *figures)
+    table.add(
+        f"{len(answers)} requests, 0 failed; longest {longest:.1f} s; {len(inside)} served meanwhile; "
+        f"all move again {again - mended:.1f} s after the link is back"
+    )
 
 
-def test_requests_wait_while_the_only_detokenizer_is_cut_off(network: Network, server: ComposeServer) -> None:
+def test_requests_wait_while_the_only_detokenizer_is_cut_off(
+    network: Network, server: ComposeServer, table: Table
+) -> None:
     with Traffic(network) as traffic:
         cut, mended = cut_off(network, traffic, "detokenizer", "frontend")
         again = traffic.wait_for_all(begun_after=mended)
         answers = traffic.stop()
     check(answers, server)
     assert not [each for each in answers if cut + 1 < each["ended"] < mended], "text came through a cut link"
-    logger.info("%d requests, 0 failed; all moving %.1f s after the cut", len(answers), again - mended)
+    table.add(f"{len(answers)} requests, 0 failed; all move again {again - mended:.1f} s after the link is back")
 
 
 def test_a_scheduler_added_to_the_name_is_found(network: Network, server: ComposeServer) -> None:

@@ -1,0 +1,40 @@
+"""`tercet serve` with some of its parts rebuilt: a program of ours runs in their place, and is told their module.
+
+Usage: python tests/chaos/rebuilt_server.py PROGRAM ROLE[,ROLE] OPTIONS
+"""
+
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tercet.frontend import cli
+from tercet.frontend.launch import Part, local_parts
+from tercet.frontend.serve_config import ServeConfig
+from tercet.frontend.server import serve
+from tercet.protocol.values import Role
+
+
+def rebuilt(part: Part, program: str, roles: Collection[Role]) -> Part:
+    """The part as it is, or with the program in place of `-m` if it is of one of those roles."""
+    if part.role not in roles:
+        return part
+    python, option, *words = part.command
+    assert option == "-m"
+    return replace(part, command=(python, program, *words))
+
+
+def main(program: str, roles: str, *options: str) -> int:
+    """Serve until told to stop."""
+    config = cli.app(["serve", *options], exit_on_error=False)
+    assert isinstance(config, ServeConfig)
+    others = [Role(role) for role in roles.split(",")]
+
+    def parts(config: ServeConfig, directory: Path) -> Sequence[Part]:
+        return [rebuilt(part, program, others) for part in local_parts(config, directory)]
+
+    return serve(config, parts)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""One message in a hundred is lost, on every link and of every kind: requests end as if none were."""
+
+from itertools import pairwise
+
+import pytest
+
+from tests.chaos.blow import failures
+from tests.chaos.conftest import References, Table
+from tests.chaos.judge import Judge
+from tests.chaos.load import Load, quantile, shuffled
+from tests.chaos.parts import Parts, assert_nothing_is_left, watched
+from tests.server_process import Server
+
+FEWEST = 3
+"""Requests that must have missed something."""
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(24, id="short"),
+        pytest.param(800, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
+    ],
+)
+async def test_lost_messages_are_found_and_made_up_for(
+    single: Parts, lossy: Server, references: References, table: Table, count: int
+) -> None:
+    jobs = shuffled(count, 2)
+    expected = await references.of(single.server, jobs)
+    with watched(lossy) as parts:
+        await parts.ready()
+        outcomes = await Load(lossy.url).run(jobs)
+        assert failures(outcomes) == []
+        verdict = Judge(lossy.url, expected).compare(outcomes)
+        missed = await parts.resumed()
+        pauses = [max(b - a for a, b in pairwise(each.arrivals)) for each in outcomes if each.arrivals]
+        table.add(
+            f"{count} requests, 0 failed, {missed} missed something; longest pause of a stream p50 "
+            f"{quantile(pauses, 0.5):.2f} s, p99 {quantile(pauses, 0.99):.2f} s; "
+            f"{verdict.ties} ties in {verdict.texts} texts"
+        )
+        assert missed >= FEWEST
+        assert verdict.ties <= max(1, verdict.texts // 500)
+        assert_nothing_is_left(await parts.idle())
