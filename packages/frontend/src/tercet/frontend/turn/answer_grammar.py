@@ -89,7 +89,9 @@ def _text_with_calls(rules: Rules, grammar: CallGrammar, *, several: bool) -> st
 
 def _reasoning(rules: Rules, thinking: Thinking) -> str:
     framing, added = thinking.framing, rules.tokens.added
-    if framing.end in added:
+    if thinking.budget == 0:
+        thoughts = rules.literal(framing.end)
+    elif framing.end in added:
         most = "*" if thinking.budget is None else f"{{0,{thinking.budget}}}"
         thoughts = f"{any_token_but([added[framing.end], *rules.tokens.eos])}{most} {rules.literal(framing.end)}"
     else:
