@@ -107,17 +107,20 @@ class SlotGrammars:
             except GrammarError as error:
                 rows.fail(row, error)
         masks: Masks = np.zeros((len(rows.matchers), self._words), dtype=np.int32)
-        self._backend.fill(list(rows.matchers.values()), masks)
+        self._backend.fill([*rows.matchers.values()], masks)
+        without_ends = masks & ~self._end_words
+        goes_on = without_ends.any(axis=1).tolist()
         words = np.full((count, self._words), -1, dtype=np.int32)
-        words[list(rows.guides)] = 0
-        for mask, (row, matcher) in zip(masks, [*rows.matchers.items()], strict=True):
-            others = mask & ~self._end_words
+        words[[*rows.guides]] = 0
+        for index, (row, matcher) in enumerate(rows.matchers.items()):
             if matcher.error:
                 rows.fail(row, matcher.error)
-            elif others.any():
-                words[row] = others if rows.guides[row].ignore_eos else mask
+            elif goes_on[index]:
+                words[row] = (without_ends if rows.guides[row].ignore_eos else masks)[index]
             elif matcher.accepting:
                 rows.outcome.complete.append(row)
+            elif masks[index].any():  # an end token that the grammar itself asks for
+                words[row] = masks[index]
             else:
                 rows.fail(row, "it allows no token")
         return torch.from_numpy(words)
