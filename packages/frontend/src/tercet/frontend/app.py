@@ -27,10 +27,13 @@ from tercet.frontend.metrics import Metrics
 from tercet.frontend.native import Native
 from tercet.frontend.openai.chat import OpenAIServingChat
 from tercet.frontend.openai.completions import OpenAIServingCompletion
+from tercet.frontend.openai.embeddings import OpenAIServingEmbedding
 from tercet.frontend.openai.models import OpenAIServingModels
+from tercet.frontend.openai.rerank import OpenAIServingRerank
 from tercet.frontend.openapi import OpenApi
 from tercet.frontend.operations import OPERATIONS
 from tercet.frontend.responses.routes import OpenAIServingResponses
+from tercet.frontend.sessions.routes import Sessions
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.plan import TurnPlanner
 
@@ -59,10 +62,13 @@ def build_app(
     planner = TurnPlanner(serving)
     chat = OpenAIServingChat(manager, config.max_body_bytes, planner, serving.reasoning_field_name)
     models = OpenAIServingModels(manager.models)
-    native = Native(manager, config.max_body_bytes)
+    sessions = Sessions(kept.sessions if kept else None, config.max_body_bytes)
+    native = Native(manager, sessions, config.max_body_bytes)
     control = ControlRoutes(manager, config.max_body_bytes)
     messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
     responses = OpenAIServingResponses(manager, planner, kept, config.max_body_bytes)
+    embedding = OpenAIServingEmbedding(manager, config.max_body_bytes)
+    rerank = OpenAIServingRerank(manager, config.max_body_bytes)
     routes: list[tuple[str, str, Endpoint]] = [
         ("POST", "/v1/chat/completions", chat.create),
         ("POST", "/v1/completions", OpenAIServingCompletion(manager, config.max_body_bytes).create),
@@ -72,11 +78,17 @@ def build_app(
         ("DELETE", "/v1/responses/{response_id}", responses.delete),
         ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
         ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
+        ("POST", "/v1/embeddings", embedding.create),
+        ("POST", "/v1/classify", embedding.classify),
+        ("POST", "/v1/rerank", rerank.rerank),
+        ("POST", "/v1/score", rerank.score),
         ("GET", "/v1/models", models.list),
         ("GET", "/v1/models/{model:path}", models.retrieve),
         ("POST", "/v1/messages", messages.create),
         ("POST", "/v1/messages/count_tokens", messages.count_tokens),
         ("POST", "/generate", native.generate),
+        ("POST", "/open_session", sessions.open),
+        ("POST", "/close_session", sessions.close),
         ("POST", "/tokenize", native.tokenize),
         ("POST", "/detokenize", native.detokenize),
         ("POST", "/abort_request", control.abort_request),

@@ -5,8 +5,10 @@ from tercet.frontend.control_routes import AbortRequest
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.openai.completion_schema import CompletionRequest
+from tercet.frontend.openai.embedding_schema import ClassifyRequest, EmbeddingCreate, RerankRequest, ScoreRequest
 from tercet.frontend.openapi import Operation, QueryParameter
 from tercet.frontend.responses.schema import CreateResponse, TokenCount
+from tercet.frontend.sessions.schema import CloseSession, OpenSession
 
 _QUESTION = [{"role": "user", "content": "What is a scheduler?"}]
 
@@ -67,6 +69,34 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
             QueryParameter("order", {"enum": ["asc", "desc"]}, "Oldest or newest first; desc by default."),
         ],
     ),
+    ("POST", "/v1/embeddings"): Operation(
+        tag="OpenAI",
+        summary="A vector for each input.",
+        answer="A list of embeddings, as numbers or as base64 of little-endian float32.",
+        body=EmbeddingCreate,
+        example={"model": "all-MiniLM-L6-v2", "input": ["A tercet is three lines.", "A sonnet is fourteen."]},
+    ),
+    ("POST", "/v1/rerank"): Operation(
+        tag="Scores",
+        summary="Documents by their relevance to a query, the best first, in Jina's and Cohere's words.",
+        answer="Results with index and relevance_score.",
+        body=RerankRequest,
+        example={"model": "bge-reranker-v2-m3", "query": "What is a tercet?", "documents": ["Three lines.", "Rain."]},
+    ),
+    ("POST", "/v1/score"): Operation(
+        tag="Scores",
+        summary="How well texts go together, pair by pair, in vLLM's words.",
+        answer="A list of scores.",
+        body=ScoreRequest,
+        example={"model": "bge-reranker-v2-m3", "text_1": "What is a tercet?", "text_2": ["Three lines.", "Rain."]},
+    ),
+    ("POST", "/v1/classify"): Operation(
+        tag="Scores",
+        summary="The label of each input, and every label's share, in vLLM's words.",
+        answer="A list of classes.",
+        body=ClassifyRequest,
+        example={"model": "sentiment", "input": "What a day!"},
+    ),
     ("GET", "/v1/models"): Operation(tag="OpenAI", summary="The models served here.", answer="A list of models."),
     ("GET", "/v1/models/{model:path}"): Operation(
         tag="OpenAI", summary="One model, by its id, which may have slashes.", answer="A model."
@@ -93,6 +123,20 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         body=NativeGenerate,
         example={"text": "A tercet is", "sampling_params": {"max_new_tokens": 16, "temperature": 0.0}},
         streams=True,
+    ),
+    ("POST", "/open_session"): Operation(
+        tag="Native",
+        summary="Open a session, whose prompts may go on from one another by `session_params`.",
+        answer="The session's id.",
+        body=OpenSession,
+        example={"capacity_of_str_len": 1024},
+    ),
+    ("POST", "/close_session"): Operation(
+        tag="Native",
+        summary="Forget a session.",
+        answer="null",
+        body=CloseSession,
+        example={"session_id": "0123456789abcdef0123456789abcdef"},
     ),
     ("POST", "/tokenize"): Operation(
         tag="Native",

@@ -1,11 +1,13 @@
 """For tests: an engine that follows a script, and a frontend on a real port before it."""
 
+from tercet.frontend.testing.encoding_engine import EncodingEngine
 from tercet.frontend.testing.engine import DETOKENIZER, FakeEngine, Script, Token, decode_spec
 from tercet.frontend.testing.managing import managed, said, submit
 from tercet.frontend.testing.serving import Served, serving
 
 __all__ = [
     "DETOKENIZER",
+    "EncodingEngine",
     "FakeEngine",
     "Script",
     "Served",

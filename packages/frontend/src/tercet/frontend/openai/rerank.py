@@ -1,0 +1,110 @@
+"""/v1/rerank in Jina's shape and /v1/score in vLLM's: how well two texts go together.
+
+A cross-encoder reads both at once; of a model that embeds it is the cosine of their vectors.
+"""
+
+import asyncio
+import math
+import operator
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.body import read_model
+from tercet.frontend.embedding_batch import EmbeddingBatch
+from tercet.frontend.embedding_request import PairInput, TextInput
+from tercet.frontend.embedding_state import numbers
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.event_stream import unless_gone
+from tercet.frontend.openai.embedding_schema import RerankRequest, ScoreRequest
+from tercet.frontend.openai.embeddings import answered, served_for, usage
+from tercet.frontend.tokenizer_manager import TokenizerManager
+from tercet.protocol.values import Task
+
+
+class OpenAIServingRerank:
+    """Relevance by every served model that can tell it."""
+
+    def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
+        self._manager = manager
+        self._body_limit = body_limit
+
+    async def rerank(self, request: Request) -> Response:
+        """Documents by their relevance, the best first."""
+        body = await read_model(request, RerankRequest, self._body_limit)
+        texts = body.texts()
+        pairs = [PairInput(body.query, text) for text in texts]
+        names = [("query", f"documents[{place}]") for place in range(len(texts))]
+        scores, batch = await self._scores(request, body, pairs, names)
+        results = []
+        for place in sorted(range(len(texts)), key=lambda place: -scores[place])[: body.top_n]:
+            document = {} if body.return_documents is False else {"document": {"text": texts[place]}}
+            results.append({"index": place, "relevance_score": scores[place], **document})
+        head = {"id": f"rerank-{secrets.token_urlsafe(18)}", "model": body.model}
+        return answered({**head, "results": results, "usage": usage(batch)})
+
+    async def score(self, request: Request) -> Response:
+        """A score for each pair."""
+        body = await read_model(request, ScoreRequest, self._body_limit)
+        pairs = body.pairs()
+        names = [
+            (_name("text_1", body.text_1, place), _name("text_2", body.text_2, place)) for place in range(len(pairs))
+        ]
+        scores, batch = await self._scores(request, body, pairs, names)
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        head = {"id": f"score-{secrets.token_urlsafe(18)}", "object": "list", "created": int(time.time())}
+        return answered({**head, "model": body.model, "data": data, "usage": usage(batch)})
+
+    async def _scores(
+        self,
+        request: Request,
+        body: RerankRequest | ScoreRequest,
+        pairs: Sequence[PairInput],
+        names: Sequence[tuple[str, str]],
+    ) -> tuple[list[float], EmbeddingBatch]:
+        """The score of each pair; `names` are what the client called its two texts."""
+        model = served_for(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
+        if model.limits.task is Task.EMBED:
+            params = _texts(pairs, names)
+            asked = body.request([TextInput(text) for text in params], list(params.values()))
+            batch = await unless_gone(request, self._manager.embed(asked))
+            return await asyncio.to_thread(_cosines, pairs, dict(zip(params, batch.vectors, strict=True))), batch
+        if model.limits.width != 1:
+            message = f"The model {model.name!r} tells {model.limits.width} labels apart: it is no reranker."
+            raise BadRequestError(message, param="model")
+        asked = body.request(list(pairs), [second for _, second in names])
+        batch = await unless_gone(request, self._manager.embed(asked))
+        scores = [score for vector in batch.vectors for score in numbers(vector)]
+        if body.use_activation is False:
+            return scores, batch
+        return [share for score in scores for share in model.files.sentences.activate([score])], batch
+
+
+def unit(vector: bytes) -> list[float]:
+    """The direction of a vector; zeros for one that has none."""
+    given = numbers(vector)
+    length = math.hypot(*given)
+    return [number / length for number in given] if length else list(given)
+
+
+def _cosines(pairs: Sequence[PairInput], vectors: Mapping[str, bytes]) -> list[float]:
+    """Of the angles between the vectors of each pair's texts."""
+    units = {text: unit(vector) for text, vector in vectors.items()}
+    return [sum(map(operator.mul, units[pair.first], units[pair.second])) for pair in pairs]
+
+
+def _texts(pairs: Sequence[PairInput], names: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Each text once, and what the client called it first."""
+    params: dict[str, str] = {}
+    for pair, (first, second) in zip(pairs, names, strict=True):
+        params.setdefault(pair.first, first)
+        params.setdefault(pair.second, second)
+    return params
+
+
+def _name(param: str, given: str | list[str], place: int) -> str:
+    """What the client called its text in the pair at `place`."""
+    return param if isinstance(given, str) else f"{param}[{place if len(given) > 1 else 0}]"

@@ -1,0 +1,84 @@
+"""An engine for tests whose model embeds or classifies: no detokenizer, and vectors by a script."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tercet.frontend.testing.engine import FakeEngine
+from tercet.protocol.codec import Frame
+from tercet.protocol.messages import AbortReq, BatchEmbeddingOutput, Message, TokenizedEmbeddingReqInput
+from tercet.protocol.values import FinishReason, Role, pack_floats, pack_ints, unpack_ints
+
+Vector = Sequence[float] | FinishReason
+
+
+def by_ids(request: TokenizedEmbeddingReqInput) -> Vector:
+    """A vector that tells inputs apart, and the types of their tokens."""
+    ids = unpack_ints(request.input_ids)
+    types = unpack_ints(request.token_types) if request.token_types else [0]
+    return [float(len(ids)), float(sum(ids)), float(sum(types)), 1.0]
+
+
+def _accept(request: TokenizedEmbeddingReqInput) -> Message | None:  # noqa: ARG001
+    """Refuse nothing."""
+    return None
+
+
+@dataclass
+class EncodingEngine(FakeEngine):
+    """As a FakeEngine, but every step answers all inputs it holds, in one message for each scheduler."""
+
+    vector: Callable[[TokenizedEmbeddingReqInput], Vector] = by_ids
+    refuse: Callable[[TokenizedEmbeddingReqInput], Message | None] = _accept
+    inputs: list[tuple[str, TokenizedEmbeddingReqInput]] = field(default_factory=list)
+    """What each scheduler holds."""
+
+    def connect(self) -> None:
+        """Every scheduler comes up and gets ready; there is no detokenizer."""
+        for peer in self.schedulers:
+            self.scheduler_up(peer)
+
+    def send(self, peer: str, message: Message, *frames: Frame) -> bool:
+        """What the frontend sends."""
+        if not isinstance(message, TokenizedEmbeddingReqInput):
+            if isinstance(message, AbortReq):
+                self.inputs = [each for each in self.inputs if (each[0], each[1].rid) != (peer, message.rid)]
+            return super().send(peer, message, *frames)
+        if peer in self.full or peer not in self.schedulers:
+            return False
+        self.sent.append((peer, message))
+        if refusal := self.refuse(message):
+            asyncio.get_running_loop().call_soon(self._from, peer, refusal)
+        else:
+            self.inputs.append((peer, message))
+            self._schedule()
+        return True
+
+    def down(self, peer: str, role: Role = Role.SCHEDULER) -> None:
+        """A peer dies, and with it all it held."""
+        self.inputs = [each for each in self.inputs if each[0] != peer]
+        super().down(peer, role)
+
+    def asked(self) -> list[TokenizedEmbeddingReqInput]:
+        """Every dispatch so far."""
+        return [message for _, message in self.sent if isinstance(message, TokenizedEmbeddingReqInput)]
+
+    def step(self, *, lost: bool = False) -> None:
+        """The vectors of all that is held."""
+        held, self.inputs = self.inputs, []
+        for peer in {peer for peer, _ in held}:
+            batch, frame = self._vectors([request for where, request in held if where == peer])
+            if not lost:
+                self._from(peer, batch, memoryview(frame))
+
+    def _vectors(self, requests: list[TokenizedEmbeddingReqInput]) -> tuple[BatchEmbeddingOutput, bytes]:
+        width = self.limits.width
+        answers = [self.vector(request) for request in requests]
+        frame = b"".join(bytes(4 * width) if isinstance(each, FinishReason) else pack_floats(each) for each in answers)
+        batch = BatchEmbeddingOutput(
+            rids=[request.rid for request in requests],
+            attempts=pack_ints(request.attempt for request in requests),
+            width=width,
+            finishes={row: each for row, each in enumerate(answers) if isinstance(each, FinishReason)},
+        )
+        return batch, frame

@@ -1,0 +1,393 @@
+"""/v1/embeddings, /v1/rerank, /v1/score and /v1/classify before an engine that gives vectors by a script."""
+
+import asyncio
+import base64
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from packages.frontend.tests import encoders
+from tercet.frontend.embedding_batch import AT_ONCE
+from tercet.frontend.testing import EncodingEngine, FakeEngine, Script, Served, serving
+from tercet.protocol.messages import AbortReq, Rejected, TokenizedEmbeddingReqInput
+from tercet.protocol.values import FinishReason, FinishType, ModelLimits, Role, Task, unpack_floats, unpack_ints
+
+Openai = Callable[..., openai.AsyncOpenAI]
+Http = Callable[[Served], httpx2.AsyncClient]
+
+
+def nothing(request: object, index: int) -> list[Any]:
+    raise AssertionError("nothing is generated here")
+
+
+def engine(limits: ModelLimits | None = None, files: dict[str, bytes] | None = None, **options: Any) -> EncodingEngine:
+    script: Script = nothing
+    return EncodingEngine(script, files=files or encoders.files(), limits=limits or encoders.limits(), **options)
+
+
+def classifier(*labels: str, **options: Any) -> EncodingEngine:
+    return engine(encoders.limits(Task.CLASSIFY, labels), **options)
+
+
+def second_of_pair(request: TokenizedEmbeddingReqInput) -> list[float]:
+    """A reranker that likes documents which hold many tokens."""
+    return [float(sum(unpack_ints(request.token_types))) - 3.0]
+
+
+def unpacked(text: str) -> list[float]:
+    return list(unpack_floats(base64.b64decode(text)))
+
+
+async def test_the_client_gets_the_same_numbers_either_way(openai_of: Openai, http_of: Http) -> None:
+    async with serving(engine()) as served:
+        texts = ["cat", "the cat sat", "cat"]
+        asks_for_base64 = openai_of(served, strict=False)  # which its own strict types do not know of
+        default = await asks_for_base64.embeddings.create(model="encoder", input=texts)
+        plain = await openai_of(served).embeddings.create(model="encoder", input=texts, encoding_format="float")
+        assert [each.index for each in default.data] == [0, 1, 2]
+        assert [each.embedding for each in default.data] == [each.embedding for each in plain.data]
+        assert plain.data[0].embedding == [3.0, 2.0 + 6.0 + 3.0, 0.0, 1.0]
+        assert (plain.usage.prompt_tokens, plain.usage.total_tokens) == (11, 11)
+        raw = (
+            await http_of(served).post(
+                "/v1/embeddings", json={"model": "encoder", "input": "cat", "encoding_format": "base64"}
+            )
+        ).json()
+        assert unpacked(raw["data"][0]["embedding"]) == plain.data[0].embedding
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("cat", [[2, 6, 3]]),
+        (["cat", "dog"], [[2, 6, 3], [2, 7, 3]]),
+        ([6, 7], [[6, 7]]),
+        ([[6], [7, 8]], [[6], [7, 8]]),
+    ],
+)
+async def test_inputs_are_texts_or_ids_one_or_many(given: Any, wanted: list[list[int]], openai_of: Openai) -> None:
+    async with serving(engine()) as served:
+        answer = await openai_of(served).embeddings.create(model="encoder", input=given, encoding_format="float")
+        assert len(answer.data) == len(wanted)
+        assert isinstance(served.engine, EncodingEngine)
+        assert [list(unpack_ints(each.input_ids)) for each in served.engine.asked()] == wanted
+
+
+async def test_dimensions_cut_and_keep_the_length_one(openai_of: Openai) -> None:
+    made = engine(vector=lambda _: [3.0, 4.0, 12.0, 0.0])
+    async with serving(made) as served:
+        client = openai_of(served)
+        cut = await client.embeddings.create(model="encoder", input="cat", dimensions=2, encoding_format="float")
+        assert cut.data[0].embedding == pytest.approx([0.6, 0.8])
+        whole = await client.embeddings.create(model="encoder", input="cat", dimensions=4, encoding_format="float")
+        assert whole.data[0].embedding == [3.0, 4.0, 12.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "code"),
+    [
+        ("embeddings", {"input": ""}, "input", "invalid_value"),
+        ("embeddings", {"input": []}, "input", "invalid_value"),
+        ("embeddings", {"input": ["cat", ""]}, "input[1]", "invalid_value"),
+        ("embeddings", {"input": ["cat"] * 2049}, "input", "invalid_value"),
+        ("embeddings", {"input": [[]]}, "input[0]", "invalid_value"),
+        ("embeddings", {"input": [-1]}, "input[0]", "invalid_value"),
+        ("embeddings", {"input": [20]}, "input", None),
+        ("embeddings", {"input": [[5], [20]]}, "input[1]", None),
+        ("embeddings", {"input": {"text": "cat"}}, "input", "invalid_value"),
+        ("embeddings", {}, "input", "missing_required_parameter"),
+        ("embeddings", {"input": "cat " * 15}, "input", "context_length_exceeded"),
+        ("embeddings", {"input": ["cat", "cat " * 15]}, "input[1]", "context_length_exceeded"),
+        ("embeddings", {"input": "cat", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
+        ("embeddings", {"input": "cat", "dimensions": 0}, "dimensions", "invalid_value"),
+        ("embeddings", {"input": "cat", "dimensions": 5}, "dimensions", "invalid_value"),
+        ("embeddings", {"input": "cat", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", None),
+        ("embeddings", {"input": "cat", "truncate_prompt_tokens": 17}, "truncate_prompt_tokens", None),
+        ("embeddings", {"input": "cat", "prompt_name": "q"}, "prompt_name", None),
+        ("embeddings", {"input": "cat", "nonsense": 1}, "nonsense", "unknown_parameter"),
+        ("embeddings", {"input": "cat", "model": "nobody"}, "model", "model_not_found"),
+        ("classify", {"input": "cat"}, "model", None),
+        ("rerank", {"query": "cat", "documents": []}, "documents", "invalid_value"),
+        ("rerank", {"query": "", "documents": ["a"]}, "query", "invalid_value"),
+        ("rerank", {"query": "cat", "documents": ["a", 5]}, "documents[1]", "invalid_value"),
+        ("rerank", {"query": "cat", "documents": ["a"], "top_n": 0}, "top_n", "invalid_value"),
+        ("rerank", {"query": "cat", "documents": ["a", "cat " * 15]}, "documents[1]", "context_length_exceeded"),
+        ("score", {"text_1": ["a", "cat"], "text_2": ["a", "cat", "dog"]}, "text_1", None),
+        ("score", {"text_1": "cat " * 15, "text_2": ["a", "cat"]}, "text_1", "context_length_exceeded"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "cat"}]}, "model", None),
+        ("completions", {"prompt": "cat"}, "model", None),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused_by_name(
+    path: str, body: dict[str, Any], param: str, code: str | None, http_of: Http
+) -> None:
+    async with serving(engine()) as served:
+        answer = await http_of(served).post(f"/v1/{path}", json={"model": "encoder", **body})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (404 if code == "model_not_found" else 400, param), error
+        if code is not None:
+            assert error["code"] == code
+        assert isinstance(served.engine, EncodingEngine)
+        assert served.engine.asked() == []
+
+
+async def test_a_model_that_generates_makes_no_vectors(engine_of: Callable[..., FakeEngine], http_of: Http) -> None:
+    async with serving(engine_of()) as served:
+        for path, body in (
+            ("embeddings", {"input": "cat"}),
+            ("classify", {"input": "cat"}),
+            ("rerank", {"query": "cat", "documents": ["dog"]}),
+            ("score", {"text_1": "cat", "text_2": "dog"}),
+        ):
+            answer = await http_of(served).post(f"/v1/{path}", json={"model": "tiny", **body})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+            assert "generates text" in answer.json()["error"]["message"]
+
+
+async def test_a_frontend_without_detokenizers_is_ready_for_vectors(http_of: Http) -> None:
+    async with serving(engine()) as served:
+        assert (await http_of(served).get("/health")).status_code == 200
+
+
+async def test_truncation_cuts_instead_of_refusing(http_of: Http) -> None:
+    async with serving(engine()) as served:
+        http = http_of(served)
+        answer = await http.post(
+            "/v1/embeddings", json={"model": "encoder", "input": "cat " * 40, "truncate_prompt_tokens": -1}
+        )
+        assert answer.json()["usage"]["prompt_tokens"] == 16
+        answer = await http.post(
+            "/v1/embeddings", json={"model": "encoder", "input": "cat " * 40, "truncate_prompt_tokens": 5}
+        )
+        assert answer.json()["usage"]["prompt_tokens"] == 5
+
+
+async def test_documents_come_back_the_most_relevant_first(http_of: Http) -> None:
+    made = classifier("LABEL_0", vector=second_of_pair)
+    async with serving(made) as served:
+        http = http_of(served)
+        documents = ["rain", "the cat sat on", {"text": "cat sat"}]
+        body = {"model": "encoder", "query": "cat", "documents": documents}
+        answer = (await http.post("/v1/rerank", json=body)).json()
+        scores = [1 / (1 + math.exp(-logit)) for logit in (2.0, 0.0, -1.0)]  # documents' tokens and [SEP], less 3
+        assert [each["index"] for each in answer["results"]] == [1, 2, 0]
+        assert [each["relevance_score"] for each in answer["results"]] == pytest.approx(scores)
+        assert [each["document"]["text"] for each in answer["results"]] == ["the cat sat on", "cat sat", "rain"]
+        assert answer["model"] == "encoder"
+        assert answer["usage"]["total_tokens"] == 3 * 3 + 2 + 5 + 3
+        some = (await http.post("/v1/rerank", json={**body, "top_n": 2, "return_documents": False})).json()
+        assert [each.keys() for each in some["results"]] == [{"index", "relevance_score"}] * 2
+        raw = (await http.post("/v1/rerank", json={**body, "use_activation": False})).json()
+        assert [each["relevance_score"] for each in raw["results"]] == [2.0, 0.0, -1.0]
+        first = made.asked()[0]
+        assert list(unpack_ints(first.input_ids)) == [2, 6, 3, 12, 3]
+        assert list(unpack_ints(first.token_types)) == [0, 0, 0, 1, 1]
+
+
+async def test_a_model_that_embeds_ranks_by_cosine_and_embeds_each_text_once(http_of: Http) -> None:
+    directions = {6: [1.0, 0.0, 0.0, 0.0], 7: [0.6, 0.8, 0.0, 0.0], 12: [-3.0, 0.0, 0.0, 0.0], 9: [0.0] * 4}
+    made = engine(vector=lambda request: directions[unpack_ints(request.input_ids)[1]])
+    async with serving(made) as served:
+        http = http_of(served)
+        body = {"model": "encoder", "query": "cat", "documents": ["dog", "rain", "cat", "on", "dog"]}
+        answer = (await http.post("/v1/rerank", json=body)).json()
+        assert [each["index"] for each in answer["results"]] == [2, 0, 4, 3, 1]
+        assert [each["relevance_score"] for each in answer["results"]] == pytest.approx([1, 0.6, 0.6, 0, -1])
+        assert len(made.asked()) == 4
+        score = await http.post("/v1/score", json={"model": "encoder", "text_1": ["cat"], "text_2": ["dog", "rain"]})
+        assert [each["score"] for each in score.json()["data"]] == pytest.approx([0.6, -1])
+
+
+async def test_scores_are_given_pair_by_pair(http_of: Http) -> None:
+    async with serving(classifier("LABEL_0", vector=second_of_pair)) as served:
+        http = http_of(served)
+        for left, right in (("cat", ["rain", "the cat sat on"]), (["cat", "dog"], ["rain", "the cat sat on"])):
+            body = {"model": "encoder", "text_1": left, "text_2": right, "use_activation": False}
+            answer = (await http.post("/v1/score", json=body)).json()
+            assert [(each["index"], each["score"]) for each in answer["data"]] == [(0, -1.0), (1, 2.0)]
+            assert answer["object"] == "list"
+
+
+async def test_inputs_are_classified(http_of: Http) -> None:
+    logits = {6: [0.0, math.log(3)], 7: [2.0, -1.0]}
+    made = classifier("calm", "wild", vector=lambda request: logits[unpack_ints(request.input_ids)[1]])
+    async with serving(made) as served:
+        http = http_of(served)
+        answer = (await http.post("/v1/classify", json={"model": "encoder", "input": ["cat", "dog"]})).json()
+        assert [each["label"] for each in answer["data"]] == ["wild", "calm"]
+        assert answer["data"][0]["probs"] == pytest.approx([0.25, 0.75])
+        assert [each["num_classes"] for each in answer["data"]] == [2, 2]
+        raw = await http.post("/v1/classify", json={"model": "encoder", "input": "dog", "use_activation": False})
+        assert raw.json()["data"][0]["probs"] == [2.0, -1.0]
+        refused = await http.post("/v1/rerank", json={"model": "encoder", "query": "cat", "documents": ["dog"]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+        refused = await http.post("/v1/embeddings", json={"model": "encoder", "input": "dog"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+
+
+async def held(made: EncodingEngine, count: int) -> None:
+    """Wait until the engine holds so many inputs."""
+    async with asyncio.timeout(10):
+        while len(made.inputs) < count:  # noqa: ASYNC110 - an engine tells nobody
+            await asyncio.sleep(0.002)
+
+
+async def test_a_large_request_goes_a_window_at_a_time(http_of: Http) -> None:
+    made = engine(auto=False)
+    async with serving(made) as served:
+        body = {"model": "encoder", "input": [[5 + place % 15] for place in range(AT_ONCE + 40)]}
+        asking = asyncio.create_task(http_of(served).post("/v1/embeddings", json=body))
+        await held(made, AT_ONCE)
+        assert len(made.inputs) == AT_ONCE
+        made.step()
+        await held(made, 40)
+        made.step()
+        data = (await asking).json()["data"]
+        assert [each["embedding"][1] for each in data] == [5 + place % 15 for place in range(AT_ONCE + 40)]
+        assert len({each.rid for each in made.asked()}) == AT_ONCE + 40
+
+
+async def test_a_client_that_leaves_aborts_every_input(http_of: Http) -> None:
+    made = engine(auto=False)
+    async with serving(made) as served:
+        asking = asyncio.create_task(
+            http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog", "rain"]})
+        )
+        await held(made, 3)
+        asking.cancel()
+        await served.until_idle()
+        assert made.inputs == []
+        assert sorted(each.rid for each in made.aborts()) == sorted(each.rid for each in made.asked())
+
+
+async def test_one_input_that_fails_ends_the_request_and_aborts_the_others(http_of: Http) -> None:
+    def vector(request: TokenizedEmbeddingReqInput) -> Sequence[float] | FinishReason:
+        if unpack_ints(request.input_ids)[1] == 7:
+            return FinishReason(FinishType.ERROR, message="the model gave no finite numbers")
+        return [1.0, 0.0, 0.0, 0.0]
+
+    made = engine(vector=vector)
+    async with serving(made) as served:
+        answer = await http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog"]})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the model gave no finite numbers")
+        await served.until_idle()
+
+
+async def test_a_scheduler_that_dies_costs_nothing(http_of: Http) -> None:
+    made = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
+    async with serving(made) as served:
+        asking = asyncio.create_task(
+            http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog", "rain", "a"]})
+        )
+        await held(made, 4)
+        made.down("scheduler-0")
+        await held(made, 4)
+        assert {peer for peer, _ in made.inputs} == {"scheduler-1"}
+        assert sorted(request.attempt for _, request in made.inputs) == [0, 0, 1, 1]
+        made.down("scheduler-1")  # now nobody has them, and those that were there twice are suspect
+        assert made.inputs == []
+        made.scheduler_up("scheduler-2")
+        for count in (3, 1):  # of the suspects one at a time
+            await held(made, count)
+            assert sum(request.alone for _, request in made.inputs) == 1
+            made.step()
+        answer = await asking
+        assert [each["embedding"][0] for each in answer.json()["data"]] == [3.0] * 4
+        assert served.manager.counters.resumed_finished == 4
+
+
+async def test_what_schedulers_die_of_ends_with_the_third_and_nothing_else_does(http_of: Http) -> None:
+    made = engine(auto=False)
+    async with serving(made) as served:
+        http = http_of(served)
+        killer = asyncio.create_task(http.post("/v1/embeddings", json={"model": "encoder", "input": "dog"}))
+        await held(made, 1)
+        bystander = asyncio.create_task(http.post("/v1/embeddings", json={"model": "encoder", "input": "cat"}))
+        await held(made, 2)
+        for number in (1, 2):
+            made.down(f"scheduler-{number - 1}")
+            made.scheduler_up(f"scheduler-{number}")
+            await held(made, 1)
+        alone = []
+        for number in range(3, 20):  # each runs alone now; whoever is the killer kills once more
+            [(_, request)] = made.inputs
+            alone.append(request.alone)
+            if unpack_ints(request.input_ids)[1] == 7:
+                made.down(f"scheduler-{number - 1}")
+                made.scheduler_up(f"scheduler-{number}")
+            else:
+                made.step()
+            await asyncio.sleep(0)
+            if killer.done() and bystander.done():
+                break
+            async with asyncio.timeout(10):
+                while not made.inputs and not (killer.done() and bystander.done()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+            if not made.inputs:
+                break
+        assert all(alone)
+        assert (await killer).status_code == 500
+        assert (await bystander).status_code == 200
+
+
+async def test_a_full_scheduler_sends_inputs_to_another_under_the_same_attempt(http_of: Http) -> None:
+    def refuse(request: TokenizedEmbeddingReqInput) -> Rejected | None:
+        if request.attempt == 0 and len(made.asked()) == 1:
+            return Rejected(rid=request.rid, attempt=0, code="overloaded", message="full", retry=True)
+        return None
+
+    made = engine(schedulers=["scheduler-0", "scheduler-1"], refuse=refuse)
+    async with serving(made) as served:
+        answer = await http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": "cat"})
+        assert answer.status_code == 200
+        assert [each.attempt for each in made.asked()] == [0, 0]
+        assert len({peer for peer, _ in made.sent if peer}) == 2
+
+
+async def test_an_abort_by_the_id_of_the_http_request_ends_all_its_inputs(http_of: Http) -> None:
+    made = engine(auto=False)
+    async with serving(made) as served:
+        asking = asyncio.create_task(
+            http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog"]})
+        )
+        await held(made, 2)
+        served.manager.abort(made.asked()[0].rid.partition(".")[0])
+        answer = await asking
+        assert answer.json()["error"]["code"] == "request_aborted"
+        assert len([message for _, message in made.sent if isinstance(message, AbortReq)]) == 2
+
+
+async def test_vectors_that_make_no_sense_are_passed_over(http_of: Http) -> None:
+    made = engine(auto=False)
+    async with serving(made) as served:
+        asking = asyncio.create_task(http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": "cat"}))
+        await held(made, 1)
+        [(_, request)] = made.inputs
+        batch, frame = made._vectors([request])
+        made._from("scheduler-0", batch)
+        made._from("scheduler-0", batch, memoryview(frame[:-4]))
+        made._from("scheduler-0", batch, memoryview(frame), memoryview(frame))
+        assert not served.manager._states[request.rid].done
+        made.step()
+        assert (await asking).status_code == 200
+
+
+async def test_every_input_lost_with_a_message_is_asked_for_again(http_of: Http) -> None:
+    made = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
+    async with serving(made) as served:
+        asking = asyncio.create_task(
+            http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog"]})
+        )
+        await held(made, 2)
+        made.step(lost=True)
+        made.down("scheduler-0", Role.SCHEDULER)
+        made.down("scheduler-1", Role.SCHEDULER)
+        made.scheduler_up("scheduler-0", "2")
+        await held(made, 2)
+        made.step()
+        assert len(json.loads((await asking).content)["data"]) == 2
