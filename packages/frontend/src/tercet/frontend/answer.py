@@ -1,7 +1,7 @@
 """The way of every generating endpoint: submit, wait for the first token, then stream or collect."""
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -59,10 +59,14 @@ async def answer(
     *,
     stream: bool,
     rid: str = "",
+    ended: Callable[[Generation], Awaitable[None]] | None = None,
 ) -> Response:
-    """Generate and answer. Errors before the first token raise ApiError; later ones are an event of the stream."""
+    """Generate and answer. Errors before the first token raise ApiError; later ones are an event of the stream.
+
+    `ended` is done once every choice has ended, before the client reads the last of them.
+    """
     generation = await unless_gone(request, manager.submit(work, rid))
-    arrivals = generation.arrivals()
+    arrivals = generation.arrivals() if ended is None else _kept(generation, ended)
     try:
         if stream:
             first = await unless_gone(request, anext(arrivals))
@@ -74,6 +78,15 @@ async def answer(
         raise
     manager.release(generation)
     return Response(form.whole(generation, choices), media_type="application/json")
+
+
+async def _kept(generation: Generation, ended: Callable[[Generation], Awaitable[None]]) -> AsyncIterator[list[Arrival]]:
+    waits = True
+    async for news in generation.arrivals():
+        if waits and all(state.done and state.error is None for state in generation.states):
+            waits = False
+            await ended(generation)
+        yield news
 
 
 async def _events(

@@ -21,6 +21,7 @@ from tercet.frontend.openai.logprobs import entries
 from tercet.frontend.openai.structured_schema import native_constraint_of
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.served_model import ServedModel
+from tercet.frontend.sessions.routes import Sessions
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.history import history
 from tercet.protocol.values import WIRE_VERSION, FinishReason, LogprobParams, Logprobs, SamplingParams
@@ -31,8 +32,9 @@ _DEFAULT_MAX_NEW_TOKENS = 128
 class Native:
     """Everything that is neither OpenAI's nor an error."""
 
-    def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
+    def __init__(self, manager: TokenizerManager, sessions: Sessions, body_limit: int) -> None:
         self._manager = manager
+        self._sessions = sessions
         self._body_limit = body_limit
 
     async def generate(self, request: Request) -> Response:
@@ -40,7 +42,10 @@ class Native:
         body = await read_model(request, NativeGenerate, self._body_limit)
         model = self._model(body.model)
         form = NativeForm(bool(body.return_logprob))
-        return await answer(request, self._manager, [to_generate(body, model)], form, stream=bool(body.stream))
+        work, ended = to_generate(body, model), None
+        if body.session_params is not None:
+            work, ended = await self._sessions.continued(request, body.session_params, work, model)
+        return await answer(request, self._manager, [work], form, stream=bool(body.stream), ended=ended)
 
     async def tokenize(self, request: Request) -> Response:
         """Ids of a prompt, or of a chat as its template renders it."""

@@ -8,6 +8,7 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.openai.chat_messages import Message
 from tercet.frontend.openai.sampling_schema import Count, Name, StopString, Strict, TokenId
 from tercet.frontend.openai.structured_schema import NativeStructuredFields
+from tercet.frontend.sessions.schema import SessionParams
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304)]
@@ -47,6 +48,7 @@ class NativeGenerate(Strict):
     top_logprobs_num: Annotated[int, Field(ge=0, le=20)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    session_params: SessionParams | None = None
 
     @model_validator(mode="after")
     def _has_one_prompt(self) -> "NativeGenerate":

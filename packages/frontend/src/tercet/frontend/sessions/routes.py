@@ -1,0 +1,91 @@
+"""/open_session and /close_session, and the prompts of /generate that go on from an earlier one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.body import read_model
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.generate_request import GenerateRequest, TextPrompt, TokenPrompt
+from tercet.frontend.generation import Generation
+from tercet.frontend.keys import visitor_of
+from tercet.frontend.served_model import ServedModel
+from tercet.frontend.sessions.schema import CloseSession, OpenSession, SessionParams
+from tercet.frontend.sessions.store import SessionStore, Turn
+from tercet.protocol.values import unpack_ints
+
+Ended = Callable[[Generation], Awaitable[None]]
+"""What is to be done with a generation once all its choices have ended."""
+
+
+class Sessions:
+    """The sessions of a server; it has none where it stores nothing."""
+
+    def __init__(self, store: SessionStore | None, body_limit: int) -> None:
+        self._kept = store
+        self._body_limit = body_limit
+
+    async def open(self, request: Request) -> Response:
+        """Answers with the session's id."""
+        body = await read_model(request, OpenSession, self._body_limit)
+        session = await self._store.open(visitor_of(request).owner, body.capacity_of_str_len, body.session_id)
+        return Response(orjson.dumps(session), media_type="application/json")
+
+    async def close(self, request: Request) -> Response:
+        """Forget a session."""
+        body = await read_model(request, CloseSession, self._body_limit)
+        await self._store.close(visitor_of(request).owner, body.session_id)
+        return Response(b"null", media_type="application/json")
+
+    async def continued(
+        self, request: Request, params: SessionParams, work: GenerateRequest, model: ServedModel
+    ) -> tuple[GenerateRequest, Ended]:
+        """The request with the tokens it goes on from before its own, and how to keep its turn. Raises ApiError."""
+        if work.sampling.n != 1:
+            raise BadRequestError("A turn of a session has one choice.", param="sampling_params.n")
+        owner = visitor_of(request).owner
+        capacity, parent = await self._store.turn(owner, params.id, params.rid or None)
+        ids = await _own_ids(work, model, first=parent is None)
+        if parent is not None:
+            ids = _gone_on_from(parent, params) + ids
+        if len(ids) > capacity:
+            raise BadRequestError(
+                f"The session has room for {capacity} tokens, and the prompt with all before it has {len(ids)}.",
+                param="session_params.id",
+            )
+
+        async def keep(generation: Generation) -> None:
+            [state] = generation.states
+            parent_id = parent.rid if parent else None
+            turn = Turn(state.rid, parent_id, list(unpack_ints(state.prompt_ids)), list(state.choices[0].token_ids))
+            await self._store.add(owner, params.id, turn, replace=bool(params.replace))
+
+        return msgspec.structs.replace(work, prompt=TokenPrompt(ids)), keep
+
+    @property
+    def _store(self) -> SessionStore:
+        if self._kept is None:
+            raise UnsupportedParameterError("This server keeps no sessions: it was started without --response-store.")
+        return self._kept
+
+
+def _gone_on_from(parent: Turn, params: SessionParams) -> list[int]:
+    before = parent.prompt_ids if params.drop_previous_output else parent.prompt_ids + parent.output_ids
+    return before[: params.offset] if params.offset is not None and params.offset > 0 else before
+
+
+async def _own_ids(work: GenerateRequest, model: ServedModel, *, first: bool) -> list[int]:
+    """The prompt's own tokens. The special token that begins a text stands before a session's first turn only."""
+    match work.prompt:
+        case TextPrompt(text):
+            return await asyncio.to_thread(model.prompt_ids, TextPrompt(text, first))
+        case TokenPrompt() as prompt:
+            ids = await asyncio.to_thread(model.prompt_ids, prompt)
+            begin = model.tokenizer.encode("", add_special_tokens=True)[:1]
+            return ids[1:] if not first and ids[:1] == begin else ids
+        case _:
+            raise AssertionError("/generate knows no chats")
