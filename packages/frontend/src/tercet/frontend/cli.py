@@ -114,6 +114,9 @@ def keys(
     return 0
 
 
+app.command("tercet.frontend.bench.command:app", name="bench", help="Measure a running server.")
+
+
 @app.command
 def version() -> int:
     """Print the version."""

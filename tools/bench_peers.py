@@ -1,0 +1,242 @@
+"""Tercet beside other servers on this machine: the same load on each in turn, round after round, and a table.
+
+python tools/bench_peers.py MODEL_DIR [...] --llama-server PATH [--vllm PYTHON] [--rounds 3]: see bench_peers.md.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tercet.frontend.bench.client import Target
+from tercet.frontend.bench.load import put_load
+from tercet.frontend.bench.workload import WORKLOADS, Workload, prompts, words_of
+
+OURS = "tercet"
+PATIENCE = 300.0
+"""Seconds within which a server must be ready."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How a server is started. {model}, {gguf} and {port} stand for themselves in the command."""
+
+    name: str
+    command: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def arguments(self, model: Path, port: int) -> list[str]:
+        """The command for a model, on a port."""
+        gguf = f"{model}.q8_0.gguf" if self.name.endswith("q8_0") else f"{model}.bf16.gguf"
+        return [part.format(model=model, gguf=gguf, port=port) for part in shlex.split(self.command)]
+
+
+def peers_of(options: argparse.Namespace) -> list[Peer]:
+    """Ours, and those whose programs were named."""
+    ours = f"{Path(sys.executable).parent / 'tercet'} serve {{model}} --port {{port}} --served-model-name m"
+    found = [Peer(OURS, ours)]
+    if options.int8:
+        found.append(Peer(f"{OURS} int8", f"{ours} --quantization int8"))
+    if options.llama_server:
+        command = (
+            f"{options.llama_server} -m {{gguf}} -a m --port {{port}} -t {options.threads} -tb {options.threads} "
+            "-c 40960 -np 32 -cb -fa on --no-webui"
+        )
+        found.append(Peer("llama-server", command))
+        if options.int8:
+            found.append(Peer("llama-server q8_0", command))
+    if options.vllm:
+        command = (
+            f"{options.vllm} -m vllm.entrypoints.openai.api_server --model {{model}} --served-model-name m "
+            "--port {port} --dtype bfloat16 --max-model-len 2048 --max-num-seqs 32"
+        )
+        cores = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{options.threads - 1}", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+        found.append(Peer("vLLM", command, {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", **cores}))
+    return found
+
+
+class Server:
+    """A running peer. Everything of its process group ends with it."""
+
+    def __init__(self, peer: Peer, model: Path, port: int, log: Path) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        started = time.monotonic()
+        self._process = subprocess.Popen(
+            peer.arguments(model, port),
+            env={**os.environ, **peer.environment},
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        while not self._ready():
+            if self._process.poll() is not None or time.monotonic() - started > PATIENCE:
+                self.stop()
+                raise RuntimeError(f"{peer.name} did not start: see {log}")
+            time.sleep(0.05)
+        self.startup = time.monotonic() - started
+
+    def _ready(self) -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=2) as response:  # noqa: S310 - our own address
+            return bool(response.status == 200)
+        return False
+
+    def processes(self) -> list[psutil.Process]:
+        """All of them."""
+        root = psutil.Process(self._process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def cpu_seconds(self) -> float:
+        """Of all its processes so far."""
+        return sum(sum(process.cpu_times()[:2]) for process in self.processes())
+
+    def megabytes(self) -> float:
+        """Of memory, each shared page counted once among those that share it."""
+        return sum(process.memory_full_info().pss for process in self.processes()) / 1e6
+
+    def stop(self) -> None:
+        """Ask it to end, and end it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def running(peer: Peer, model: Path, port: int, log: Path) -> Iterator[Server]:
+    """A peer for as long as the block runs."""
+    server = Server(peer, model, port, log)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def machine_seconds() -> float:
+    """Processor seconds that the whole machine has spent."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + getattr(times, "steal", 0.0))
+
+
+def put(server: Server, workload: Workload, texts: list[str]) -> dict[str, Any]:
+    """One measurement, with the cores that the server and that strangers kept busy meanwhile."""
+    own = psutil.Process()
+    before = time.monotonic(), machine_seconds(), server.cpu_seconds(), sum(own.cpu_times()[:2])
+    figures = asyncio.run(put_load(Target(url=server.url, model="m"), workload, texts))
+    after = time.monotonic(), machine_seconds(), server.cpu_seconds(), sum(own.cpu_times()[:2])
+    seconds, machine, served, asked = (late - early for early, late in zip(before, after, strict=True))
+    cores = {"server_cores": served / seconds, "foreign_cores": (machine - served - asked) / seconds}
+    return asdict(figures) | cores
+
+
+def measure(options: argparse.Namespace, peers: list[Peer]) -> Iterator[dict[str, Any]]:
+    """Rows: every workload, of every peer, on every model, in every round."""
+    logs = Path(tempfile.mkdtemp(prefix="tercet-bench-"))
+    for number in range(options.rounds):
+        for model in options.models:
+            words = words_of(model)
+            for peer in peers[number % len(peers) :] + peers[: number % len(peers)]:  # nobody is always first
+                log = logs / f"{peer.name.replace(' ', '-')}-{model.name}-{number}.log"
+                with running(peer, model, options.port, log) as server:
+                    row = {"peer": peer.name, "model": model.name, "round": number, "startup": server.startup}
+                    warm = Workload(concurrency=2, requests=2, input_tokens=64, output_tokens=8)
+                    put(server, warm, prompts(warm, words, time.time_ns()))
+                    for name in options.workloads:
+                        full = WORKLOADS[name]
+                        count = max(full.concurrency, round(full.requests * options.scale))
+                        workload = replace(full, requests=count)
+                        texts = prompts(workload, words, time.time_ns())
+                        yield row | {"workload": name} | put(server, workload, texts) | {"MB": server.megabytes()}
+
+
+def table(rows: list[dict[str, Any]], peers: list[Peer], most_foreign: float) -> str:
+    """Medians in Markdown. A row in which strangers took more than `most_foreign` cores is left out."""
+    cells: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["foreign_cores"] <= most_foreign:
+            cells[row["model"], row["workload"], row["peer"]].append(row)
+    names = [peer.name for peer in peers]
+    lines = [f"| model, load | {' | '.join(names)} | ours / best |", "|---" * (len(names) + 2) + "|"]
+    for model, load in dict.fromkeys((row["model"], row["workload"]) for row in rows):
+        found = {name: cells[model, load, name] for name in names if cells[model, load, name]}
+        speed = {name: statistics.median(one["output_tokens_per_second"] for one in of) for name, of in found.items()}
+        texts = [_cell(found[name], speed[name]) if name in found else "-" for name in names]
+        others = [value for name, value in speed.items() if not name.startswith(OURS)]
+        ratio = f"{speed[OURS] / max(others):.2f}" if OURS in speed and others else "-"
+        lines.append(f"| {model}, {load} | {' | '.join(texts)} | {ratio} |")
+    left_out = sum(row["foreign_cores"] > most_foreign for row in rows)
+    busiest = max((row["foreign_cores"] for row in rows), default=0.0)
+    return "\n".join([*lines, "", f"{left_out} of {len(rows)} left out; strangers took {busiest:.2f} cores at most."])
+
+
+def _cell(rows: list[dict[str, Any]], speed: float) -> str:
+    first, each = (statistics.median(row[key]["p50"] for row in rows) for key in ("ttft_ms", "tpot_ms"))
+    wrong = sum(row["failed"] + row["short"] for row in rows)
+    return f"{speed:.1f} tok/s, {first:.0f} + {each:.1f} ms" + (f", {wrong} wrong" if wrong else "")
+
+
+def machine() -> str:
+    """One line about this machine."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return f"{name}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB"
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, write a JSON line for each row, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", type=Path, nargs="+", help="directories; NAME.bf16.gguf beside each for llama-server")
+    parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--vllm", type=Path, help="a Python that has vLLM")
+    parser.add_argument("--int8", action="store_true", help="also 8-bit weights, beside NAME.q8_0.gguf")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of each workload's requests")
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--most-foreign", type=float, default=0.15, help="cores that strangers may take")
+    parser.add_argument("--port", type=int, default=8110)
+    parser.add_argument("--out", type=Path, default=Path("peers.jsonl"))
+    options = parser.parse_args(arguments)
+    options.models = [model.resolve() for model in options.models]
+    peers, rows = peers_of(options), []
+    with options.out.open("a", encoding="utf-8") as out:
+        for row in measure(options, peers):
+            rows.append(row)
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            speed, strangers = row["output_tokens_per_second"], row["foreign_cores"]
+            print(f"{row['model']} {row['workload']} {row['peer']}: {speed:.1f} tok/s, strangers {strangers:.2f} cores")
+    print(f"\n{time.strftime('%Y-%m-%d')}, {machine()}, {options.rounds} rounds; tokens a second, then the medians of")
+    print("the time to the first token and of the time for each after it.\n")
+    print(table(rows, peers, options.most_foreign))
+    for peer in peers:
+        starts = [row["startup"] for row in rows if row["peer"] == peer.name]
+        memory = [row["MB"] for row in rows if row["peer"] == peer.name]
+        if starts:
+            print(f"{peer.name}: ready in {statistics.median(starts):.1f} s, {max(memory):.0f} MB at most")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
