@@ -120,7 +120,7 @@ def test_dtypes() -> None:
             "'GPT2LMHeadModel' is not one of LlamaForCausalLM, .*Qwen3ForCausalLM",
         ),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map: .* never runs a model's code"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: "),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config\.bits: "),
         ({"hidden_size": None}, "hidden_size: is missing"),
         ({"hidden_size": "64"}, "hidden_size: '64' is not a positive integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: 0 is not"),

@@ -32,7 +32,8 @@ _HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]
 _HUB_TIMEOUT = 5.0  # seconds to answer at all; the files themselves may take as long as they need
 _MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
 _SAMPLE = 1024  # bytes hashed of each tensor
-_ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
+_ITEM_SIZES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
 class ModelError(ValueError):

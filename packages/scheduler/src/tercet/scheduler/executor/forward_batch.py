@@ -53,6 +53,23 @@ class ForwardBatch:
         """Store k and v [tokens, kv_heads, head_dim] in the cache, then attend with q [tokens, heads, head_dim]."""
         group = self.pool.group_of[layer_id]
         self.pool.store(layer_id, k, v, self.attention[group].slot_mapping)
+        return self.attend_cached(layer_id, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+    def cache_of(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(keys, values, where those of the new tokens belong), for kernels that store them themselves."""
+        return *self.pool.layer(layer_id), self.attention[self.pool.group_of[layer_id]].slot_mapping
+
+    def attend_cached(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`attend`, where the new tokens' keys and values are in the cache already."""
         keys, values = self.pool.layer(layer_id)
-        backend = self.backends[group]
+        backend = self.backends[self.pool.group_of[layer_id]]
         return backend.attend(q, keys, values, scale=scale, window=window, softcap=softcap, sinks=sinks)

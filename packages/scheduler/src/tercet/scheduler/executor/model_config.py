@@ -13,14 +13,12 @@ from typing import Any
 import torch
 
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
+from tercet.scheduler.executor.quantized_config import Quantization, parse_quantization
 from tercet.scheduler.model_files import ModelError, read_json, saved_dtype
 from tercet.scheduler.models.registry import architecture_of
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_REFUSED = {
-    "auto_map": "the model brings its own code, and Tercet never runs a model's code",
-    "quantization_config": "quantised weights are not supported",
-}
+_REFUSED = {"auto_map": "the model brings its own code, and Tercet never runs a model's code"}
 _LARGEST = 2**31 - 1
 _MISSING: Any = object()
 
@@ -55,6 +53,7 @@ class ModelConfig:
     """Tokens of sliding window in each layer, the token itself included; 0 sees everything."""
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
+    quantization: Quantization | None = None
 
     @classmethod
     def load(cls, directory: Path, dtype: str = "auto") -> "ModelConfig":
@@ -103,6 +102,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         windows=_windows(fields, architecture, layers),
         eos_token_ids=_eos_token_ids(config, generation),
         dtype=saved_torch_dtype(config, dtype),
+        quantization=parse_quantization(config),
     )
     if heads % result.kv_heads:
         raise _wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")

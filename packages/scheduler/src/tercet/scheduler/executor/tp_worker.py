@@ -15,15 +15,18 @@ from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampling
+from tercet.kernels.triton import missing_triton
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
+from tercet.scheduler.executor.sampler import SamplingOps
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
 from tercet.scheduler.grammar.backends import grammar_backend
+from tercet.scheduler.models.layer_ops import layer_ops, use_ops
 from tercet.scheduler.models.native import DTYPES, NativeCausalLM
 from tercet.scheduler.models.registry import build_model
 
@@ -116,7 +119,7 @@ class TpModelWorker:
             context_length=context_length,
             vocab_size=config.vocab_size,
             device=device,
-            sampling_ops=NativeOps(load_library()) if isinstance(model, NativeCausalLM) else sampling,
+            sampling_ops=_sampling_ops(model, device),
             grammars=self._grammars,
         )
         self._capacity = Capacity(
@@ -171,14 +174,26 @@ def _load(
     if options.load_format == "dummy":
         dummy_weights(model)
     else:
-        load_weights(model, options.model, progress)
+        load_weights(model, options.model, progress, dequantised=device.type != "cuda")
     if not native:
+        use_ops(model, layer_ops(device))
         return model
     library = load_library()
     if options.threads is not None:
         library.set_threads(options.threads)
     torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
     return NativeCausalLM(model, library, int8=options.quantization == "int8")
+
+
+def _sampling_ops(model: Model, device: torch.device) -> SamplingOps:
+    """The fastest for where the logits are."""
+    if isinstance(model, NativeCausalLM):
+        return NativeOps(load_library())
+    if device.type == "cuda" and not missing_triton(device):
+        from tercet.kernels.triton import sampler_ops
+
+        return sampler_ops
+    return sampling
 
 
 def _grammars(options: WorkerOptions, config: ModelConfig) -> SlotGrammars | None:

@@ -1,16 +1,18 @@
 """Loading weights: safetensors files, by memory map, straight into the fused parameters they belong to."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import nn
 
+from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, quantized_linears
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.layers import FusedLinear, RMSNorm
+from tercet.scheduler.models.layers import FusedLinear, Linear, RMSNorm
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -20,16 +22,21 @@ _COMPUTED = ".rotary_emb.inv_freq"  # saved by old versions of transformers, and
 _DUMMY_BLOCK = 1_048_573  # a prime, so that repeats of the block fall differently on every row
 
 
-def load_weights(model: CausalLM, directory: Path, progress: Progress | None = None) -> None:
+def load_weights(
+    model: CausalLM, directory: Path, progress: Progress | None = None, *, dequantised: bool = False
+) -> None:
     """Fill a model from a checkpoint, casting to the model's dtype.
 
     Everything is checked before the first byte is copied: raises ModelError that lists each tensor that is missing,
-    unexpected or of another shape.
+    unexpected or of another shape. Quantised layers stay so, unless they are to be `dequantised` as they are read.
     """
-    targets = checkpoint_tensors(model)
     files = {path: read_header(path) for path in weight_files(directory)}
-    check_fit(directory, targets, files, tied_head=model.lm_head is None)
-    total = sum(tensor.end - tensor.start for header in files.values() for tensor in header.values())
+    stored = {name: tensor for header in files.values() for name, tensor in header.items()}
+    quantization = model.config.quantization
+    linears = quantized_linears(model, quantization, stored) if quantization is not None else []
+    targets = checkpoint_tensors(model)
+    check_fit(directory, targets | _expected(linears, stored), files, tied_head=model.lm_head is None)
+    total = sum(tensor.end - tensor.start for tensor in stored.values())
     done = 0
     for path, header in files.items():
         with safe_open(path, framework="pt") as file:  # tensors are views of the mapped file
@@ -39,13 +46,53 @@ def load_weights(model: CausalLM, directory: Path, progress: Progress | None = N
                 done += tensor.end - tensor.start
                 if progress is not None:
                     progress(done, total)
+    _load_quantised(linears, files, targets[_EMBEDDING], dequantised=dequantised)
     if model.lm_head is None:
         _check_tied_head(directory, files, targets[_EMBEDDING])
 
 
+def _expected(linears: Sequence[QuantizedLinear], stored: Mapping[str, StoredTensor]) -> dict[str, torch.Tensor]:
+    """Tensors without memory, of the shapes that quantised layers must have, and of those that they may have."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for linear in linears:
+        shapes |= linear.shapes() | {name: stored[name].shape for name in linear.extras() if name in stored}
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def _load_quantised(
+    linears: Sequence[QuantizedLinear],
+    files: Mapping[Path, Mapping[str, StoredTensor]],
+    like: torch.Tensor,
+    *,
+    dequantised: bool,
+) -> None:
+    """Read the quantised layers onto the device of `like`; in full, in its dtype."""
+    if not linears:
+        return
+    place = {name: path for path, header in files.items() for name in header}
+    with ExitStack() as stack:
+        opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in files}
+
+        def read(name: str) -> torch.Tensor:
+            if name not in place:
+                raise ModelError(f"{name} is missing")
+            tensor: torch.Tensor = opened[place[name]].get_tensor(name)
+            return tensor
+
+        for linear in linears:
+            linear.load(read, like.device, like.dtype if dequantised else None)
+
+
 def dummy_weights(model: nn.Module, seed: int = 0) -> None:
-    """Fill a model of any size with cheap random weights: one block of normal(0, 0.02), repeated. Norms are 1."""
+    """Fill a model of any size with cheap random weights: one block of normal(0, 0.02), repeated. Norms are 1.
+
+    They are in full, also of a model whose checkpoint would be quantised.
+    """
     generator = torch.Generator().manual_seed(seed)
+    device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
+    for module in model.modules():
+        if isinstance(module, Linear) and module.weight.is_meta:
+            module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
     block = torch.randn(_DUMMY_BLOCK, generator=generator) * 0.02
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -60,6 +107,8 @@ def checkpoint_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for path, module in model.named_modules():
         for kind, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:  # a quantised weight, which is read otherwise
+                continue
             if isinstance(module, FusedLinear):
                 parent = path.rpartition(".")[0]
                 rows = parameter.split(list(module.parts.values()))

@@ -10,7 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.models.layers import Attention, Batch, Embedding, GatedMLP, Linear, RMSNorm, Rotary
+from tercet.scheduler.models.layer_ops import Batch
+from tercet.scheduler.models.layers import Attention, Embedding, GatedMLP, Linear, RMSNorm, Rotary
 
 
 class DecoderLayer(nn.Module):

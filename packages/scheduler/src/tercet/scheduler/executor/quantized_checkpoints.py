@@ -1,0 +1,168 @@
+"""Quantised layers of public checkpoints, turned into our own layout (`QuantisedWeight`) without their libraries.
+
+The tensors beside a layer's name, for a weight of n outputs and k inputs in groups of g inputs:
+- fp8 (compressed-tensors, and the block form of DeepSeek-V3): weight e4m3 [n, k], and scales for all of it, for each
+  output [n, 1], or for blocks of 128 x 128.
+- AWQ (AutoAWQ's "gemm"): qweight int32 [k, n / 8], qzeros int32 [k / g, n / 8], scales [k / g, n]. A word holds eight
+  outputs, nibble by nibble in the order 0 2 4 6 1 3 5 7.
+- GPTQ (AutoGPTQ): qweight int32 [k / 8, n], of eight inputs in order; qzeros int32 [k / g, n / 8], of eight outputs in
+  order, one less than they are; scales [k / g, n]; g_idx, the group of each input.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, pack_int4
+from tercet.scheduler.executor.quantized_config import Quantization
+from tercet.scheduler.model_files import ModelError, StoredTensor
+from tercet.scheduler.models.layers import FusedLinear, Linear
+
+Read = Callable[[str], torch.Tensor]
+"""The stored tensor of a name, on the host."""
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_UNUSED = ("input_scale", "activation_scale", "k_scale", "v_scale", "k_proj.output_scale", "v_proj.output_scale")
+"""Stored for activations and caches, which are not rounded here."""
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedLinear:
+    """A linear layer of the model, and the names of its parts in the checkpoint with each one's outputs."""
+
+    module: Linear
+    parts: dict[str, int]
+    inputs: int
+    quantization: Quantization
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor it needs, with its shape; the scales of fp8 have several, and are not among them."""
+        method, group = self.quantization.method, self.quantization.group or self.inputs
+        result: dict[str, tuple[int, ...]] = {}
+        for prefix, outputs in self.parts.items():
+            groups = self.inputs // group
+            match method:
+                case "fp8":
+                    result[f"{prefix}.weight"] = (outputs, self.inputs)
+                case "awq":
+                    result[f"{prefix}.qweight"] = (self.inputs, outputs // 8)
+                case "gptq":
+                    result[f"{prefix}.qweight"] = (self.inputs // 8, outputs)
+            if method != "fp8":
+                result[f"{prefix}.qzeros"] = (groups, outputs // 8)
+                result[f"{prefix}.scales"] = (groups, outputs)
+        return result
+
+    def extras(self) -> list[str]:
+        """Names that may be stored beside those of `shapes`."""
+        return [f"{prefix}.{name}" for prefix in self.parts for name in (self.quantization.scales, "g_idx", *_UNUSED)]
+
+    def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Give the layer its weight: quantised, or in full where a `dtype` is named."""
+        weight = _joined([self._part(prefix, read) for prefix in self.parts])
+        if dtype is None:
+            self.module.quantised = weight.to(device)
+        else:
+            self.module.weight = nn.Parameter(dequantise(weight, dtype).to(device), requires_grad=False)
+
+    def _part(self, prefix: str, read: Read) -> QuantisedWeight:
+        quantization = self.quantization
+        match quantization.method:
+            case "fp8":
+                return read_fp8(prefix, read(f"{prefix}.weight"), read(f"{prefix}.{quantization.scales}"), quantization)
+            case "awq":
+                codes = _words(read(f"{prefix}.qweight"), 1, _AWQ_ORDER).T
+                zeros = _words(read(f"{prefix}.qzeros"), 1, _AWQ_ORDER).T
+            case "gptq":
+                codes = _words(read(f"{prefix}.qweight"), 0).T
+                zeros = _words(read(f"{prefix}.qzeros"), 1).T + quantization.first_zero
+        scales = read(f"{prefix}.scales").T.float()
+        group = quantization.group or self.inputs
+        return QuantisedWeight(
+            format="int4",
+            codes=pack_int4(codes.to(torch.uint8).contiguous()),
+            scales=scales.contiguous(),
+            zeros=zeros.float().contiguous(),
+            block=(1, group),
+        )
+
+
+def read_fp8(prefix: str, weight: torch.Tensor, scales: torch.Tensor, quantization: Quantization) -> QuantisedWeight:
+    """Scales of any of the three shapes become one row of them for each output. Raises ModelError for another shape."""
+    (n, k), (rows, columns) = weight.shape, quantization.block
+    if rows:
+        expected = -(-n // rows), -(-k // columns)
+        if tuple(scales.shape) != expected:
+            raise ModelError(f"{prefix}.{quantization.scales}: {list(scales.shape)} instead of {list(expected)}")
+        spread = scales.float().repeat_interleave(rows, 0)[:n]
+    elif scales.numel() in (1, n):
+        spread, columns = scales.float().reshape(-1, 1).expand(n, 1), k
+    else:
+        raise ModelError(f"{prefix}.{quantization.scales}: {list(scales.shape)} fits neither a tensor nor its outputs")
+    return QuantisedWeight(
+        format="fp8", codes=weight.view(torch.uint8), scales=spread.contiguous(), zeros=None, block=(1, columns)
+    )
+
+
+def quantized_linears(
+    model: nn.Module, quantization: Quantization, stored: Mapping[str, StoredTensor]
+) -> list[QuantizedLinear]:
+    """The layers that a checkpoint has quantised; those it stores in full get memory here, on the model's device.
+
+    Raises ModelError for a layer of which only some parts are quantised, and for shapes that cannot be.
+    """
+    found = []
+    for path, module in model.named_modules():
+        if not isinstance(module, Linear) or not module.weight.is_meta:
+            continue
+        outputs, inputs = module.weight.shape
+        parent = path.rpartition(".")[0]
+        parts = {path: outputs}
+        if isinstance(module, FusedLinear):
+            parts = {f"{parent}.{part}": size for part, size in module.parts.items()}
+        linear = QuantizedLinear(module, parts, inputs, quantization)
+        quantised = [_is_quantised(prefix, quantization, stored) for prefix in parts]
+        if any(quantised) and not all(quantised):
+            raise ModelError(f"{path}: only some of {', '.join(parts)} are quantised, but they are computed as one")
+        if any(quantised):
+            _check_sizes(linear)
+            found.append(linear)
+        else:
+            device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
+            module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
+    return found
+
+
+def _is_quantised(prefix: str, quantization: Quantization, stored: Mapping[str, StoredTensor]) -> bool:
+    if quantization.method != "fp8":
+        return f"{prefix}.weight" not in stored
+    weight = stored.get(f"{prefix}.weight")
+    return weight is None or weight.dtype == "F8_E4M3"
+
+
+def _check_sizes(linear: QuantizedLinear) -> None:
+    if linear.quantization.method == "fp8":
+        return
+    group = linear.quantization.group or linear.inputs
+    if linear.inputs % group or linear.inputs % 32 or any(size % 8 for size in linear.parts.values()):
+        sizes = f"{linear.inputs} inputs in groups of {group} and {list(linear.parts.values())} outputs"
+        raise ModelError(f"{next(iter(linear.parts))}: {sizes} do not divide evenly")
+
+
+def _words(packed: torch.Tensor, dim: int, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> torch.Tensor:
+    """The nibbles of int32 words along a dimension, int32; nibble i is element order[i] of the word's eight."""
+    place = [order.index(element) for element in range(8)]
+    shifts = torch.tensor([4 * nibble for nibble in place], dtype=torch.int32)
+    if dim == 0:
+        return (packed[:, None] >> shifts[:, None] & 15).flatten(0, 1)
+    return (packed[..., None] >> shifts & 15).flatten(1)
+
+
+def _joined(parts: list[QuantisedWeight]) -> QuantisedWeight:
+    """Weights of the same inputs, one below the other."""
+    first = parts[0]
+    zeros = None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
+    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+    return QuantisedWeight(format=first.format, codes=codes, scales=scales, zeros=zeros, block=first.block)

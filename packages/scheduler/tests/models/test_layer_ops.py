@@ -1,0 +1,82 @@
+"""A whole model on fused kernels, in Triton's interpreter where there is no GPU, against the same model on torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the fused operations are Triton's")
+
+from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.device import default_device
+from tercet.kernels.ops import sampling
+from tercet.kernels.triton import missing_triton, sampler_ops
+from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
+from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.model_runner import ModelRunner
+from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps, layer_ops, use_ops
+from tercet.scheduler.models.registry import build_model
+
+DEVICE = default_device()
+PROMPTS = [[3, 141, 59, 26, 5, 35, 89, 79, 32], [79, 3, 238]]
+PARAMS = [
+    SamplingParams(max_new_tokens=9, temperature=0.0),
+    SamplingParams(max_new_tokens=9, temperature=1.2, top_p=0.9, seed=5),
+]
+
+pytestmark = pytest.mark.skipif(bool(missing_triton(DEVICE)), reason=missing_triton(DEVICE))
+
+
+def generate(directory: Path, *, fused: bool, steps: int = 2) -> tuple[list[list[int]], list[float]]:
+    """(tokens of every step, the log-probability of each) of two choices, prefilled together and then decoded."""
+    config = ModelConfig.load(directory)
+    model = build_model(config, DEVICE)
+    load_weights(model, directory)
+    use_ops(model, TritonLayerOps() if fused else TORCH)
+    shape = KVShape(page_size=4, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
+    runner = ModelRunner(
+        model,
+        KVPool([KVGroup(name="full", layers=range(config.layers), pages=8)], shape, DEVICE),
+        TritonAttention if fused else TorchNativeAttention,
+        slots=2,
+        context_length=16,
+        vocab_size=config.vocab_size,
+        device=DEVICE,
+        sampling_ops=sampler_ops if fused else sampling,
+    )
+    inits = [
+        SlotInit(
+            slot=slot, tokens=pack_ints(tokens), prompt_tokens=len(tokens), choice=0, sampling=params, top_logprobs=0
+        )
+        for slot, (tokens, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))
+    ]
+    pages = [PageUpdate(0, 0, [[5, 2, 7]]), PageUpdate(1, 0, [[1, 6]])]
+    rows = [Row(slot, 0, len(tokens), sample=True) for slot, tokens in enumerate(PROMPTS)]
+    tokens, logprobs = [], []
+    for step in range(steps):
+        result = runner.execute(
+            Plan(step=step, introduce=inits if not step else [], pages=pages if not step else [], rows=rows)
+        ).result()
+        tokens.append(result.token_ids)
+        logprobs += [value for row in (0, 1) for value in unpack_floats(result.logprobs[row].chosen)]
+        rows = [Row(row.slot, row.start + row.count, 1, sample=True) for row in rows]
+    return tokens, logprobs
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "qwen3_sliding"])
+def test_a_fused_model_says_the_same(name: str, checkpoints: Callable[[str], Path]) -> None:
+    with np.errstate(all="ignore"):
+        fused, scores = generate(checkpoints(name), fused=True)
+    plain, expected = generate(checkpoints(name), fused=False)
+    assert fused == plain
+    assert scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_cpu_is_served_by_torch() -> None:
+    assert layer_ops(torch.device("cpu")) is TORCH

@@ -1,0 +1,242 @@
+"""Quantised checkpoints, written here by hand as their tools write them, against the weights they stand for.
+
+The layouts are those of AutoAWQ (awq/modules/linear/gemm.py), AutoGPTQ (qlinear_cuda_old.py), compressed-tensors'
+float-quantized format, and DeepSeek-V3's fp8 checkpoints (inference/kernel.py, weight_dequant).
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tercet.kernels.ops.quantised import linear_quantised
+from tercet.scheduler.executor.model_config import ModelConfig, parse_config
+from tercet.scheduler.executor.weights import dummy_weights, load_weights
+from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.layer_ops import TorchLayerOps, use_ops
+from tercet.scheduler.models.layers import Linear
+from tercet.scheduler.models.packed import Packed
+from tercet.scheduler.models.registry import build_model
+
+GROUP = 32
+HIDDEN, INNER, HEADS, LAYERS = 64, 96, 2, 2
+Tensors = dict[str, torch.Tensor]
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 1,
+    "vocab_size": 50,
+    "max_position_embeddings": 64,
+    "dtype": "float32",
+}
+FP8_GROUP = {"num_bits": 8, "type": "float", "strategy": "channel"}
+QUANTIZATION: dict[str, dict[str, Any]] = {
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False},
+    "gptq row": {"quant_method": "gptq", "bits": 4, "group_size": -1, "checkpoint_format": "gptq_v2"},
+    "channel": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": FP8_GROUP}}},
+    "tensor": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": {**FP8_GROUP, "strategy": "tensor"}}},
+    },
+    "deepseek": {"quant_method": "fp8", "weight_block_size": [16, 32]},
+}
+
+
+def random_codes(n: int, k: int, groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(codes [n, k], zeros [n, groups], scales float16 [n, groups], the weight they stand for)."""
+    codes, zeros = torch.randint(0, 16, (n, k)), torch.randint(1, 16, (n, groups))
+    scales = (torch.rand(n, groups) / 40 + 0.01).half()
+    spread = [x.repeat_interleave(k // groups, 1) for x in (zeros, scales.float())]
+    return codes, zeros, scales, (codes - spread[0]) * spread[1]
+
+
+def words(nibbles: torch.Tensor) -> torch.Tensor:
+    """int32 of eight nibbles in the last dimension, the first one lowest."""
+    total = sum(nibbles[..., i].long() << 4 * i for i in range(8))
+    assert isinstance(total, torch.Tensor)
+    return torch.where(total >= 1 << 31, total - (1 << 32), total).int()
+
+
+def awq(name: str, n: int, k: int) -> tuple[Tensors, torch.Tensor]:
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    codes, zeros, scales, weight = random_codes(n, k, k // GROUP)
+    qweight = words(codes.T.reshape(k, n // 8, 8)[..., order])
+    qzeros = words(zeros.T.reshape(-1, n // 8, 8)[..., order])
+    return {f"{name}.qweight": qweight, f"{name}.qzeros": qzeros, f"{name}.scales": scales.T.contiguous()}, weight
+
+
+def gptq(name: str, n: int, k: int, group: int = GROUP, stored_zero: int = 1) -> tuple[Tensors, torch.Tensor]:
+    codes, zeros, scales, weight = random_codes(n, k, k // group)
+    tensors = {
+        f"{name}.qweight": words(codes.T.reshape(k // 8, 8, n).transpose(1, 2)),
+        f"{name}.qzeros": words((zeros - stored_zero).T.reshape(-1, n // 8, 8)),
+        f"{name}.scales": scales.T.contiguous(),
+        f"{name}.g_idx": torch.arange(k, dtype=torch.int32) // group,
+    }
+    return tensors, weight
+
+
+def fp8(name: str, n: int, k: int, scale_shape: tuple[int, ...], suffix: str) -> tuple[Tensors, torch.Tensor]:
+    stored = torch.randn(n, k).mul(30).to(torch.float8_e4m3fn)
+    scales = torch.rand(scale_shape) / 200 + 0.001
+    if len(scale_shape) == 2 and scale_shape[1] > 1:
+        spread = scales.repeat_interleave(16, 0)[:n].repeat_interleave(32, 1)[:, :k]
+    else:
+        spread = scales.reshape(-1, 1)
+    return {f"{name}.weight": stored, f"{name}.{suffix}": scales}, stored.float() * spread
+
+
+WRITERS: dict[str, Callable[[str, int, int], tuple[Tensors, torch.Tensor]]] = {
+    "awq": awq,
+    "gptq": gptq,
+    "gptq row": lambda name, n, k: gptq(name, n, k, group=k, stored_zero=0),
+    "channel": lambda name, n, k: fp8(name, n, k, (n, 1), "weight_scale"),
+    "tensor": lambda name, n, k: fp8(name, n, k, (1,), "weight_scale"),
+    "deepseek": lambda name, n, k: fp8(name, n, k, (-(-n // 16), -(-k // 32)), "weight_scale_inv"),
+}
+LINEARS = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN),
+    "self_attn.k_proj": (HIDDEN // HEADS, HIDDEN),
+    "self_attn.v_proj": (HIDDEN // HEADS, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HIDDEN),
+    "mlp.gate_proj": (INNER, HIDDEN),
+    "mlp.up_proj": (INNER, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INNER),
+}
+
+
+def write(kind: str, directory: Path, full: tuple[str, ...] = ()) -> Path:
+    """A checkpoint of a kind, and beside it in `full` the same weights without quantisation. Returns the latter."""
+    torch.manual_seed(0)
+    plain = {"model.embed_tokens.weight": torch.randn(50, HIDDEN), "lm_head.weight": torch.randn(50, HIDDEN)}
+    plain["model.norm.weight"] = torch.rand(HIDDEN)
+    stored = dict(plain)
+    for layer in range(LAYERS):
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            stored[f"model.layers.{layer}.{norm}.weight"] = plain[f"model.layers.{layer}.{norm}.weight"] = torch.rand(
+                HIDDEN
+            )
+        for part, (n, k) in LINEARS.items():
+            name = f"model.layers.{layer}.{part}"
+            tensors, weight = WRITERS[kind](name, n, k)
+            plain[f"{name}.weight"] = weight
+            stored |= {f"{name}.weight": weight} if part in full else tensors
+    other = directory.with_name(directory.name + "-full")
+    for path, weights, extra in ((directory, stored, {"quantization_config": QUANTIZATION[kind]}), (other, plain, {})):
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(CONFIG | extra))
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path / "model.safetensors")
+    return other
+
+
+def load(directory: Path, *, dequantised: bool = False) -> CausalLM:
+    model = build_model(ModelConfig.load(directory))
+    load_weights(model, directory, dequantised=dequantised)
+    return model
+
+
+@torch.inference_mode()
+def logits(model: CausalLM) -> torch.Tensor:
+    tokens = torch.arange(40)
+    batch = Packed(tokens, None, [40], causal=True)
+    return model.compute_logits(model(tokens, batch.positions, batch))
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_forward_equals_that_of_the_full_weights(kind: str, tmp_path: Path) -> None:
+    full = write(kind, tmp_path / "model")
+    expected = logits(load(full))
+    for dequantised in (False, True):
+        model = load(tmp_path / "model", dequantised=dequantised)
+        linears = [module for module in model.model.layers.modules() if isinstance(module, Linear)]
+        assert {module.quantised is None for module in linears} == {dequantised}
+        assert not dequantised or not any(parameter.is_meta for parameter in model.parameters())
+        torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["awq", "deepseek"])
+def test_layers_stored_in_full_stay_so(kind: str, tmp_path: Path) -> None:
+    full = write(kind, tmp_path / "model", full=("mlp.down_proj", "self_attn.o_proj"))
+    model = load(tmp_path / "model")
+    layer: Any = model.model.layers[0]
+    assert (layer.mlp.down_proj.quantised, layer.self_attn.o_proj.quantised) == (None, None)
+    assert layer.mlp.gate_up_proj.quantised is not None
+    torch.testing.assert_close(logits(model), logits(load(full)), rtol=1e-4, atol=1e-4)
+
+
+def test_quantised_layers_go_through_the_operations_passed_in(tmp_path: Path) -> None:
+    class Counting(TorchLayerOps):
+        calls = 0
+
+        def linear_quantised(self, *given: Any) -> torch.Tensor:
+            Counting.calls += 1
+            return linear_quantised(*given)
+
+    write("awq", tmp_path / "model")
+    model = load(tmp_path / "model")
+    use_ops(model, Counting())
+    logits(model)
+    assert Counting.calls == 4 * LAYERS
+
+
+def test_parts_computed_as_one_are_quantised_together(tmp_path: Path) -> None:
+    write("gptq", tmp_path / "model", full=("mlp.up_proj",))
+    with pytest.raises(ModelError, match=r"only some of .*gate_proj.*up_proj are quantised"):
+        load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.scales"), r"missing: .*1\.mlp\.up_proj\.scales"),
+        (lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.wat": torch.zeros(1)}), r"unexpected: .*wat"),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.qweight": torch.zeros(8, 8).int()}),
+            r"wrong shape: .*\[8, 8\] instead of \[64, 12\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(change: Callable[[Tensors], object], message: str, tmp_path: Path) -> None:
+    write("awq", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=message):
+        load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method: 'bitsandbytes' is not one of"),
+        ({"desc_act": True}, "desc_act: True is not supported"),
+        ({"bits": 8}, "bits: 8 is not supported"),
+        ({"group_size": 48}, "group_size: 48 is neither"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: .* is not a pair"),
+        ({"quant_method": "compressed-tensors"}, "config_groups: must be one group"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse_config({**CONFIG, "quantization_config": {**QUANTIZATION["gptq"], **change}}, {})
+
+
+def test_dummy_weights_are_in_full(tmp_path: Path) -> None:
+    full = write("awq", tmp_path / "model")
+    shutil.copy(tmp_path / "model" / "config.json", full / "config.json")
+    model = build_model(ModelConfig.load(full))
+    dummy_weights(model)
+    assert logits(model).isfinite().all()
