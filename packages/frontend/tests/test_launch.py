@@ -282,3 +282,16 @@ def test_offline_use_has_no_frontend_process() -> None:
 def test_what_the_supervisor_decides_cannot_be_handed_down(name: str) -> None:
     with pytest.raises(ConfigError, match=name.replace("_", "-")):
         local_parts(ServeConfig(frontend_extra={name: "1"}), Path("/run/x"))
+
+
+def test_a_part_that_is_not_needed_is_neither_waited_for_nor_given_up() -> None:
+    parts = roster("a", "b")
+    parts.unneeded.add("b")
+    assert not parts.all_ready
+    parts.ready("a", 1.0)
+    assert parts.all_ready
+    parts.heard("a", 1e9)
+    assert [parts.exited("b", code, "", 2.0 + code)[0].__class__ for code in (1, EXIT_CONFIG, 3, 4)] == [Later] * 4
+    waiting = roster("c")
+    waiting.unneeded.add("c")
+    assert quiet(waiting, 0.25, PATIENCE.startup + 5) == []

@@ -16,6 +16,7 @@ import pytest
 from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import ConfigError
 from tercet.frontend.server import listen, welcome
+from tercet.protocol.values import Task
 
 SERVE = Path(__file__).with_name("parts") / "serve.py"
 
@@ -197,3 +198,10 @@ def test_the_line_to_copy_is_a_valid_command() -> None:
     assert "Authorization: Bearer $TERCET_API_KEY" in words
     assert json.loads(words[-1])["model"] == 'it\'s a "model"'
     assert "Authorization" not in welcome("u", "m", False, 1.0)
+
+
+@pytest.mark.parametrize(("task", "path"), [(Task.EMBED, "embeddings"), (Task.CLASSIFY, "classify")])
+def test_the_line_to_copy_asks_for_what_the_model_gives(task: Task, path: str) -> None:
+    words = shlex.split(welcome("http://u", "m", False, 1.0, task).splitlines()[1])
+    assert words[1] == f"http://u/v1/{path}"
+    assert json.loads(words[-1]) == {"model": "m", "input": "Hello"}

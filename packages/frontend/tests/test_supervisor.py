@@ -140,6 +140,14 @@ def test_a_part_that_never_gets_ready_is_given_up_after_three_deaths(start: Star
     assert run.readies == []
 
 
+def test_a_model_that_embeds_waits_for_no_detokenizer(start: Start) -> None:
+    run = start(part("scheduler-0", "embed"), part("detokenizer-0", "loading"), part("frontend-0", "serve"))
+    run.wait_ready()
+    assert run.readies[0].keys() == {"scheduler-0", "frontend-0"}
+    assert not run.screen.has("KV cache")
+    assert run.end() == 0
+
+
 def test_a_dead_part_restarts_alone(start: Start, tmp_path: Path) -> None:
     run = start(part("scheduler-0", "serve"), part("detokenizer-0", "die", tmp_path / "died"))
     run.wait_line("detokenizer-0 died: killed by SIGKILL (did memory run out?); it starts again now")

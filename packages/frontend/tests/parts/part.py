@@ -1,6 +1,7 @@
 """A tiny part: a real process that speaks the protocol to the supervisor and behaves as its first argument says.
 
 serve       says Ready, and exits 0 on SIGTERM
+embed       serves; a scheduler's model embeds
 answer      serves, and answers each HTTP connection on --fd with its process id
 refuse      exits 2 with a message, as a part does that was told nonsense
 crash       dies of an exception before it is ready
@@ -28,7 +29,7 @@ from pathlib import Path
 from tercet.protocol.lifecycle import exit_with_parent
 from tercet.protocol.messages import Heartbeat, Progress, Ready, SupervisorInbox
 from tercet.protocol.node import NodeConfig, PeerUp, ThreadNode
-from tercet.protocol.values import ModelLimits, Phase, Role
+from tercet.protocol.values import ModelLimits, Phase, Role, Task
 
 
 def answer(fd: int) -> None:
@@ -88,7 +89,8 @@ def main() -> None:
         for done in range(11):
             node.send("supervisor", Progress(text="weights", done=done, total=10))
     else:
-        limits = ModelLimits(model="tiny", context_length=2048, vocab_size=9, max_total_tokens=65536)
+        task = Task.EMBED if options.mode == "embed" else Task.GENERATE
+        limits = ModelLimits(model="tiny", context_length=2048, vocab_size=9, max_total_tokens=65536, task=task)
         node.set_ready(Ready(limits=limits if role is Role.SCHEDULER else None))
     sys.stdout.write(f"{options.peer} says hello\n")
     sys.stdout.flush()

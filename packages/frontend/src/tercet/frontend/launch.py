@@ -167,11 +167,13 @@ class Roster:
         self._patience = patience
         self._began = self._ticked = now
         self._watches = {name: _Watch(now, restart_at=now) for name in names}
+        self.unneeded: set[str] = set()
+        """Parts that the server can do without: kept alive as others are, but never waited for or given up."""
 
     @property
     def all_ready(self) -> bool:
-        """Every part is ready now."""
-        return all(watch.ready is not None for watch in self._watches.values())
+        """Every part that is needed is ready now."""
+        return all(name in self.unneeded or watch.ready is not None for name, watch in self._watches.items())
 
     @property
     def not_ready(self) -> list[str]:
@@ -203,9 +205,9 @@ class Roster:
         left = code == 0 and watch.ready is not None and now - watch.ready >= self._patience.settled
         watch.deaths += not left
         how = watch.killed_for or describe_exit(code, last_words)
-        if not watch.ever_ready and code == EXIT_CONFIG:
+        if not watch.ever_ready and code == EXIT_CONFIG and name not in self.unneeded:
             return [GiveUp(f"{name}: {last_words or describe_exit(code)}", EXIT_CONFIG)]
-        if not watch.ever_ready and watch.deaths >= self._patience.attempts:
+        if not watch.ever_ready and watch.deaths >= self._patience.attempts and name not in self.unneeded:
             return [GiveUp(f"{name} died {watch.deaths} times before it was ready: {how}", 1)]
         wait = 0.0 if left else self._backoff(watch)
         watch.restart_at = now + wait
@@ -248,6 +250,8 @@ class Roster:
         if watch.ready is None and now - (watch.started if watch.ever_ready else self._began) > patience.startup:
             if watch.ever_ready:
                 return self._kill(name, watch, f"not ready {patience.startup:.0f} s after its restart")
+            if name in self.unneeded:
+                return []
             return [GiveUp(f"{name} was not ready within {patience.startup:.0f} s (--startup-timeout)", 1)]
         return []
 

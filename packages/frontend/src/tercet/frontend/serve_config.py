@@ -85,6 +85,8 @@ class FrontendOptions:
 class SchedulerOptions:
     """What the schedulers are told: table [scheduler]. What is not given is theirs to choose, and theirs to refuse."""
 
+    task: str | None = None
+    """What the model is for: auto (as its files say), generate, embed or classify."""
     dtype: str | None = None
     """Number format of weights and cache: auto, float32, bfloat16 or float16."""
     load_format: str | None = None

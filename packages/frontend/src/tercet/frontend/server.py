@@ -18,6 +18,7 @@ from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import ConfigError, ServeConfig
 from tercet.frontend.supervisor import Supervisor
 from tercet.protocol.messages import Ready
+from tercet.protocol.values import Task
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -49,10 +50,11 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
         url = _url(listener)
 
         def announce(readies: dict[str, Ready]) -> None:
-            models = [ready.limits.model for ready in readies.values() if ready.limits]
-            model = config.frontend.served_model_name or next(iter(models), config.model)
+            limits = next((ready.limits for ready in readies.values() if ready.limits), None)
+            model = config.frontend.served_model_name or (limits.model if limits else config.model)
+            task = limits.task if limits else Task.GENERATE
             display.close()
-            sys.stdout.write(welcome(url, model, bool(config.frontend.api_key), time.monotonic() - began))
+            sys.stdout.write(welcome(url, model, bool(config.frontend.api_key), time.monotonic() - began, task))
             sys.stdout.flush()
 
         supervisor = Supervisor(
@@ -73,13 +75,21 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
         return supervisor.run()
 
 
-def welcome(url: str, model: str, locked: bool, seconds: float) -> str:
+_EXAMPLES: dict[Task, tuple[str, dict[str, object]]] = {
+    Task.GENERATE: ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+    Task.EMBED: ("embeddings", {"input": "Hello"}),
+    Task.CLASSIFY: ("classify", {"input": "Hello"}),
+}
+
+
+def welcome(url: str, model: str, locked: bool, seconds: float, task: Task = Task.GENERATE) -> str:
     """What is printed when the server can be used: where it is, and a line to try it with."""
     key = ' -H "Authorization: Bearer $TERCET_API_KEY"' if locked else ""
-    body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]}))
+    path, example = _EXAMPLES[task]
+    body = shlex.quote(json.dumps({"model": model, **example}))
     return (
         f"ready at {url} in {seconds:.1f} s\n"
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}\n"
+        f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d {body}\n"
     )
 
 

@@ -14,7 +14,7 @@ from tercet.frontend.launch import Action, GiveUp, Kill, Later, Part, Patience, 
 from tercet.frontend.part_process import PartProcess
 from tercet.protocol.messages import Heartbeat, Progress, Ready, SupervisorInbox
 from tercet.protocol.node import Delivery, NodeConfig, PeerReady, PeerUp, ThreadNode
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.values import Phase, Role, Task
 
 TICK = 0.25
 """Seconds between looks at the clock."""
@@ -160,7 +160,10 @@ class Supervisor:
         self._display.done(name)
         limits = ready.limits
         what = f": {limits.model}, context {limits.context_length:,} tokens" if limits else ""
-        cache = f", KV cache {limits.max_total_tokens:,} tokens" if limits else ""
+        generates = limits is not None and limits.task is Task.GENERATE
+        cache = f", KV cache {limits.max_total_tokens:,} tokens" if limits and generates else ""
+        if limits is not None and not generates:
+            self._roster.unneeded |= {part.name for part in self._parts.values() if part.role is Role.DETOKENIZER}
         self._display.line(f"tercet: {name} is ready{what}{cache}")
 
     def _take_exits(self) -> list[Action]:
