@@ -5,15 +5,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet.frontend.parsers.registry import reasoning_format
+from tercet.frontend.token_bytes import TokenBytes
 from tercet.frontend.turn.reasoning_tokens import ReasoningTokens
 
 
-class Spelled(list[bytes]):
+class Spelled(TokenBytes):
     """Tokens whose id is their place."""
+
+    def __init__(self, words: list[bytes]) -> None:
+        self._words = words
+
+    def __getitem__(self, token_id: int) -> bytes:
+        return self._words[token_id]
 
 
 def count(parser: str, words: list[str], *, opened: bool = False, step: int = 1) -> int:
-    names = Spelled(word.encode() for word in words)
+    names = Spelled([word.encode() for word in words])
     counter = ReasoningTokens(names, reasoning_format(parser).framing, opened=opened)
     ids = range(len(words))
     for at in range(0, len(words), step):

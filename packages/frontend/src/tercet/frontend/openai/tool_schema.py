@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from tercet.frontend.errors import BadRequestError
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.json_depth import DEEPEST, is_within
 from tercet.frontend.openai.sampling_schema import Strict
 from tercet.frontend.parsers.port import ToolSpec
@@ -37,6 +37,16 @@ class Tool(Strict):
 
     type: Literal["function"]
     function: Function
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_function(cls, tool: object) -> object:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind != "function" and isinstance(kind, str):
+            raise UnsupportedParameterError(
+                f"Tools of the type {kind[:64]!r} are not supported, only functions.", param="tools"
+            )
+        return tool
 
 
 class NamedFunction(Strict):

@@ -1,0 +1,165 @@
+"""Reasoning in /v1/chat/completions: its field, its tokens, its effort and its budget."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import openai
+import pytest
+
+from packages.frontend.tests.tool_chat import (
+    EngineOf,
+    HttpOf,
+    OpenAIOf,
+    Streamed,
+    prompt_of,
+    saying,
+    stream_of,
+    tool_engine,
+)
+from tercet.frontend.config import ServingConfig
+from tercet.frontend.testing import FakeEngine, Token, serving
+from tercet.frontend.turn.plan import TurnPlanner
+from tercet.protocol.values import ModelLimits
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n"
+    "{% endfor %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}], "tools": openai.NOT_GIVEN}
+SAID = "<think>\nLet me see.\n</think>\n\nBecause."
+
+
+@pytest.fixture
+def model_saying(engine_of: EngineOf, files: dict[str, bytes], limits: ModelLimits) -> Callable[..., FakeEngine]:
+    return partial(tool_engine, engine_of, files, limits, template=TEMPLATE)
+
+
+async def test_rule_13_reasoning_is_a_field_of_its_own(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(model_saying(saying(SAID))) as served:
+        answer = await openai_of(served).chat.completions.create(**BODY)
+        chunks = await stream_of(openai_of(served), **BODY)
+    message = answer.choices[0].message
+    assert (message.content, getattr(message, "reasoning_content", None)) == ("Because.", "Let me see.")
+    streamed = Streamed(chunks)
+    assert (streamed.content, streamed.reasoning, streamed.finishes) == ("Because.", "Let me see.", ["stop"])
+
+
+async def test_the_field_has_the_name_that_the_server_was_given(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    config = ServingConfig(reasoning_field_name="reasoning")
+    async with serving(model_saying(saying(SAID)), config=config) as served:
+        answer = await openai_of(served).chat.completions.create(**BODY)
+        chunks = await stream_of(openai_of(served), **BODY)
+    assert getattr(answer.choices[0].message, "reasoning", None) == "Let me see."
+    assert not hasattr(answer.choices[0].message, "reasoning_content")
+    assert Streamed(chunks, reasoning="reasoning").reasoning == "Let me see."
+
+
+async def test_an_answer_without_reasoning_has_no_such_field(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(model_saying(saying("Because."))) as served:
+        answer = await openai_of(served).chat.completions.create(**BODY)
+    assert answer.choices[0].message.content == "Because."
+    assert not hasattr(answer.choices[0].message, "reasoning_content")
+
+
+async def test_a_server_told_not_to_look_for_it_gives_it_as_text(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(model_saying(saying(SAID)), config=ServingConfig(reasoning_parser="none")) as served:
+        answer = await openai_of(served).chat.completions.create(**BODY)
+    assert answer.choices[0].message.content == SAID
+
+
+async def test_messages_may_carry_it_under_either_name(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(model_saying(saying("x"))) as served:
+        for name in ("reasoning_content", "reasoning"):
+            said = {"role": "assistant", "content": "So.", name: "hm"}
+            await openai_of(served).chat.completions.create(**{**BODY, "messages": [said, *BODY["messages"]]})
+        prompts = {prompt_of(served, request) for request in served.engine.requests()}
+    [prompt] = prompts
+    assert "<think>hm</think>So." in prompt
+
+
+@pytest.mark.parametrize(
+    ("options", "opened"),
+    [
+        ({"reasoning_effort": "none"}, True),
+        ({"reasoning_effort": "low"}, False),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, True),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}, "reasoning_effort": "high"}, True),
+        ({}, False),
+    ],
+)
+async def test_effort_and_variables_reach_the_template(
+    model_saying: EngineOf, openai_of: OpenAIOf, options: dict[str, Any], opened: bool
+) -> None:
+    async with serving(model_saying(saying("x"))) as served:
+        await openai_of(served).chat.completions.create(**{**BODY, **options})
+        [request] = served.engine.requests()
+        assert prompt_of(served, request).endswith("</think>\n\n") is opened
+
+
+async def test_tokens_of_reasoning_are_counted(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    def spelled(request: Any, index: int) -> Any:
+        """Tokens as the tokenizer has them, which the count is made of."""
+        [model] = served.manager.models
+        encode = model.tokenizer.encode
+        ids = encode(SAID, add_special_tokens=False)
+        return [Token(each, model.tokenizer.decode([each], skip_special_tokens=False)) for each in ids]
+
+    async with serving(model_saying(spelled)) as served:
+        [model] = [*served.manager.models]
+        tokens = len(model.tokenizer.encode("<think>\nLet me see.\n</think>", add_special_tokens=False))
+        answer = await openai_of(served).chat.completions.create(**{**BODY, "n": 2})
+        chunks = await stream_of(openai_of(served), **BODY, stream_options={"include_usage": True})
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 2 * tokens
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens_details is not None
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"thinking_token_budget": 7}, {"chat_template_kwargs": {"thinking_budget": 7}}],
+)
+async def test_a_budget_is_a_grammar(model_saying: EngineOf, http_of: HttpOf, options: dict[str, Any]) -> None:
+    body = {"model": "tiny", "messages": BODY["messages"], **options}
+    async with serving(model_saying(saying(SAID))) as served:
+        answer = await http_of(served).post("/v1/chat/completions", json=body)
+        [request] = served.engine.requests()
+    assert answer.status_code == 200, answer.text
+    assert request.sampling.grammar is not None
+    # The end marker is no token of this vocabulary: four characters stand for one.
+    assert "{0,28}" in request.sampling.grammar.text
+
+
+async def test_a_format_waits_for_the_end_of_reasoning(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    options = {**BODY, "response_format": {"type": "json_object"}}
+    off = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    async with serving(model_saying(saying('<think>hm</think>{"a": 1}'))) as served:
+        answer = await openai_of(served).chat.completions.create(**options)
+        await openai_of(served).chat.completions.create(**options, **off)
+        reasoning, plain = served.engine.requests()
+        [model] = served.manager.models
+        think = model.tokens.added["<think>"]
+    assert answer.choices[0].message.content == '{"a": 1}'
+    assert reasoning.sampling.grammar is not None
+    assert plain.sampling.grammar is not None
+    assert f"<[{think}]>" in reasoning.sampling.grammar.text
+    assert plain.sampling.grammar.kind == "json_schema"
+
+
+async def test_variables_that_are_not_allowed_are_refused_by_name(model_saying: EngineOf, http_of: HttpOf) -> None:
+    body = {"model": "tiny", "messages": BODY["messages"], "chat_template_kwargs": {"messages": "x"}}
+    async with serving(model_saying(saying("x"))) as served:
+        answer = await http_of(served).post("/v1/chat/completions", json=body)
+    assert answer.json()["error"]["param"] == "chat_template_kwargs.messages"
+
+
+def test_parsers_that_there_are_not_are_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="no tool parser is called 'x'"):
+        TurnPlanner(ServingConfig(tool_call_parser="x"))
+    with pytest.raises(ValueError, match="no reasoning parser is called 'x'"):
+        TurnPlanner(ServingConfig(reasoning_parser="x"))
