@@ -81,8 +81,8 @@ class Server:
         return load
 
     def stop(self) -> int:
-        """Ctrl-C; returns the exit code."""
-        self.process.send_signal(signal.SIGINT)
+        """SIGTERM, since Ctrl-C means nothing to what a shell started in the background; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
         return self.wait_for_end(STOP_LIMIT)
 
     def wait_for_end(self, limit: float) -> int:

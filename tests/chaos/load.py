@@ -20,6 +20,8 @@ PROMPTS = (
     "def main():\n    ",
 )
 TEMPERATURE = 0.8
+SHORT, FULL = 24, 800
+"""Requests of a test in its two forms."""
 STAGGER = 0.1
 """Seconds between two clients that begin: connections that come at once are accepted by one frontend."""
 
@@ -64,8 +66,9 @@ class Job:
 
 
 def shuffled(count: int, seed: int) -> list[Job]:
-    """So many jobs, always the same, in an order of their own for each seed."""
-    return random.Random(seed).sample([Job(number) for number in range(count)], count)
+    """So many jobs, always the same, in an order of their own for each seed. Those of a short form are short, too."""
+    tokens = 200 if count == FULL else 100
+    return random.Random(seed).sample([Job(number, tokens) for number in range(count)], count)
 
 
 @dataclass

@@ -7,16 +7,16 @@ import pytest
 from tests.chaos.blow import Blow, assert_nothing_is_lost, crowd, failures
 from tests.chaos.conftest import References, Table
 from tests.chaos.judge import Judge
-from tests.chaos.load import shuffled
+from tests.chaos.load import FULL, SHORT, shuffled
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
-FULL = [pytest.mark.slow, pytest.mark.timeout(7200)]
+LONG = [pytest.mark.slow, pytest.mark.timeout(7200)]
 CASES = [
-    pytest.param(24, 0, id="short"),
-    *(pytest.param(800, seed, id=f"full-{seed}", marks=FULL) for seed in range(10)),
+    pytest.param(SHORT, 0, id="short"),
+    *(pytest.param(FULL, seed, id=f"full-{seed}", marks=LONG) for seed in range(10)),
 ]
 """Requests, and the seed that says in which order they come, and when the blow falls."""
-ENOUGH = {24: 2, 800: 6}
+ENOUGH = {SHORT: 2, FULL: 6}
 """Requests that must have been resumed, or the blow fell beside."""
 ONE, TWO = 4.0, 1.0
 """Seconds until all streams move again, with one part of the role and with two."""
@@ -30,7 +30,7 @@ async def test_every_request_outlives_the_only_part_of_its_role(
     blow = Blow(single, role)
     jobs, chance = shuffled(count, seed), random.Random(seed)
     await assert_nothing_is_lost(single, references, table, blow, jobs, chance, enough=ENOUGH[count])
-    if count > 24:
+    if count == FULL:
         assert blow.stalled < ONE * crowd()
 
 
@@ -42,7 +42,7 @@ async def test_every_request_outlives_one_of_two(
     blow = Blow(double, role)
     jobs, chance = shuffled(count, seed), random.Random(seed)
     await assert_nothing_is_lost(double, references, table, blow, jobs, chance)
-    if count > 24:
+    if count == FULL:
         assert blow.stalled < TWO * crowd()
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.blow import failures
 from tests.chaos.conftest import References, Table
 from tests.chaos.judge import Judge
-from tests.chaos.load import Load, quantile, shuffled
+from tests.chaos.load import FULL, SHORT, Load, quantile, shuffled
 from tests.chaos.parts import Parts, assert_nothing_is_left, watched
 from tests.server_process import Server
 
@@ -18,8 +18,8 @@ FEWEST = 3
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(24, id="short"),
-        pytest.param(800, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
+        pytest.param(SHORT, id="short"),
+        pytest.param(FULL, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
     ],
 )
 async def test_lost_messages_are_found_and_made_up_for(

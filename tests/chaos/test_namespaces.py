@@ -1,4 +1,4 @@
-"""The topology of deploy/compose.yaml in network namespaces: parts found by name, keys, and links cut for ten seconds.
+"""The topology of deploy/compose.yaml in network namespaces: parts found by name, keys, and links cut for a while.
 
 Every part runs compose's own command line, on a host with an address of its own and with its own folder of keys.
 """
@@ -31,7 +31,8 @@ ADDRESSES = {
     "client": "10.203.0.40",
 }
 CLIENTS = 4
-CUT_SECONDS = 10.0
+CUTS = [pytest.param(6.0, id="short"), pytest.param(10.0, id="full", marks=pytest.mark.slow)]
+"""Seconds, all longer than silence is borne."""
 START_LIMIT = 120.0
 RECOVERY_LIMIT = 60.0
 
@@ -127,12 +128,12 @@ def server(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Compos
     return server
 
 
-def cut_off(network: Network, traffic: Traffic, one: str, other: str) -> tuple[float, float]:
-    """Cut a link under traffic for ten seconds; when it was cut and mended."""
+def cut_off(network: Network, traffic: Traffic, one: str, other: str, seconds: float) -> tuple[float, float]:
+    """Cut a link under traffic for a while; when it was cut and mended."""
     traffic.wait_for_all(begun_after=time.monotonic())
     network.cut(one, other)
     cut = time.monotonic()
-    time.sleep(CUT_SECONDS)
+    time.sleep(seconds)
     network.mend(one, other)
     return cut, time.monotonic()
 
@@ -166,16 +167,17 @@ def test_a_cut_link_passes_nothing_and_others_everything(network: Network) -> No
         process.communicate()
 
 
+@pytest.mark.parametrize("seconds", CUTS)
 def test_requests_go_to_another_scheduler_while_one_is_cut_off(
-    network: Network, server: ComposeServer, table: Table
+    network: Network, server: ComposeServer, table: Table, seconds: float
 ) -> None:
     with Traffic(network) as traffic:
-        cut, mended = cut_off(network, traffic, "scheduler-1", "frontend")
+        cut, mended = cut_off(network, traffic, "scheduler-1", "frontend", seconds)
         again = traffic.wait_for_all(begun_after=mended)
         until(lambda: server.schedulers() == 2, RECOVERY_LIMIT, server.logs)
         answers = traffic.stop()
     check(answers, server)
-    inside = [each for each in answers if cut + CUT_SECONDS / 2 < each["began"] and each["ended"] < mended]
+    inside = [each for each in answers if cut + seconds / 2 < each["began"] and each["ended"] < mended]
     assert inside, f"nothing was served by the other scheduler\n{server.logs()}"
     longest = max(each["ended"] - each["began"] for each in answers)
     table.add(
@@ -184,11 +186,12 @@ def test_requests_go_to_another_scheduler_while_one_is_cut_off(
     )
 
 
+@pytest.mark.parametrize("seconds", CUTS)
 def test_requests_wait_while_the_only_detokenizer_is_cut_off(
-    network: Network, server: ComposeServer, table: Table
+    network: Network, server: ComposeServer, table: Table, seconds: float
 ) -> None:
     with Traffic(network) as traffic:
-        cut, mended = cut_off(network, traffic, "detokenizer", "frontend")
+        cut, mended = cut_off(network, traffic, "detokenizer", "frontend", seconds)
         again = traffic.wait_for_all(begun_after=mended)
         answers = traffic.stop()
     check(answers, server)

@@ -6,7 +6,7 @@ from tests.chaos.blow import failures
 from tests.chaos.conftest import References, Table
 from tests.chaos.fragile_scheduler import POISON
 from tests.chaos.judge import Judge
-from tests.chaos.load import Job, Load
+from tests.chaos.load import SHORT, Load, shuffled
 from tests.chaos.parts import assert_nothing_is_left, watched
 from tests.server_process import Server
 
@@ -14,13 +14,13 @@ from tests.server_process import Server
 async def test_a_request_that_kills_schedulers_ends_after_three_and_takes_nobody_along(
     fragile: Server, references: References, table: Table
 ) -> None:
-    jobs = [Job(number) for number in range(24)]
+    jobs = shuffled(SHORT, 0)
     expected = await references.of(fragile, jobs)
     load = Load(fragile.url)
     answers: list[httpx2.Response] = []
 
     async def poison() -> None:
-        await load.until(lambda: load.events > 500)
+        await load.until(lambda: load.events > 200)
         body = {"input_ids": POISON, "sampling_params": {"max_new_tokens": 8}}
         async with httpx2.AsyncClient(base_url=fragile.url, timeout=120) as client:
             answers.append(await client.post("/generate", json=body))

@@ -9,20 +9,22 @@ import pytest
 
 from tests.chaos.blow import Blow, assert_nothing_is_lost, failures
 from tests.chaos.conftest import References, Table
-from tests.chaos.load import shuffled
+from tests.chaos.load import FULL, SHORT, shuffled
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
-CASES = [
-    pytest.param(24, id="short"),
-    pytest.param(800, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
-]
-"""Requests."""
+LONG = [pytest.mark.slow, pytest.mark.timeout(7200)]
 ASLEEP = 4.0
 """Seconds: longer than silence is borne by peers, shorter than by the supervisor."""
 
 
-@pytest.mark.parametrize("count", CASES)
-@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+@pytest.mark.parametrize(
+    ("role", "count"),
+    [
+        pytest.param("scheduler", SHORT, id="scheduler-short"),
+        pytest.param("scheduler", FULL, id="scheduler-full", marks=LONG),
+        pytest.param("detokenizer", FULL, id="detokenizer-full", marks=LONG),
+    ],
+)
 async def test_requests_of_a_part_that_hangs_go_on_elsewhere(
     double: Parts, references: References, table: Table, role: str, count: int
 ) -> None:
@@ -36,7 +38,7 @@ async def test_requests_wait_for_the_replacement_of_the_only_part_that_hangs(
     single: Parts, references: References, table: Table, role: str
 ) -> None:
     blow = Blow(single, role, signal.SIGSTOP)
-    await assert_nothing_is_lost(single, references, table, blow, shuffled(24, 1), random.Random(1))
+    await assert_nothing_is_lost(single, references, table, blow, shuffled(SHORT, 1), random.Random(1))
 
 
 class Sleep(Blow):
@@ -50,20 +52,20 @@ class Sleep(Blow):
         self.restart = time.monotonic() - self.moment
 
 
-@pytest.mark.parametrize("count", CASES)
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
 async def test_a_part_that_slept_and_goes_on_repeats_nothing(
-    double: Parts, references: References, table: Table, role: str, count: int
+    double: Parts, references: References, table: Table, role: str
 ) -> None:
     blow = Sleep(double, role)
-    await assert_nothing_is_lost(double, references, table, blow, shuffled(count, 1), random.Random(1))
+    await assert_nothing_is_lost(double, references, table, blow, shuffled(SHORT, 1), random.Random(1))
 
 
 @pytest.mark.slow
 async def test_a_frontend_that_hangs_takes_only_its_own_connections_along(
     double: Parts, references: References, table: Table
 ) -> None:
-    jobs = shuffled(24, 0)
+    jobs = shuffled(SHORT, 0)
     await references.of(double.server, jobs)
     blow = Blow(double, "frontend", signal.SIGSTOP)
     outcomes = await blow.under(jobs, random.Random(0))
