@@ -99,6 +99,8 @@ class Drafter:
             top_p=request.top_p,
             top_k=request.top_k,
             min_p=request.min_p,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
         ).sampling(model.files.defaults)
         turn = msgspec.structs.replace(
             turn,

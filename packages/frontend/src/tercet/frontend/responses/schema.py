@@ -183,6 +183,8 @@ class CreateResponse(Prompted):
     stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
