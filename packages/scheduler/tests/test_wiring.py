@@ -118,6 +118,7 @@ def test_tokenizer_files_are_given_while_the_model_still_loads(
     assert isinstance(ready, PeerReady)
     assert ready.ready.limits is not None
     assert (ready.ready.limits.context_length, ready.ready.limits.vocab_size) == (512, 389)
+    assert ready.ready.limits.grammars == ""
     process.stop()
     thread.join(PATIENCE)
     assert not thread.is_alive()

@@ -1,5 +1,6 @@
 """Tokens that a grammar leaves no choice about follow a sampled one without steps of their own."""
 
+import io
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +9,10 @@ import msgspec
 import pytest
 
 from tercet.protocol.values import FinishReason, FinishType, Grammar, GrammarKind, LogprobParams, Resume, pack_ints
-from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.plan import Plan
+from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "whatever the script says")
@@ -188,6 +191,26 @@ def test_a_choice_whose_grammar_fails_ends_alone() -> None:
     assert len(run.output["a", 0]) == 2
     assert len(run.output["b", 0]) == 16
     run.assert_empty()
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_an_event_log_replays_what_grammars_said(overlap: int) -> None:
+    shape = small_capacity(grammars="a script", pages=14)
+    log = io.BytesIO()
+    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=9), shape), log)
+    run = FakeExecutor(shape, grammar=litany)
+    for number in range(6):
+        grammar = GRAMMAR if number % 2 else None
+        core.handle(Arrival("frontend-0", request(f"r{number}", PROMPT[: number + 1], grammar=grammar, n=2)))
+    in_flight: list[Done] = []
+    while (plan := core.schedule()) or in_flight:
+        if plan:
+            in_flight.append(run.submit(plan))
+        if not plan or len(in_flight) > overlap:
+            core.commit(in_flight.pop(0).result())
+    answers = list(replay(read_events(io.BytesIO(log.getvalue()))))
+    assert sum(logged is not None for _, logged, _ in answers) > 10
+    assert all(logged == derived for _, logged, derived in answers)
 
 
 def test_without_a_backend_grammars_are_refused() -> None:
