@@ -70,8 +70,10 @@ def test_texts_are_instances_or_not(
 
 def test_white_space_within_json_is_bounded(judge: Judge, tokens: Tokens) -> None:
     grammar = to_grammar(JsonObject(), tokens)
-    assert judge.takes(grammar, '{"a":\n' + " " * 60 + "1}")
-    assert not judge.begins(grammar, '{"a":' + " " * 65)
+    assert judge.takes(grammar, '{"a": 1,\n' + " " * 32 + '"b":\r\n\t2 }')
+    assert not judge.begins(grammar, '{"a":  ')
+    assert not judge.begins(grammar, '{"a":\n\n')
+    assert not judge.begins(grammar, '{"a":\n' + " " * 33)
 
 
 def test_an_older_draft_does_not_switch_newer_keywords_off(judge: Judge, tokens: Tokens) -> None:

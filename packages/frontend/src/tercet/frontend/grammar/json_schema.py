@@ -24,8 +24,8 @@ _ANNOTATIONS = frozenset(
 _KNOWN = _ONE | _LISTS | _MAPS | _ASSERTIONS | _BOUNDS | _ANNOTATIONS
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
-_WHITE_SPACE = r"[ \t\r\n]{1,64}"
-"""Between values: enough to indent with, too little for a model to lose itself in."""
+_WHITE_SPACE = r" |\r?\n[ \t]{0,32}"
+"""Between values: a space, or a line break and what is needed to indent. A model cannot lose itself in it."""
 
 _Place = tuple[str, Any]
 """A path as people write it, and the value there."""
