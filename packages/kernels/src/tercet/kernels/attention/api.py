@@ -47,6 +47,11 @@ class AttentionBatch:
 class AttentionBackend(Protocol):
     """One way of computing attention. An instance belongs to one cache group and holds the plan of one step."""
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a decode may be recorded in a graph: its tensors are read there, and nothing of its host lists."""
+        ...
+
     def plan(self, batch: AttentionBatch) -> None:
         """Prepare for a step: called once, before the `attend` of every layer."""
         ...

@@ -13,6 +13,8 @@ from tercet.kernels.native.library import Library, load_library
 class CpuAttention:
     """The native backend. See `AttentionBackend`. float16, which it does not know, it leaves to plain torch."""
 
+    capturable = False
+
     def __init__(self, library: Library | None = None) -> None:
         """Raises UnavailableBackendError where the library was not built."""
         self._attend = (library or load_library()).functions.attend

@@ -8,6 +8,8 @@ from tercet.kernels.attention.api import AttentionBatch
 class ReferenceAttention:
     """Loops over tokens and heads in float64. For tests and `tercet-kernels check` only."""
 
+    capturable = False
+
     def __init__(self) -> None:
         self._batch: AttentionBatch | None = None
 

@@ -86,6 +86,8 @@ class _Scratch:
 class TorchNativeAttention:
     """The plain-torch backend. See `AttentionBackend`."""
 
+    capturable = False
+
     def __init__(self) -> None:
         self._batch: AttentionBatch | None = None
         self._decodes: dict[int, list[_Decodes]] = {}

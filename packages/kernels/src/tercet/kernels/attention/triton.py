@@ -41,6 +41,8 @@ class _Blocks:
 class TritonAttention:
     """The Triton backend. See `AttentionBackend`. Its decodes may be captured in a graph: they read lengths there."""
 
+    capturable = True
+
     def __init__(self) -> None:
         self._batch: AttentionBatch | None = None
         self._tiles: dict[int, torch.Tensor] = {}

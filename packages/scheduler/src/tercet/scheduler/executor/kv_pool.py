@@ -37,25 +37,27 @@ class KVGroup:
 class KVPool:
     """Keys and values [pages, page_size, kv_heads, head_dim] of every layer. A page id means one page in each layer.
 
-    Memory is zeroed: what is padded is weighed with 0, and 0 times garbage need not be 0.
+    Memory is zeroed: what is padded is weighed with 0, and 0 times garbage need not be 0. With a `spare` page, each
+    group has one more than it says, of the id `pages`: what pads a step is written there.
     """
 
-    def __init__(self, groups: Sequence[KVGroup], shape: KVShape, device: torch.device) -> None:
+    def __init__(self, groups: Sequence[KVGroup], shape: KVShape, device: torch.device, *, spare: bool = False) -> None:
         self.groups = groups
         self.shape = shape
+        self._spare = spare
         self.group_of = {layer: index for index, group in enumerate(groups) for layer in group.layers}
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
         for group in groups:
             for layer in group.layers:
-                size = (group.pages, shape.page_size, shape.kv_heads, shape.head_dim)
+                size = (group.pages + spare, shape.page_size, shape.kv_heads, shape.head_dim)
                 self._keys[layer] = torch.zeros(size, dtype=shape.dtype, device=device)
                 self._values[layer] = torch.zeros(size, dtype=shape.dtype, device=device)
 
     @property
     def bytes(self) -> int:
         """What the pool takes, in bytes."""
-        return sum(self.shape.page_bytes * group.pages * len(group.layers) for group in self.groups)
+        return sum(self.shape.page_bytes * (group.pages + self._spare) * len(group.layers) for group in self.groups)
 
     def layer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The key and value caches of a layer."""

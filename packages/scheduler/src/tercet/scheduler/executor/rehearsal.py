@@ -1,0 +1,78 @@
+"""The worst step there can be, run once before the KV cache takes what memory is left."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tercet.kernels.attention.api import AttentionBackend
+from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.scheduler.core.plan import Plan, Row, SlotInit
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.model_runner import Model, ModelRunner
+from tercet.scheduler.executor.sampler import SamplingOps
+
+_WORST = SamplingParams(
+    max_new_tokens=1, temperature=1.0, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1
+)
+_MOST_LOGPROBS = 20
+
+
+def worst_plan(slots: int, tokens: int, context_length: int) -> Plan:
+    """As many tokens as a step may have, and every slot samples with penalties, filters and log-probabilities."""
+    longest = min(max(1, tokens - slots + 1), context_length)
+    counts = [1] * (slots - 1) + [longest]
+    inits = [
+        SlotInit(
+            slot=slot,
+            tokens=pack_ints([0] * count),
+            prompt_tokens=count,
+            choice=0,
+            sampling=_WORST,
+            top_logprobs=_MOST_LOGPROBS,
+        )
+        for slot, count in enumerate(counts)
+    ]
+    rows = [Row(slot, 0, count, sample=True) for slot, count in enumerate(counts)]
+    return Plan(step=0, introduce=inits, rows=rows)
+
+
+def rehearse(
+    model: Model,
+    backend: Callable[[], AttentionBackend],
+    ops: SamplingOps,
+    shape: KVShape,
+    *,
+    layers: Sequence[int],
+    slots: int,
+    tokens: int,
+    context_length: int,
+    vocab_size: int,
+    device: torch.device,
+) -> None:
+    """Run the worst plan over a cache of one page, which all its rows write over: only the memory it takes matters."""
+    pool = KVPool([KVGroup(name="rehearsal", layers=layers, pages=1)], shape, device)
+    runner = ModelRunner(
+        model,
+        pool,
+        backend,
+        slots=slots,
+        context_length=context_length,
+        vocab_size=vocab_size,
+        device=device,
+        sampling_ops=ops,
+    )
+    runner.execute(worst_plan(slots, tokens, context_length)).result()
+
+
+def measured_kv_bytes(available: Callable[[], int], run: Callable[[], None], share: float, tokens: int) -> int:
+    """The `share` of what is available after a rehearsal, whose memory the allocator keeps for the steps to come.
+
+    Raises ValueError where there is not even memory for the rehearsal.
+    """
+    try:
+        run()
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the model leaves no memory for a step of {tokens} tokens: lower the step or the slots"
+        ) from error
+    return int(available() * share)

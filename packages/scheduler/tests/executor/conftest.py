@@ -1,0 +1,82 @@
+"""A model of one attention layer, and steps for it, for what wraps a model."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import pytest
+import torch
+
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+
+PAGE, PAGES, WIDTH, VOCAB = 4, 24, 6, 50
+
+Rows = Sequence[tuple[int, int, int]]
+"""(sequence, its new tokens, its tokens after the step)"""
+
+
+class Attending:
+    """Embeds tokens and positions, and attends once. Counts the tokens of its calls."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.table = torch.randn(VOCAB, 8, generator=generator)
+        self.calls: list[int] = []
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        self.calls.append(len(input_ids))
+        x = self.table[input_ids] + positions[:, None] / 10
+        heads = x.view(len(x), 2, 4)
+        return x + batch.attend(0, heads, heads[:, :1], -heads[:, :1], scale=1.0).flatten(1)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ self.table.T
+
+
+class Steps:
+    """A pool, and sequences whose pages lie in it in no order."""
+
+    def __init__(self, backend: Callable[[], AttentionBackend] = TorchNativeAttention) -> None:
+        shape = KVShape(page_size=PAGE, kv_heads=1, head_dim=4, dtype=torch.float32)
+        self.pool = KVPool([KVGroup(name="full", layers=[0], pages=PAGES)], shape, torch.device("cpu"), spare=True)
+        self.tables = torch.randperm(PAGES, generator=torch.Generator().manual_seed(1)).view(-1, WIDTH).int()
+        self.backend = backend()
+
+    def step(self, rows: Rows) -> ForwardBatch:
+        """Token p of sequence s is (7 * s + 3 * p) % VOCAB."""
+        counts = [count for _, count, _ in rows]
+        kv_lens = [length for *_, length in rows]
+        places = [(seq, place) for seq, count, length in rows for place in range(length - count, length)]
+        attention = AttentionBatch(
+            query_start=torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
+            kv_lens=torch.tensor(kv_lens, dtype=torch.int32),
+            page_table=self.tables[[seq for seq, *_ in rows], : -(-max(kv_lens) // PAGE)],
+            slot_mapping=torch.tensor(
+                [int(self.tables[seq, place // PAGE]) * PAGE + place % PAGE for seq, place in places]
+            ),
+            page_size=PAGE,
+            host_query_lens=counts,
+            host_kv_lens=kv_lens,
+        )
+        self.backend.plan(attention)
+        return ForwardBatch(
+            mode=ForwardMode.of(counts),
+            input_ids=torch.tensor([(7 * seq + 3 * place) % VOCAB for seq, place in places]),
+            positions=torch.tensor([place for _, place in places]),
+            sample_index=torch.tensor([0]),
+            attention=[attention],
+            backends=[self.backend],
+            pool=self.pool,
+        )
+
+
+@pytest.fixture
+def attending() -> Attending:
+    return Attending()
+
+
+@pytest.fixture
+def steps() -> type[Steps]:
+    return Steps

@@ -1,0 +1,115 @@
+"""Buckets, padding and the order of recording, on a recorder that plays graphs back on the CPU."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
+from tercet.scheduler.executor.kv_pool import KVPool
+
+SLOTS = 4
+
+
+@pytest.fixture(autouse=True)
+def _as_steps_are_run() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+class LateReading(TorchNativeAttention):
+    """Reads lengths from the tensors when it attends, as a kernel in a graph does."""
+
+    capturable = True
+
+    def attend(self, *given: Any, **options: Any) -> torch.Tensor:
+        assert self._batch is not None
+        self.plan(replace(self._batch, host_kv_lens=self._batch.kv_lens.tolist()))
+        return super().attend(*given, **options)
+
+
+class Tape:
+    """A `Recorder` that runs the work again, into the tensor of the first result."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.fails = fails
+        self.recorded: list[int] = []
+        self.replays = 0
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        output = run()
+        if len(output) == self.fails:
+            raise torch.OutOfMemoryError
+        self.recorded.append(len(output))
+
+        def replay() -> None:
+            self.replays += 1
+            output.copy_(run())
+
+        return replay, output
+
+
+def graphs(model: Any, pool: KVPool, tape: Tape) -> CudaGraphRunner:
+    cpu = torch.device("cpu")
+    return CudaGraphRunner(model, pool, LateReading, tape, slots=SLOTS, context_length=23, device=cpu)
+
+
+def test_buckets_are_fine_where_batches_are_small() -> None:
+    assert decode_buckets(1) == [1]
+    assert decode_buckets(6) == [6, 4, 2, 1]
+    assert decode_buckets(100) == [100, 96, 80, 64, 56, 48, 40, 32, 24, 16, 8, 4, 2, 1]
+
+
+def test_the_largest_is_recorded_first_and_one_at_a_time(attending: Any, steps: Any) -> None:
+    tape = Tape()
+    runner = graphs(attending, steps().pool, tape)
+    assert [runner.capture_next() for _ in range(4)] == [True, True, False, False]
+    assert tape.recorded == [4, 2, 1]
+
+
+@pytest.mark.parametrize("captures", [0, 1, 3])
+def test_replays_are_the_same_steps(captures: int, attending: Any, steps: Any) -> None:
+    """Rows come and go between steps, and graphs are recorded between them too."""
+    plain, graphed, tape = steps(), steps(), Tape()
+    runner = graphs(attending, graphed.pool, tape)
+    script = [
+        [(0, 5, 5), (1, 9, 9), (2, 1, 1)],
+        [(0, 1, 6), (1, 1, 10), (2, 1, 2)],
+        [(2, 1, 3)],
+        [(1, 1, 11), (0, 1, 7)],
+        [(0, 1, 8), (1, 1, 12), (2, 1, 4), (3, 1, 1)],
+    ]
+    for rows in script:
+        expected_batch, batch = plain.step(rows), graphed.step(rows)
+        expected = attending(expected_batch.input_ids, expected_batch.positions, expected_batch)
+        actual = runner(batch.input_ids, batch.positions, batch)
+        torch.testing.assert_close(actual, expected)
+        for _ in range(captures):
+            runner.capture_next()
+    assert tape.replays == (4 if captures else 0)
+    for mine, theirs in zip(graphed.pool.layer(0), plain.pool.layer(0), strict=True):
+        assert torch.equal(mine[:-1], theirs[:-1])  # all but the spare page
+
+
+def test_what_is_longer_than_one_token_runs_as_it_is(attending: Any, steps: Any) -> None:
+    given, tape = steps(), Tape()
+    runner = graphs(attending, given.pool, tape)
+    while runner.capture_next():
+        pass
+    batch = given.step([(0, 1, 1), (1, 2, 2)])
+    runner(batch.input_ids, batch.positions, batch)
+    assert tape.replays == 0
+
+
+def test_without_memory_a_bucket_is_left_out(attending: Any, steps: Any) -> None:
+    given, tape = steps(), Tape(fails=2)
+    runner = graphs(attending, given.pool, tape)
+    while runner.capture_next():
+        pass
+    assert tape.recorded == [4, 1]
+    batch = given.step([(0, 1, 1), (1, 1, 1)])
+    assert len(runner(batch.input_ids, batch.positions, batch)) == 2
+    assert tape.replays == 1

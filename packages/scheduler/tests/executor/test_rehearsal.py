@@ -1,0 +1,57 @@
+from typing import Any
+
+import pytest
+import torch
+
+from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.ops import sampling
+from tercet.scheduler.executor.kv_pool import KVShape
+from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse, worst_plan
+
+
+class Device:
+    """Memory in bytes, of which an allocator keeps what a step once took."""
+
+    def __init__(self, free: int, step: int) -> None:
+        self.free = free
+        self.step = step
+
+    def run(self) -> None:
+        if self.step > self.free:
+            raise torch.OutOfMemoryError
+        self.free -= self.step
+
+
+def test_what_the_worst_step_takes_is_not_given_to_the_cache() -> None:
+    device = Device(free=1000, step=300)
+    assert measured_kv_bytes(lambda: device.free, device.run, 0.9, 512) == 630
+
+
+def test_no_memory_for_the_worst_step_is_said_before_serving() -> None:
+    device = Device(free=100, step=300)
+    with pytest.raises(ValueError, match="no memory for a step of 512 tokens"):
+        measured_kv_bytes(lambda: device.free, device.run, 0.9, 512)
+
+
+def test_the_worst_plan_fills_the_step_and_every_slot() -> None:
+    plan = worst_plan(slots=5, tokens=64, context_length=100)
+    assert [row.count for row in plan.rows] == [1, 1, 1, 1, 60]
+    assert all(row.sample for row in plan.rows)
+    assert [row.count for row in worst_plan(slots=3, tokens=64, context_length=16).rows] == [1, 1, 16]
+    assert [row.count for row in worst_plan(slots=9, tokens=4, context_length=16).rows] == [1] * 9
+
+
+def test_it_runs_on_a_model(attending: Any) -> None:
+    rehearse(
+        attending,
+        TorchNativeAttention,
+        sampling,
+        KVShape(page_size=4, kv_heads=1, head_dim=4, dtype=torch.float32),
+        layers=[0],
+        slots=3,
+        tokens=20,
+        context_length=30,
+        vocab_size=50,
+        device=torch.device("cpu"),
+    )
+    assert attending.calls == [20]

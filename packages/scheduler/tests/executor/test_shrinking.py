@@ -1,0 +1,74 @@
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from tercet.scheduler.executor.shrinking import ShrinkingModel, halves
+
+FIRST = [(0, 1, 1), (1, 5, 5), (2, 3, 3)]
+MIXED = [(0, 1, 2), (1, 7, 12), (2, 4, 7), (3, 9, 9)]
+
+
+class Small:
+    """A device with room for `room` tokens a step."""
+
+    def __init__(self, model: Any, room: int) -> None:
+        self.model = model
+        self.room = room
+        self.tried: list[int] = []
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any) -> torch.Tensor:
+        self.tried.append(len(input_ids))
+        if len(input_ids) > self.room:
+            raise torch.OutOfMemoryError
+        result: torch.Tensor = self.model(input_ids, positions, batch)
+        return result
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.model.compute_logits(hidden)
+        return result
+
+
+@pytest.mark.parametrize("room", [1, 3, 10, 100])
+def test_a_step_in_parts_gives_the_same(room: int, attending: Any, steps: Any) -> None:
+    plain, small = steps(), steps()
+    released: list[int] = []
+    model = ShrinkingModel(Small(attending, room), lambda: released.append(1))
+    for rows in (FIRST, MIXED):
+        expected_batch, batch = plain.step(rows), small.step(rows)
+        expected = attending(expected_batch.input_ids, expected_batch.positions, expected_batch)
+        torch.testing.assert_close(model(batch.input_ids, batch.positions, batch), expected)
+    assert bool(released) == (room < 21)
+    assert torch.equal(model.compute_logits(expected), attending.compute_logits(expected))
+    for mine, theirs in zip(small.pool.layer(0), plain.pool.layer(0), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog: pytest.LogCaptureFixture) -> None:
+    device = Small(attending, 10)
+    model = ShrinkingModel(device, lambda: None)
+    given = steps()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            batch = given.step([(0, 12, 12), (1, 8, 8)])
+            model(batch.input_ids, batch.positions, batch)
+    assert device.tried == [20, 10, 10, 10, 10]
+    assert caplog.messages == ["no memory for a step of 20 tokens: from now on at most 10"]
+
+
+def test_no_memory_for_one_token_is_an_error(attending: Any, steps: Any) -> None:
+    batch = steps().step([(0, 1, 1)])
+    with pytest.raises(torch.OutOfMemoryError):
+        ShrinkingModel(Small(attending, 0), lambda: None)(batch.input_ids, batch.positions, batch)
+
+
+def test_a_row_goes_on_where_it_was_cut(steps: Any) -> None:
+    first, second = halves(steps().step(MIXED))
+    assert (first.attention[0].host_query_lens, first.attention[0].host_kv_lens) == ([1, 7, 2], [2, 12, 5])
+    assert (second.attention[0].host_query_lens, second.attention[0].host_kv_lens) == ([2, 9], [7, 9])
+    assert first.attention[0].query_start.tolist() == [0, 1, 8, 10]
+    assert second.attention[0].kv_lens.tolist() == [7, 9]
+    assert second.positions[0] == 5
+    even, odd = halves(steps().step([(0, 2, 2), (1, 2, 4)]))
+    assert (even.attention[0].host_query_lens, odd.attention[0].host_query_lens) == ([2], [2])
