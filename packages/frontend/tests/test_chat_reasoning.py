@@ -57,6 +57,12 @@ async def test_the_field_has_the_name_that_the_server_was_given(model_saying: En
     assert Streamed(chunks, reasoning="reasoning").reasoning == "Let me see."
 
 
+@pytest.mark.parametrize("name", ["content", "two words", ""])
+def test_a_field_that_messages_cannot_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="--reasoning-field-name"):
+        TurnPlanner(ServingConfig(reasoning_field_name=name))
+
+
 async def test_an_answer_without_reasoning_has_no_such_field(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
     async with serving(model_saying(saying("Because."))) as served:
         answer = await openai_of(served).chat.completions.create(**BODY)
@@ -140,7 +146,7 @@ async def test_a_format_waits_for_the_end_of_reasoning(model_saying: EngineOf, o
     off = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
     async with serving(model_saying(saying('<think>hm</think>{"a": 1}'))) as served:
         answer = await openai_of(served).chat.completions.create(**options)
-        await openai_of(served).chat.completions.create(**options, **off)
+        await openai_of(served).chat.completions.create(**{**options, **off})
         reasoning, plain = served.engine.requests()
         [model] = served.manager.models
         think = model.tokens.added["<think>"]

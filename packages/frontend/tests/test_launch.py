@@ -243,7 +243,7 @@ def test_options_become_flags_of_the_part_they_belong_to() -> None:
     config = ServeConfig(
         model="some/model",
         serve=ServeOptions(dp_size=2),
-        frontend=FrontendOptions(served_model_name="mine", api_key=("s3cret", "0ther")),
+        frontend=FrontendOptions(served_model_name="mine", tool_call_parser="hermes", api_key=("s3cret", "0ther")),
         scheduler=SchedulerOptions(dtype="float32", kv_cache_bytes="2GiB", disable_radix_cache=True),
         scheduler_extra={"seed": "7"},
         detokenizer_extra={"max_states": "9"},
@@ -257,7 +257,8 @@ def test_options_become_flags_of_the_part_they_belong_to() -> None:
     )
     assert detokenizer.command == (sys.executable, "-m", "tercet.detokenizer", "--max-states=9")
     assert frontend.command == (
-        *(sys.executable, "-m", "tercet.frontend", "--served-model-name=mine", "--response-store=auto"),
+        *(sys.executable, "-m", "tercet.frontend", "--served-model-name=mine", "--tool-call-parser=hermes"),
+        "--response-store=auto",
         *("--scheduler", "ipc:///run/x/scheduler-*", "--detokenizer", "ipc:///run/x/detokenizer-*"),
     )
     assert [part.role for part in parts.values()] == [

@@ -60,7 +60,7 @@ def build_app(
         redirect_slashes=False,
     )
     planner = TurnPlanner(serving)
-    chat = OpenAIServingChat(manager, config.max_body_bytes, planner, serving.reasoning_field_name)
+    chat = OpenAIServingChat(manager, config.max_body_bytes, planner)
     models = OpenAIServingModels(manager.models)
     sessions = Sessions(kept.sessions if kept else None, config.max_body_bytes)
     native = Native(manager, sessions, config.max_body_bytes)

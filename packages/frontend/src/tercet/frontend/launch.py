@@ -53,14 +53,19 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     ]
     if not frontends:
         return parts
-    name = config.frontend.served_model_name
+    frontend = config.frontend
+    named = {
+        "served-model-name": frontend.served_model_name,
+        "tool-call-parser": frontend.tool_call_parser,
+        "reasoning-parser": frontend.reasoning_parser,
+        "reasoning-field-name": frontend.reasoning_field_name,
+    }
     flags = [
-        *([f"--served-model-name={name}"] if name is not None else []),
-        f"--response-store={config.frontend.response_store}",
+        *(f"--{name}={value}" for name, value in named.items() if value is not None),
+        f"--response-store={frontend.response_store}",
         *("--scheduler", f"ipc://{directory}/scheduler-*", "--detokenizer", f"ipc://{directory}/detokenizer-*"),
         *extra_flags(config.frontend_extra),
     ]
-    frontend = config.frontend
     given = {"TERCET_API_KEYS": frontend.api_key, "TERCET_ADMIN_KEYS": frontend.admin_key}
     env = {name: "\n".join(keys) for name, keys in given.items() if keys}
     parts += [

@@ -70,6 +70,12 @@ class FrontendOptions:
     """A key that clients must send; may be repeated. Without any, everybody may ask."""
     admin_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS")] = ()
     """A key that also opens the routes that concern everybody, such as /flush_cache; may be repeated."""
+    tool_call_parser: str | None = None
+    """Notation of the model's tool calls: a parser's name, auto for what its chat template uses, or none."""
+    reasoning_parser: str | None = None
+    """Notation of the model's reasoning: a parser's name, auto for what its chat template uses, or none."""
+    reasoning_field_name: str | None = None
+    """Field of chat messages that holds reasoning; reasoning_content when not given."""
     response_store: str = "auto"
     """File that stored responses and sessions are kept in: auto is in this user's state directory; none keeps none."""
 

@@ -24,11 +24,10 @@ from tercet.protocol.values import LogprobParams
 class OpenAIServingChat:
     """Chat completions of every served model."""
 
-    def __init__(self, manager: TokenizerManager, body_limit: int, planner: TurnPlanner, reasoning_field: str) -> None:
+    def __init__(self, manager: TokenizerManager, body_limit: int, planner: TurnPlanner) -> None:
         self._manager = manager
         self._body_limit = body_limit
         self._planner = planner
-        self._reasoning_field = reasoning_field
 
     async def create(self, request: Request) -> Response:
         """The route."""
@@ -38,7 +37,7 @@ class OpenAIServingChat:
         rid = self._manager.new_id()
         form: Form = ChatForm(rid, body, model)
         if plan.reads:
-            form = ParsedChatForm(rid, body, model, plan, self._reasoning_field)
+            form = ParsedChatForm(rid, body, model, plan, self._planner.reasoning_field)
         return await answer(request, self._manager, [plan.request], form, stream=bool(body.stream), rid=rid)
 
 

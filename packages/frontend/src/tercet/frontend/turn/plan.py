@@ -42,8 +42,12 @@ class TurnPlan(msgspec.Struct, frozen=True, kw_only=True):
         return [self.make_reader(state) for _ in state.choices]
 
 
+_OTHER_FIELDS = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "audio", "annotations"})
+"""What chat messages have besides reasoning."""
+
+
 class TurnPlanner:
-    """Plans turns for every model of this frontend. Raises ValueError for names of parsers that there are not."""
+    """Plans turns for every model of this frontend. Raises ValueError for options that cannot work."""
 
     def __init__(self, config: ServingConfig = ServingConfig()) -> None:
         self._tools, self._reasoning = config.tool_call_parser, config.reasoning_parser
@@ -51,6 +55,10 @@ class TurnPlanner:
             tool_format(self._tools)
         if self._reasoning not in (AUTOMATIC, NONE):
             reasoning_format(self._reasoning)
+        self.reasoning_field = config.reasoning_field_name
+        """Field of a chat's messages that has reasoning."""
+        if not self.reasoning_field.isidentifier() or self.reasoning_field in _OTHER_FIELDS:
+            raise ValueError(f"--reasoning-field-name cannot be {self.reasoning_field!r}")
 
     def parsers(self, model: ServedModel) -> ParserNames:
         """The notations in which this model sets reasoning and calls apart."""
