@@ -16,7 +16,7 @@ PAGE = 4
 CPU = torch.device("cpu")
 
 
-MISSING = {"cpu": missing_library(), "triton": missing_triton(CPU)}
+MISSING = {"cpu": missing_library(), "triton": missing_triton(CPU), "flashinfer": "it needs a GPU"}
 BACKENDS = [name for name in backend_names() if not MISSING.get(name)]
 
 
@@ -157,5 +157,7 @@ def test_auto_takes_what_there_is_and_a_bad_name_is_refused() -> None:
         attention_backend("cpu", torch.device("cuda"))
     with pytest.raises(UnavailableBackendError, match="'triton': Triton's kernels do not run on meta"):
         attention_backend("triton", torch.device("meta"))
+    with pytest.raises(UnavailableBackendError, match="'flashinfer': it does not run on cpu"):
+        attention_backend("flashinfer", CPU)
     with pytest.raises(UnavailableBackendError, match="no attention backend 'flash'"):
         attention_backend("flash", CPU)

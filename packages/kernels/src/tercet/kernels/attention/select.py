@@ -1,17 +1,20 @@
 """Attention backends by name, imported only when one is chosen."""
 
+import json
 from collections.abc import Callable
-from importlib import import_module
+from importlib import import_module, resources
 
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
+from tercet.kernels.attention.flashinfer import missing_flashinfer
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.triton import missing_triton
 
 _BACKENDS = {
     "cpu": "tercet.kernels.attention.cpu:CpuAttention",
+    "flashinfer": "tercet.kernels.attention.flashinfer:FlashInferAttention",
     "torch_native": "tercet.kernels.attention.torch_native:TorchNativeAttention",
     "triton": "tercet.kernels.attention.triton:TritonAttention",
 }
@@ -37,13 +40,29 @@ def attention_backend(name: str, device: torch.device) -> Callable[[], Attention
         load_library()
     if name == "triton" and (missing := missing_triton(device)):
         raise UnavailableBackendError(f"attention backend 'triton': {missing}")
+    if name == "flashinfer" and (missing := _no_flashinfer(device)):
+        raise UnavailableBackendError(f"attention backend 'flashinfer': {missing}")
     module, _, attribute = _BACKENDS[name].partition(":")
     factory: Callable[[], AttentionBackend] = getattr(import_module(module), attribute)
     return factory
 
 
 def _fastest(device: torch.device) -> str:
-    """The native kernels on a CPU, Triton on a GPU, and torch where they are not."""
+    """On a CPU the native kernels; on a GPU FlashInfer where it is proven, else Triton; torch where there are none."""
     if device.type == "cpu":
         return "torch_native" if missing_library() else "cpu"
+    if not _no_flashinfer(device) and is_verified("flashinfer", torch.cuda.get_device_capability(device)):
+        return "flashinfer"
     return "torch_native" if missing_triton(device) else "triton"
+
+
+def is_verified(name: str, capability: tuple[int, int]) -> bool:
+    """Whether verified.json names a results file in which a backend equals the reference on an architecture."""
+    files = json.loads(resources.files(__package__).joinpath("verified.json").read_text(encoding="utf-8"))
+    return f"sm{capability[0]}{capability[1]}" in files.get(name, {})
+
+
+def _no_flashinfer(device: torch.device) -> str:
+    if device.type != "cuda":
+        return f"it does not run on {device.type}"
+    return missing_flashinfer() or missing_triton(device)
