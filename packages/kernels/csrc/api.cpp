@@ -93,6 +93,11 @@ EXPORT void tercet_pack(const void* weight, int64_t n, int64_t k, int64_t format
     pack_panels(weight, n, k, format, start, step, panels);
 }
 
+EXPORT void tercet_pack_int4(const uint8_t* weight, const uint16_t* scales, int64_t n, int64_t k, int64_t start,
+                             int64_t step, char* panels) {
+    pack_int4(weight, scales, n, k, start, step, panels);
+}
+
 EXPORT void tercet_linear(const Linear* weights, const float* x, int64_t m, float* out) { linear(*weights, x, m, out); }
 
 EXPORT void tercet_unpack_rows(const Linear* weights, const int64_t* index, int64_t rows, float* out) {

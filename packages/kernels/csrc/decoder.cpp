@@ -108,13 +108,13 @@ void add_attention(const Model& model, const Layer& layer, const Step& step, flo
     multiply(layer.o, operand_from(layer.o, out, step.tokens), step.tokens, {Output::ADD, residual, model.hidden});
 }
 
-// Adds a layer's MLP to the residual. Gated rows go straight into the format that `down` reads; only int8 needs all of
-// a row before it knows its scale.
+// Adds a layer's MLP to the residual. Gated rows go straight into the format that `down` reads; only quantised formats
+// need all of a row before they know its scale.
 void add_mlp(const Model& model, const Layer& layer, const Step& step, float* residual) {
     Workspace& space = workspace();
     const Linear& down = layer.down;
     Operand x = normed(model, layer.gate_up, residual, layer.post_norm, step.tokens);
-    if (down.format == INT8) {
+    if (is_quantised(down.format)) {
         float* gated = space.gated.floats(step.tokens * down.k);
         multiply(layer.gate_up, x, step.tokens, {Output::GATE, gated, down.k});
         multiply(down, operand_from(down, gated, step.tokens), step.tokens, {Output::ADD, residual, model.hidden});

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "buffer.h"
+#include "int4.h"
 #include "pool.h"
 #include "product.h"
 
@@ -15,6 +16,15 @@ constexpr int64_t ROWS = 32;              // inputs at a time
 constexpr int64_t TILED_ROWS = 2;         // from so many on tiles are faster than dot products; measured
 constexpr int64_t WIDE_ROWS = 4;          // up to so many, dot products read four panels at once; measured
 constexpr int64_t WIDENED_ROWS = 16;       // from so many on it pays to make bfloat16 weights floats first; measured
+
+template <class Format>
+constexpr bool IS_INT4 = std::is_same_v<Format, Nibbles>;
+
+template <class Format>
+int64_t panel_bytes(int64_t k) {
+    if constexpr (IS_INT4<Format>) return int4::panel_bytes(k);
+    return panel_rows<Format>(k) * ROW_BYTES;
+}
 
 inline F32 as_floats(F32 x) { return x; }
 inline F32 as_floats(I32 x) { return __builtin_convertvector(x, F32); }
@@ -30,6 +40,8 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
             I32 offset;
             std::memcpy(&offset, linear.offsets + column, sizeof offset);
             values[i] = as_floats(sums[i] - offset) * load(linear.scales + column) * x.scales[m];
+        } else if constexpr (IS_INT4<Format>) {
+            values[i] = sums[i] * x.scales[m];
         } else {
             values[i] = as_floats(sums[i]);
         }
@@ -81,9 +93,9 @@ void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_
     bool widened = WIDENS && last - first >= WIDENED_ROWS;
     amx::Tiles tiles;
     typename Format::Sums sums[ROWS][4 * PARTS];
-    bool on_tiles = amx::HERE && Format::GROUP > 1 && last - first >= TILED_ROWS;
+    bool on_tiles = amx::HERE && Format::GROUP > 1 && !IS_INT4<Format> && last - first >= TILED_ROWS;
     int most = on_tiles || last - first > WIDE_ROWS ? 2 : 4;
-    int64_t bytes = panel_rows<Format>(linear.k) * ROW_BYTES;
+    int64_t bytes = panel_bytes<Format>(linear.k);
     for (int width; panel < end; panel += width) {
         width = int(std::min<int64_t>(end - panel, most));
         if (width == 3) width = 2;
@@ -101,7 +113,9 @@ void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_
                     product::multiply<Floats>(tiles, false, inputs, x.stride, rows, weights, 2 * bytes, width, sums[0],
                                               4 * PARTS);
             }
-            if (!widened)
+            if constexpr (IS_INT4<Format>)
+                int4::multiply(inputs, x.stride, rows, weights, bytes, width, sums[0], 4 * PARTS);
+            else if (!widened)
                 product::multiply<Format>(tiles, on_tiles, inputs, x.stride, rows, weights, bytes, width, sums[0],
                                           4 * PARTS);
             for (int row = 0; row < rows; row++)
@@ -114,7 +128,7 @@ template <class Format>
 void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Output& output) {
     int64_t halves = output.mode == Output::GATE ? 2 : 1;  // each of which has whole panels
     int64_t panels = halves * round_up(linear.n / halves, PANEL) / PANEL;
-    int64_t pairs = (panels + 1) / 2, pair_bytes = 2 * panel_rows<Format>(linear.k) * ROW_BYTES;
+    int64_t pairs = (panels + 1) / 2, pair_bytes = 2 * panel_bytes<Format>(linear.k);
     int64_t chunk = round_up(CHUNK_BYTES / x.stride, ROWS);
     int64_t grain = round_up(GRAIN_BYTES, pair_bytes) / pair_bytes;
     for (int64_t first = 0; first < m; first += chunk) {
@@ -143,8 +157,10 @@ void pack_all(const typename Format::Element* weight, int64_t n, int64_t k, int6
     });
 }
 
-// int8 inputs: the largest of a row becomes 127. A row with a NaN or an infinity gets a scale of NaN.
-void quantise(const float* x, int64_t k, const Operand& operand, int64_t m) {
+// Inputs of 8 bits: the largest of a row becomes 127, and put(i, step) is told of each. Returns what a step means, which
+// is NaN for a row with a NaN or an infinity.
+template <class Put>
+float quantise(const float* x, int64_t k, const Put& put) {
     F32 most = {}, poison = {};
     over(k, [&](int64_t i, auto get, auto) {
         F32 value = get(x + i);
@@ -153,16 +169,33 @@ void quantise(const float* x, int64_t k, const Operand& operand, int64_t m) {
     });
     float largest = max(most), scale = largest / 127.0f + sum(poison);
     float divisor = largest > 0 && scale == scale ? scale : 1.0f;
-    auto* row = reinterpret_cast<Bytes::Input*>(operand.rows + m * operand.stride);
-    std::memset(row + k / 4 * 4, 0, size_t(operand.stride) - size_t(k / 4 * 4) * sizeof(Bytes::Input));
     const F32 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the lowest bits
     over(k, [&](int64_t i, auto get, auto) {
-        F32 value = get(x + i);
-        I32 steps = bit_cast<I32>(value / divisor + magic) + (128 - 0x4B400000);
-        for (int64_t lane = 0; lane < LANES && i + lane < k; lane++)
-            row[Bytes::place(i + lane)] = Bytes::Input(steps[lane]);
+        I32 steps = bit_cast<I32>(get(x + i) / divisor + magic) - 0x4B400000;
+        for (int64_t lane = 0; lane < LANES && i + lane < k; lane++) put(i + lane, steps[lane]);
     });
-    operand.scales[m] = scale;
+    return scale;
+}
+
+void fill_bytes(const float* x, int64_t k, const Operand& operand, int64_t m) {
+    auto* row = reinterpret_cast<Bytes::Input*>(operand.rows + m * operand.stride);
+    int64_t whole = k / 4 * 4;  // what is past k meets weights of zero
+    std::memset(row + whole, 0, size_t(operand.stride) - size_t(whole) * sizeof(Bytes::Input));
+    operand.scales[m] =
+        quantise(x, k, [&](int64_t i, int32_t step) { row[Bytes::place(i)] = Bytes::Input(step + 128); });
+}
+
+void fill_nibbles(const float* x, int64_t k, const Operand& operand, int64_t m) {
+    auto* row = reinterpret_cast<int8_t*>(operand.rows + m * operand.stride);
+    int64_t blocks = int4::blocks(k), inputs = blocks * int4::BLOCK;
+    std::memset(row + k, 0, size_t(inputs - k));
+    operand.scales[m] = quantise(x, k, [&](int64_t i, int32_t step) { row[i] = int8_t(step); });
+    for (int64_t block = 0; block < blocks; block++) {
+        int32_t sum = 0;
+        for (int64_t i = 0; i < int4::BLOCK; i++) sum += row[block * int4::BLOCK + i];
+        sum *= -8;
+        std::memcpy(row + inputs + 4 * block, &sum, sizeof sum);
+    }
 }
 
 }  // namespace
@@ -171,7 +204,8 @@ int64_t operand_stride(int64_t format, int64_t k) {
     switch (format) {
         case FLOAT32: return input_bytes<Floats>(k);
         case BFLOAT16: return input_bytes<Bfloats>(k);
-        default: return input_bytes<Bytes>(k);
+        case INT8: return input_bytes<Bytes>(k);
+        default: return int4::operand_stride(k);
     }
 }
 
@@ -187,7 +221,8 @@ void fill_operand(int64_t format, const float* x, int64_t k, const Operand& oper
             std::memset(row + k * int64_t(sizeof(Bfloats::Input)), 0,
                         size_t(operand.stride - k * int64_t(sizeof(Bfloats::Input))));
             break;
-        default: quantise(x, k, operand, m);
+        case INT8: fill_bytes(x, k, operand, m); break;
+        default: fill_nibbles(x, k, operand, m);
     }
 }
 
@@ -195,19 +230,21 @@ void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& o
     switch (linear.format) {
         case FLOAT32: return multiply_all<Floats>(linear, x, m, output);
         case BFLOAT16: return multiply_all<Bfloats>(linear, x, m, output);
-        default: return multiply_all<Bytes>(linear, x, m, output);
+        case INT8: return multiply_all<Bytes>(linear, x, m, output);
+        default: return multiply_all<Nibbles>(linear, x, m, output);
     }
 }
 
-static int64_t panel_bytes(int64_t format, int64_t k) {
+static int64_t panel_bytes_of(int64_t format, int64_t k) {
     switch (format) {
-        case FLOAT32: return panel_rows<Floats>(k) * ROW_BYTES;
-        case BFLOAT16: return panel_rows<Bfloats>(k) * ROW_BYTES;
-        default: return panel_rows<Bytes>(k) * ROW_BYTES;
+        case FLOAT32: return panel_bytes<Floats>(k);
+        case BFLOAT16: return panel_bytes<Bfloats>(k);
+        case INT8: return panel_bytes<Bytes>(k);
+        default: return panel_bytes<Nibbles>(k);
     }
 }
 
-int64_t packed_bytes(int64_t n, int64_t k, int64_t format) { return round_up(n, PANEL) / PANEL * panel_bytes(format, k); }
+int64_t packed_bytes(int64_t n, int64_t k, int64_t format) { return round_up(n, PANEL) / PANEL * panel_bytes_of(format, k); }
 
 void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step, char* panels) {
     switch (format) {
@@ -217,16 +254,40 @@ void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64
     }
 }
 
+void pack_int4(const uint8_t* weight, const uint16_t* scales, int64_t n, int64_t k, int64_t start, int64_t step,
+               char* panels) {
+    int64_t blocks = int4::blocks(k), bytes = int4::panel_bytes(k);
+    pool::run_pieces(round_up(n, PANEL) / PANEL, 4, [&](int64_t from, int64_t to) {
+        for (int64_t panel = from; panel < to; panel++) {
+            char* out = panels + (start + panel * step) * bytes;
+            std::memset(out, 0, size_t(bytes));  // scales of zero where a panel has no output
+            for (int64_t lane = 0; lane < PANEL && panel * PANEL + lane < n; lane++)
+                for (int64_t block = 0; block < blocks; block++) {
+                    int64_t row = panel * PANEL + lane;
+                    char* at = out + block * int4::BLOCK_BYTES;
+                    std::memcpy(at + 2 * lane, scales + row * blocks + block, 2);
+                    const uint8_t* values = weight + (row * blocks + block) * int4::BLOCK;
+                    for (int64_t i = 0; i < int4::BLOCK / 2; i++) {
+                        int64_t pair = i / 4, low = 8 * pair + i % 4;
+                        char& byte = at[2 * PANEL + pair * ROW_BYTES + 4 * lane + i % 4];
+                        byte = char(values[low] | values[low + 4] << 4);
+                    }
+                }
+        }
+    });
+}
+
 void unpack_row(const Linear& linear, int64_t index, float* out) {
     int64_t lane = index % PANEL;
-    const char* panel = linear.panels + index / PANEL * panel_bytes(linear.format, linear.k);
+    const char* panel = linear.panels + index / PANEL * panel_bytes_of(linear.format, linear.k);
     for (int64_t i = 0; i < linear.k; i++) {
         switch (linear.format) {
             case FLOAT32: out[i] = reinterpret_cast<const float*>(panel)[i * PANEL + lane]; break;
             case BFLOAT16:
                 out[i] = to_float(reinterpret_cast<const Bf16*>(panel)[(i / 2 * PANEL + lane) * 2 + i % 2]);
                 break;
-            default: out[i] = float(panel[(i / 4 * PANEL + lane) * 4 + i % 4]) * linear.scales[index];
+            case INT8: out[i] = float(panel[(i / 4 * PANEL + lane) * 4 + i % 4]) * linear.scales[index]; break;
+            default: out[i] = int4::value(panel, lane, i);
         }
     }
 }

@@ -3,7 +3,10 @@
 
 #include <cstdint>
 
-enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+
+// Whose inputs are rounded to 8 bits with a scale for each row.
+inline bool is_quantised(int64_t format) { return format >= INT8; }
 
 // Weights [n, k], packed by `pack_panels`. Arrays of n are padded to whole panels.
 struct Linear {
@@ -19,7 +22,7 @@ struct Linear {
 struct Operand {
     char* rows;
     int64_t stride;
-    float* scales;  // int8 only: what one step of each row means
+    float* scales;  // of quantised formats: what one step of each row means
 };
 
 int64_t operand_stride(int64_t format, int64_t k);
@@ -48,6 +51,11 @@ int64_t packed_bytes(int64_t n, int64_t k, int64_t format);
 // elements are those of the format. `step` and `start` say where panels go: panel p of the source is panel start + p *
 // step.
 void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step, char* panels);
+
+// The same for 4 bits: `weight` [rows, whole blocks of k] holds a number from 0 to 15 in each byte, and `scales` [rows,
+// blocks] bfloat16. See int4.h.
+void pack_int4(const uint8_t* weight, const uint16_t* scales, int64_t n, int64_t k, int64_t start, int64_t step,
+               char* panels);
 
 // Row `index` of the matrix, as floats.
 void unpack_row(const Linear& linear, int64_t index, float* out);

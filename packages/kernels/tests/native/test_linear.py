@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.linear import pack_linear
-from tercet.kernels.ops.linear import linear, linear_int8, quantise_weight
+from tercet.kernels.native.linear import Quantization, pack_linear
+from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantise_int4, quantise_weight
 
 SIZES = [(1, 1), (16, 32), (7, 100), (50, 64), (160, 576), (33, 1000)]
 ROWS = [1, 2, 3, 4, 5, 8, 13, 16, 31, 32, 33, 70]
@@ -29,24 +29,60 @@ def test_equals_torch(library: Library, outputs: int, inputs: int, dtype: torch.
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_int8_equals_torch(library: Library, outputs: int, inputs: int) -> None:
     weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
-    packed = pack_linear(library, weight, bias, int8=True)
+    packed = pack_linear(library, weight, bias, quantization="int8")
     for rows in ROWS:
         x = torch.randn(rows, inputs) * torch.randn(rows, 1).exp()
         assert relative_error(packed(x), linear_int8(x, *quantise_weight(weight), bias)) < 1e-5
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_int4_equals_torch(library: Library, outputs: int, inputs: int) -> None:
+    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
+    packed = pack_linear(library, weight, bias, quantization="int4")
+    for rows in ROWS:
+        x = torch.randn(rows, inputs) * torch.randn(rows, 1).exp()
+        assert relative_error(packed(x), linear_int4(x, *quantise_int4(weight), bias)) < 1e-5
+
+
+def test_int4_at_its_extremes_does_not_overflow(library: Library) -> None:
+    x, weight = torch.full((3, 320), 5.0), torch.full((40, 320), -0.75)
+    x[1] = -5.0
+    for largest in (weight, -weight):  # steps of 0 and of 15
+        largest[:, ::32] *= -8 / 7
+        packed = pack_linear(library, largest, quantization="int4")
+        assert relative_error(packed(x), linear_int4(x, *quantise_int4(largest))) < 1e-5
+
+
+def test_int4_is_near_what_it_rounds(library: Library) -> None:
+    weight, x = torch.randn(200, 800), torch.randn(9, 800)
+    packed = pack_linear(library, weight, quantization="int4")
+    error = (packed(x) - linear(x, weight)).square().mean() / linear(x, weight).square().mean()
+    assert error.sqrt() < 0.12
+    assert packed.bytes < 0.15 * weight.nbytes
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_many_outputs_are_rounded_in_slices_as_at_once(library: Library, quantization: Quantization) -> None:
+    weight, x = torch.randn(9000, 40), torch.randn(2, 40)
+    packed = pack_linear(library, weight, quantization=quantization)
+    parts = [pack_linear(library, part, quantization=quantization) for part in torch.tensor_split(weight, 3)]
+    assert torch.equal(packed(x), torch.cat([part(x) for part in parts], 1))
+
+
 def test_int8_is_near_what_it_rounds(library: Library) -> None:
     weight, x = torch.randn(200, 800), torch.randn(9, 800)
-    packed = pack_linear(library, weight, int8=True)
+    packed = pack_linear(library, weight, quantization="int8")
     error = (packed(x) - linear(x, weight)).square().mean() / linear(x, weight).square().mean()
     assert error.sqrt() < 0.02
     assert packed.bytes < 0.3 * weight.nbytes
 
 
 def test_int8_of_zeros_is_zero(library: Library) -> None:
-    packed = pack_linear(library, torch.zeros(20, 40), int8=True)
+    packed = pack_linear(library, torch.zeros(20, 40), quantization="int8")
     assert torch.equal(packed(torch.randn(3, 40)), torch.zeros(3, 20))
-    assert torch.equal(pack_linear(library, torch.randn(20, 40), int8=True)(torch.zeros(2, 40)), torch.zeros(2, 20))
+    assert torch.equal(
+        pack_linear(library, torch.randn(20, 40), quantization="int8")(torch.zeros(2, 40)), torch.zeros(2, 20)
+    )
 
 
 def test_a_float32_row_has_the_same_bits_beside_any_others(library: Library) -> None:
@@ -56,28 +92,37 @@ def test_a_float32_row_has_the_same_bits_beside_any_others(library: Library) -> 
         assert torch.equal(packed(x[-rows:]), whole[-rows:])
 
 
-def test_a_nan_stays_in_its_row(library: Library) -> None:
-    for dtype, int8, bad in (
-        (torch.float32, 0, torch.nan),
-        (torch.bfloat16, 0, torch.nan),
-        (torch.float32, 1, torch.inf),
-    ):
-        packed, x = pack_linear(library, torch.randn(40, 64).to(dtype), int8=bool(int8)), torch.randn(20, 64)
-        healthy = packed(x)
-        x[3, 5] = bad
-        out = packed(x)
-        assert out[3].isnan().all()
-        others = [row for row in range(20) if row != 3]
-        assert torch.equal(out[others], healthy[others])
+FORMATS: list[tuple[torch.dtype, Quantization]] = [
+    (torch.float32, "none"),
+    (torch.bfloat16, "none"),
+    (torch.float32, "int8"),
+    (torch.bfloat16, "int4"),
+]
 
 
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_rows_come_back_as_they_went_in(library: Library, dtype: torch.dtype, int8: bool) -> None:
+@pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
+def test_a_nan_stays_in_its_row(library: Library, dtype: torch.dtype, quantization: Quantization) -> None:
+    packed = pack_linear(library, torch.randn(40, 64).to(dtype), quantization=quantization)
+    x = torch.randn(20, 64)
+    healthy = packed(x)
+    x[3, 5] = torch.nan if quantization == "none" else torch.inf
+    out = packed(x)
+    assert out[3].isnan().all()
+    others = [row for row in range(20) if row != 3]
+    assert torch.equal(out[others], healthy[others])
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
+def test_rows_come_back_as_they_went_in(library: Library, dtype: torch.dtype, quantization: Quantization) -> None:
     weight = torch.randn(50, 37).to(dtype)
-    packed, index = pack_linear(library, weight, int8=int8), torch.tensor([49, 0, 17, 17])
-    steps, scales = quantise_weight(weight)
-    expected = steps.float() * scales[:, None] if int8 else weight.float()
+    packed, index = pack_linear(library, weight, quantization=quantization), torch.tensor([49, 0, 17, 17])
+    expected = weight.float()
+    if quantization == "int8":
+        steps, scales = quantise_weight(weight)
+        expected = steps.float() * scales[:, None]
+    elif quantization == "int4":
+        steps, scales = quantise_int4(weight)
+        expected = ((steps.float() - 8) * scales.float().repeat_interleave(32, 1))[:, :37]
     torch.testing.assert_close(packed.rows(index), expected[index], rtol=1e-6, atol=0)
     with pytest.raises(IndexError):
         packed.rows(torch.tensor([50]))

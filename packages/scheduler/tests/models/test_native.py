@@ -10,6 +10,8 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.native.library import load_library, missing_library
+from tercet.kernels.native.linear import Quantization
+from tercet.kernels.ops.linear import quantise_int4
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.weights import load_weights
@@ -47,11 +49,11 @@ class Step:
 class Served:
     """A checkpoint on native kernels, with one cache group for every other layer."""
 
-    def __init__(self, directory: Path, dtype: str = "float32", *, int8: bool = False) -> None:
+    def __init__(self, directory: Path, dtype: str = "float32", *, quantization: Quantization = "none") -> None:
         config = ModelConfig.load(directory, dtype)
         self.plain = build_model(config)
         load_weights(self.plain, directory)
-        self.model = NativeCausalLM(self.plain, load_library(), int8=int8)
+        self.model = NativeCausalLM(self.plain, load_library(), quantization=quantization)
         shape = KVShape(page_size=PAGE_SIZE, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
         groups = [
             KVGroup(name=f"{first}", layers=range(first, config.layers, 2), pages=PAGES)
@@ -100,8 +102,22 @@ def test_bfloat16_rounds_less_than_transformers(
 def test_int8_is_near(family: Path, reference: Callable[..., Any], tokens: torch.Tensor) -> None:
     exact = expected(reference(family), tokens)
     for dtype in ("float32", "bfloat16"):
-        error = Served(family, dtype, int8=True).logits(tokens, [41]) - exact
+        error = Served(family, dtype, quantization="int8").logits(tokens, [41]) - exact
         assert error.square().mean() < 0.2**2 * exact.var()
+
+
+def test_int4_is_what_its_rounded_weights_give(
+    family: Path, reference: Callable[..., Any], tokens: torch.Tensor
+) -> None:
+    theirs = reference(family)
+    for name, weight in theirs.named_parameters():
+        if name.endswith(("_proj.weight", "lm_head.weight")):
+            steps, scales = quantise_int4(weight.data)
+            meant = (steps.float() - 8) * scales.float().repeat_interleave(32, 1)
+            weight.data = meant[:, : weight.shape[1]]
+    exact = expected(theirs, tokens)
+    error = Served(family, quantization="int4").logits(tokens, [41]) - exact
+    assert error.square().mean() < 0.1**2 * exact.var()
 
 
 def test_weights_are_not_held_twice(checkpoints: Callable[[str], Path]) -> None:

@@ -112,7 +112,7 @@ class SchedulerOptions:
     attention_backend: str | None = None
     """Attention kernels: auto or a name that `tercet-kernels check` lists."""
     quantization: str | None = None
-    """Number format that weights are packed in: none or int8."""
+    """Number format that weights are packed in: none, int8 or int4."""
     threads: int | None = None
     """Threads of the CPU kernels."""
 

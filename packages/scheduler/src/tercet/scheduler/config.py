@@ -66,8 +66,8 @@ class ModelOptions:
     """cpu, cuda, or auto for what there is."""
     attention_backend: str = "auto"
     """Attention kernels: a name that `tercet-kernels check` lists."""
-    quantization: Literal["none", "int8"] = "none"
-    """Weights and activations rounded to 8 bits as they are used; on native CPU kernels only."""
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """Weights rounded to 8 or 4 bits as they are loaded, and activations to 8; on native CPU kernels only."""
     grammar_backend: Literal["llguidance", "none"] = "llguidance"
     """What makes outputs follow grammars; none refuses requests with one."""
     threads: int | None = None

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-FLOAT32, BFLOAT16, INT8 = 0, 1, 2
+FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3
 FORMATS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
-"""Number formats by dtype."""
+"""Number formats by dtype; 4 bits have none."""
 
 
 Field = tuple[str, Any]
@@ -99,6 +99,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "attend": (c_char_p, [_P, POINTER(Cache), POINTER(Rows), POINTER(Scoring), _I, _P]),
     "packed_bytes": (_I, [_I, _I, _I]),
     "pack": (None, [_P, _I, _I, _I, _I, _I, _P]),
+    "pack_int4": (None, [_P, _P, _I, _I, _I, _I, _P]),
     "linear": (None, [POINTER(Linear), _P, _I, _P]),
     "unpack_rows": (None, [POINTER(Linear), _P, _I, _P]),
     "forward": (c_char_p, [POINTER(Model), POINTER(Step), _P]),

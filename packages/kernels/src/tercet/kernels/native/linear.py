@@ -2,15 +2,21 @@
 
 import ctypes
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from tercet.kernels.native import abi
 from tercet.kernels.native.library import Library
-from tercet.kernels.ops.linear import quantise_weight
+from tercet.kernels.ops.linear import quantise_int4, quantise_weight
+
+Quantization = Literal["none", "int8", "int4"]
+"""What weights are rounded to: int8 with a scale for each output, int4 with one for every 32 inputs of an output."""
 
 _PANEL = 16
 """Outputs of a panel: see csrc/format.h."""
+_SLICE = 256 * _PANEL
+"""Outputs that are rounded at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,32 +63,55 @@ def pack_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    int8: bool = False,
+    quantization: Quantization = "none",
     interleave: bool = False,
 ) -> PackedLinear:
-    """Pack weight [n, k] (float32 or bfloat16) and bias [n]; `int8` rounds weights to 8 bits.
+    """Pack weight [n, k] (float32 or bfloat16) and bias [n]; with a `quantization` weights are rounded to its bits.
 
     `interleave` is for a gate-up projection [2 * m, k]: panels of gate and of up alternate, as the decoder reads them.
     """
     if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
         raise ValueError(f"weights to pack are float32 or bfloat16 on the CPU, not {weight.dtype} on {weight.device}")
-    outputs, inputs = weight.shape
-    matrix, scales = quantise_weight(weight) if int8 else (weight, None)
-    matrix, dtype = matrix.contiguous(), abi.FORMATS[matrix.dtype]
-    parts = matrix.chunk(2) if interleave else (matrix,)
-    if interleave and outputs % 2:
+    if interleave and len(weight) % 2:
         raise ValueError("gate and up must be of one size")
-    padded = sum(_padded(len(part)) for part in parts)
-    panels = torch.empty(int(library.functions.packed_bytes(padded, inputs, dtype)), dtype=torch.uint8)
-    for start, part in enumerate(parts):
-        library.functions.pack(part.data_ptr(), len(part), inputs, dtype, start, len(parts), panels.data_ptr())
-    offsets = 128 * matrix.sum(-1, dtype=torch.int32) if int8 else None
+    parts = weight.chunk(2) if interleave else (weight,)
+    outputs, inputs = weight.shape
+    form = {"none": abi.FORMATS[weight.dtype], "int8": abi.INT8, "int4": abi.INT4}[quantization]
+    size = library.functions.packed_bytes(sum(_padded(len(part)) for part in parts), inputs, form)
+    panels = torch.empty(int(size), dtype=torch.uint8)
+    rounded = [
+        piece for i, part in enumerate(parts) for piece in _pack_part(library, part, form, i, len(parts), panels)
+    ]
+    scales, offsets = (torch.cat(pieces) for pieces in zip(*rounded, strict=True)) if rounded else (None, None)
     arrays = [None if x is None else _spread(x, interleave) for x in (scales, offsets, bias)]
     if arrays[2] is not None:
         arrays[2] = arrays[2].float()
     pointers = [None if x is None else x.data_ptr() for x in arrays]
-    struct = abi.Linear(outputs, inputs, dtype, panels.data_ptr(), *pointers)
+    struct = abi.Linear(outputs, inputs, form, panels.data_ptr(), *pointers)
     return PackedLinear(library, struct, panels, *arrays)
+
+
+def _pack_part(
+    library: Library, weight: torch.Tensor, form: int, first: int, step: int, panels: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pack into every `step`-th panel from the first, a slice at a time, so that rounding needs little memory.
+
+    Returns the scales and offsets of each slice of int8.
+    """
+    rounded = []
+    for row in range(0, len(weight), _SLICE):
+        piece = weight[row : row + _SLICE]
+        where = (first + row // _PANEL * step, step, panels.data_ptr())
+        if form == abi.INT4:
+            steps, scales = (x.contiguous() for x in quantise_int4(piece))
+            library.functions.pack_int4(steps.data_ptr(), scales.data_ptr(), *piece.shape, *where)
+            continue
+        if form == abi.INT8:
+            piece, scales = quantise_weight(piece)
+            rounded.append((scales, 128 * piece.sum(-1, dtype=torch.int32)))
+        piece = piece.contiguous()
+        library.functions.pack(piece.data_ptr(), *piece.shape, form, *where)
+    return rounded
 
 
 def _padded(count: int) -> int:

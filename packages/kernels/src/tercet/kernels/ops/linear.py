@@ -2,6 +2,9 @@
 
 import torch
 
+INT4_BLOCK = 32
+"""Inputs that share a scale."""
+
 
 def quantise_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(int8 [n, k], scales float32 [n]): each output's largest weight becomes 127 or -127."""
@@ -9,6 +12,20 @@ def quantise_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = wide.abs().amax(-1) / 127
     steps = wide / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     return steps.round().to(torch.int8), scales
+
+
+def quantise_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(uint8 [n, whole blocks of k], each from 0 to 15 and 8 more than it means; scales bfloat16 [n, blocks]).
+
+    Of each block of 32 inputs what is largest becomes -8 or nearly, because there is no 8. Past k there is zero.
+    """
+    outputs, inputs = weight.shape
+    blocks = torch.nn.functional.pad(weight.float(), (0, -inputs % INT4_BLOCK)).view(outputs, -1, INT4_BLOCK)
+    extreme = blocks.gather(2, blocks.abs().argmax(2, keepdim=True))
+    scales = (extreme / -8).bfloat16()
+    divisors = scales.float().masked_fill_(scales == 0, 1.0)
+    steps = (blocks / divisors).round_().clamp_(-8, 7).add_(8)
+    return steps.to(torch.uint8).flatten(1), scales[:, :, 0]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -24,4 +41,14 @@ def linear_int8(
     steps, step = quantise_weight(x)
     products = (steps.double() @ weight.double().T).float()  # whole numbers, exact in float64
     out = products * scales * step[:, None]
+    return out if bias is None else out + bias.float()
+
+
+def linear_int4(
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `linear`, for weights of `quantise_int4`: inputs are rounded as in `linear_int8`."""
+    steps, step = quantise_weight(x)
+    meant = (weight.double() - 8).view(*scales.shape, INT4_BLOCK) * scales.double()[:, :, None]
+    out: torch.Tensor = (steps.double() @ meant.flatten(1)[:, : x.shape[1]].T).float() * step[:, None]
     return out if bias is None else out + bias.float()

@@ -13,6 +13,7 @@ from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library
+from tercet.kernels.native.linear import Quantization
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampling
 from tercet.kernels.triton import missing_triton
@@ -57,8 +58,8 @@ class WorkerOptions:
     """The share of memory available after loading that the KV cache takes."""
     attention_backend: str = "auto"
     """auto, or a backend of tercet.kernels; cpu runs the whole model on native kernels."""
-    quantization: Literal["none", "int8"] = "none"
-    """int8 rounds weights, as they are loaded, and activations to 8 bits; on native kernels only."""
+    quantization: Quantization = "none"
+    """int8 and int4 round weights as they are loaded, and activations to 8 bits; on native kernels only."""
     threads: int | None = None
     """Cores that native kernels use; by default all that this process may run on."""
     overlap: bool = False
@@ -182,7 +183,7 @@ def _load(
     if options.threads is not None:
         library.set_threads(options.threads)
     torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
-    return NativeCausalLM(model, library, int8=options.quantization == "int8")
+    return NativeCausalLM(model, library, quantization=options.quantization)
 
 
 def _sampling_ops(model: Model, device: torch.device) -> SamplingOps:

@@ -10,7 +10,7 @@ from torch import nn
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.linear import PackedLinear, pack_linear
+from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
 from tercet.scheduler.models import decoder
 from tercet.scheduler.models.layers import Linear, RMSNorm, Rotary
 
@@ -48,10 +48,10 @@ class NativeCausalLM:
     Between layers activations are float32, whatever the model's dtype.
     """
 
-    def __init__(self, model: decoder.CausalLM, library: Library, *, int8: bool = False) -> None:
+    def __init__(self, model: decoder.CausalLM, library: Library, *, quantization: Quantization = "none") -> None:
         self._model = model
         self._library = library
-        self._int8 = int8
+        self._quantization = quantization
         self._layers = [self._pack_layer(index, layer) for index, layer in enumerate(model.model.layers)]
         self._rope = _rope(model)
         self._norm = _norm(model.model.norm)
@@ -59,8 +59,8 @@ class NativeCausalLM:
         if model.lm_head is not None:
             self.head = self._pack(model.lm_head)
         else:
-            self.head = pack_linear(library, self._embedding, int8=int8)
-            if not int8:  # rows can be read from the packed weights
+            self.head = pack_linear(library, self._embedding, quantization=quantization)
+            if quantization == "none":  # rows can be read from the packed weights
                 model.model.embed_tokens.weight.data, self._embedding = torch.empty(0), None
         self._decoder: NativeDecoder | None = None
         self._pool: Pool | None = None
@@ -109,7 +109,8 @@ class NativeCausalLM:
     def _pack(self, linear: Linear, *, interleave: bool = False) -> PackedLinear:
         """Pack a module's weights, and leave it without."""
         bias = None if linear.bias is None else linear.bias.data
-        packed = pack_linear(self._library, linear.weight.data, bias, int8=self._int8, interleave=interleave)
+        rounding = self._quantization
+        packed = pack_linear(self._library, linear.weight.data, bias, quantization=rounding, interleave=interleave)
         linear.weight.data = torch.empty(0)
         return packed
 

@@ -1,0 +1,110 @@
+// Weights of 4 bits, with a scale for every 32 inputs of an output.
+//
+// A panel of 16 outputs is a sequence of blocks of 32 inputs: 16 scales in bfloat16, then 4 rows of 64 bytes. Byte 4 *
+// output + i of row r holds input 8 * r + i in its lower half and input 8 * r + 4 + i in its upper half, each as 8 more
+// than its value, because weights without a sign times inputs with one is what processors multiply. The 8 are taken off
+// through the sum of a block's inputs, which stands beside them in the operand.
+#pragma once
+
+#include "format.h"
+
+namespace int4 {
+
+constexpr int64_t BLOCK = 32;                    // inputs that share a scale
+constexpr int64_t BLOCK_BYTES = 2 * PANEL + 4 * ROW_BYTES;
+
+inline int64_t blocks(int64_t k) { return (k + BLOCK - 1) / BLOCK; }
+inline int64_t panel_bytes(int64_t k) { return blocks(k) * BLOCK_BYTES; }
+
+// A row of inputs: int8 of all blocks, then for each block -8 times their sum as int32.
+inline int64_t operand_stride(int64_t k) { return round_up(blocks(k) * (BLOCK + 4), ROW_BYTES); }
+
+// Input i of an output of a panel.
+inline float value(const char* panel, int64_t output, int64_t i) {
+    const char* block = panel + i / BLOCK * BLOCK_BYTES;
+    int64_t at = i % BLOCK, byte = at / 8 * ROW_BYTES + 4 * output + at % 4;
+    int pair = uint8_t(block[2 * PANEL + byte]);
+    return to_float(reinterpret_cast<const Bf16*>(block)[output]) * float((at % 8 < 4 ? pair & 15 : pair >> 4) - 8);
+}
+
+// Adds up 4 products for each output; the inputs are the 4 bytes of `x`.
+#if defined(__AVX512VNNI__)
+typedef I32 Total;
+inline Total add(Total total, U32 weights, int32_t x) {
+    return (I32)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, _mm512_set1_epi32(x));
+}
+inline I32 whole(Total total) { return total; }
+#elif defined(__AVX2__)
+typedef S16 Total;  // of a whole block: 8 times 2 * 15 * 127 at most
+inline Total add(Total total, U32 weights, int32_t x) {
+    return total + (S16)_mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(x));
+}
+inline I32 whole(Total total) { return (I32)_mm256_madd_epi16((__m256i)total, _mm256_set1_epi16(1)); }
+#else
+typedef I32 Total;
+inline Total add(Total total, U32 weights, int32_t x) {
+    for (int i = 0; i < 4; i++) total += bit_cast<I32>(weights >> (8 * i) & 0xFF) * int32_t(int8_t(x >> (8 * i)));
+    return total;
+}
+inline I32 whole(Total total) { return total; }
+#endif
+
+// ROWS rows of inputs times one panel.
+template <int ROWS>
+inline void block(const char* x, int64_t stride, const char* panel, int64_t count, F32* out, int64_t out_stride) {
+    F32 sums[ROWS][PARTS] = {};
+    for (int64_t at = 0; at < count; at++, panel += BLOCK_BYTES) {
+        __builtin_prefetch(panel + 4 * BLOCK_BYTES);
+        __builtin_prefetch(panel + 4 * BLOCK_BYTES + ROW_BYTES);
+        __builtin_prefetch(panel + 4 * BLOCK_BYTES + 2 * ROW_BYTES);
+        __builtin_prefetch(panel + 4 * BLOCK_BYTES + 3 * ROW_BYTES);
+        for (int part = 0; part < PARTS; part++) {
+            Total totals[ROWS] = {};
+            for (int pair = 0; pair < 4; pair++) {
+                U32 weights;
+                std::memcpy(&weights, panel + 2 * PANEL + pair * ROW_BYTES + part * 4 * LANES, sizeof weights);
+                U32 lower = weights & 0x0F0F0F0Fu, upper = weights >> 4 & 0x0F0F0F0Fu;
+                for (int row = 0; row < ROWS; row++) {
+                    int32_t inputs[2];
+                    std::memcpy(inputs, x + row * stride + at * BLOCK + pair * 8, sizeof inputs);
+                    totals[row] = add(add(totals[row], lower, inputs[0]), upper, inputs[1]);
+                }
+            }
+            F32 scale = load(reinterpret_cast<const Bf16*>(panel) + part * LANES);
+            for (int row = 0; row < ROWS; row++) {
+                int32_t excess;
+                std::memcpy(&excess, x + row * stride + count * BLOCK + at * 4, sizeof excess);
+                I32 sum = whole(totals[row]) + excess;
+                sums[row][part] = __builtin_convertvector(sum, F32) * scale + sums[row][part];
+            }
+        }
+    }
+    for (int row = 0; row < ROWS; row++)
+        for (int part = 0; part < PARTS; part++) out[row * out_stride + part] = sums[row][part];
+}
+
+template <int ROWS>
+inline void multiply_rows(const char* x, int64_t stride, int rows, const char* panel, int64_t count, F32* out,
+                          int64_t out_stride) {
+    for (; rows >= ROWS; rows -= ROWS, x += ROWS * stride, out += ROWS * out_stride)
+        block<ROWS>(x, stride, panel, count, out, out_stride);
+    if constexpr (ROWS > 1)
+        if (rows) multiply_rows<ROWS - 1>(x, stride, rows, panel, count, out, out_stride);
+}
+
+// out [rows][width * PARTS] = x [rows] @ panels [width].
+inline void multiply(const char* x, int64_t stride, int rows, const char* panels, int64_t bytes, int width, F32* out,
+                     int64_t out_stride) {
+    for (int panel = 0; panel < width; panel++)
+        multiply_rows<4>(x, stride, rows, panels + panel * bytes, bytes / BLOCK_BYTES, out + panel * PARTS, out_stride);
+}
+
+}  // namespace int4
+
+// What the loops of linear.cpp need to know of it.
+struct Nibbles {
+    using Element = uint8_t;
+    using Input = int8_t;
+    using Sums = F32;
+    static constexpr int GROUP = 8;
+};
