@@ -3,10 +3,14 @@
 import asyncio
 import os
 import signal
+import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
+import msgspec
 import pytest
+import uvloop
 
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.grammar.checker import GrammarChecker
@@ -122,3 +126,45 @@ async def test_close_leaves_no_process(model: ServedModel) -> None:
     await checker.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def belongings(pid: int) -> tuple[bytes, set[str]]:
+    """The environment of a process, and what it has open."""
+    process = Path(f"/proc/{pid}")
+    return (process / "environ").read_bytes(), {os.readlink(each) for each in (process / "fd").iterdir()}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux tells what another process has")
+@pytest.mark.parametrize("new_event_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_worker_has_neither_keys_nor_the_frontends_sockets(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch, new_event_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def look() -> tuple[bytes, set[str]]:
+        checker = GrammarChecker()
+        await checker.check(DIGITS, model)
+        [pid] = checker.pids
+        found = belongings(pid)
+        await checker.close()
+        return found
+
+    monkeypatch.setenv("TERCET_API_KEYS", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.set_inheritable(True)  # as one is that the supervisor handed down
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            environment, descriptors = runner.run(look())
+        assert b"secret" not in environment
+        assert os.readlink(f"/proc/self/fd/{listener.fileno()}") not in descriptors
+
+
+async def test_one_worker_serves_models_of_several_vocabularies(
+    model: ServedModel, files: dict[str, bytes], limits: ModelLimits
+) -> None:
+    wider = msgspec.structs.replace(limits, vocab_size=limits.vocab_size + 8)
+    other = ServedModel("other", ModelFiles(files), wider, ModelIdentity(weights="weights-2"))
+    last = Grammar(GrammarKind.LARK, f"start: <[{wider.vocab_size - 1}]>")
+    checker = GrammarChecker(workers=1)
+    await checker.check(last, other)
+    assert "too large" in await refusal(checker, last, model) or "token" in await refusal(checker, last, model)
+    await checker.check(DIGITS, other)
+    assert len(checker.pids) == 1
+    await checker.close()

@@ -19,7 +19,6 @@ from tercet.frontend.grammar.spec import (
     Regex,
     StructuralTag,
     Tag,
-    Tail,
     Tokens,
 )
 from tercet.protocol.values import GrammarKind
@@ -33,7 +32,6 @@ CITY: dict[str, Any] = {
 CALL = Tag(begin="<call=city>", content=JsonSchema(schema=CITY), end="</call>")
 NUMBER = Tag(begin="<call=number>", content=Regex(pattern="[0-9]+"), end="</call>")
 SPECIAL = Tag(begin="<|im_start|>tool", content=JsonObject(), end="\n")
-YES_OR_NO = Choice(options=["yes", "no"])
 
 
 @pytest.mark.parametrize(
@@ -81,54 +79,6 @@ def test_an_older_draft_does_not_switch_newer_keywords_off(judge: Judge, tokens:
     grammar = to_grammar(JsonSchema(schema=schema), tokens)
     assert judge.takes(grammar, "5")
     assert not judge.begins(grammar, "6")
-
-
-@pytest.mark.parametrize(
-    "constraint",
-    [
-        YES_OR_NO,
-        JsonObject(),
-        Regex(pattern=r"yes|\{\}"),
-        Ebnf(text='root ::= "yes" root | "yes" | "{}"'),
-        CALL.content,
-    ],
-)
-@pytest.mark.parametrize("marker", ["<think>", "[END]"])
-def test_a_tail_begins_behind_its_marker(judge: Judge, tokens: Tokens, constraint: Constraint, marker: str) -> None:
-    """The tiny model has a token `<think>`, and none `[END]`."""
-    grammar = to_grammar(Tail(constraint=constraint, after=marker), tokens)
-    answer = next(text for text in ("yes", "{}", '{"city":"x"}') if judge.takes(to_grammar(constraint, tokens), text))
-    assert judge.takes(grammar, f"the quick {{ 1{marker}{answer}")
-    assert judge.takes(grammar, f"{marker}\n\n{answer}")
-    assert not judge.takes(grammar, answer)
-    assert not judge.takes(grammar, f"the quick{marker}")
-    assert not judge.begins(grammar, f"the quick{marker}maybe")
-
-
-@pytest.mark.parametrize("limit", [0, 1, 5])
-def test_a_tail_limits_the_free_tokens_and_then_forces_its_marker(judge: Judge, tokens: Tokens, limit: int) -> None:
-    grammar = to_grammar(Tail(constraint=YES_OR_NO, after="<think>", limit=limit), tokens)
-    assert judge.takes(grammar, "<think>yes")
-    assert judge.forced(grammar, " the" * limit) == "<think>"
-    assert not judge.begins(grammar, " the" * (limit + 1))
-
-
-def test_without_a_token_the_limit_counts_four_characters_for_one(judge: Judge, tokens: Tokens) -> None:
-    grammar = to_grammar(Tail(constraint=YES_OR_NO, after="[END]", limit=2), tokens)
-    assert judge.forced(grammar, "x" * 8) == "[END]"
-    assert not judge.begins(grammar, "x" * 9)
-
-
-def test_behind_a_tail_without_a_constraint_everything_is_free(judge: Judge, tokens: Tokens) -> None:
-    grammar = to_grammar(Tail(constraint=None, after="<think>", limit=2), tokens)
-    assert judge.takes(grammar, "<think>the quick <think> fox<s>")
-    assert not judge.takes(grammar, "the")
-
-
-def test_no_end_of_sequence_within_the_free_text(judge: Judge, tokens: Tokens) -> None:
-    grammar = to_grammar(Tail(constraint=YES_OR_NO, after="<think>"), tokens)
-    assert judge.begins(grammar, "a<s>b")
-    assert not judge.begins(grammar, "a<|im_end|>")
 
 
 TAGS = StructuralTag(tags=[CALL, NUMBER, SPECIAL], triggers=["<call=", "<|im_start|>"])
@@ -192,8 +142,6 @@ def test_structural_tags(
         Regex(pattern="x" * (MAX_TEXT + 1), param="here"),
         Choice(options=["é" * (MAX_TEXT // 2)] * 2, param="here"),
         JsonSchema(schema=False, param="here"),
-        Tail(constraint=None, after="", param="here"),
-        Tail(constraint=None, after="x", limit=-1, param="here"),
         StructuralTag(tags=[], triggers=["x"], param="here"),
         StructuralTag(tags=[CALL], triggers=["<tool"], param="here"),
         StructuralTag(tags=[CALL], triggers=[""], param="here"),
@@ -208,7 +156,8 @@ def test_what_cannot_be_translated_names_its_parameter(tokens: Tokens, constrain
 def test_names_in_a_users_grammar_are_their_own(judge: Judge, tokens: Tokens) -> None:
     """Both have a `rule_1`, and both a `start`."""
     mine = Lark(text='start: rule_1\nrule_1: "a" | TERMINAL_2\nTERMINAL_2: "b"')
-    grammar = to_grammar(Tail(constraint=mine, after="<think>"), tokens)
+    tag = Tag(begin="<call>", content=mine, end="</call>")
+    grammar = to_grammar(StructuralTag(tags=[tag, NUMBER], triggers=["<call"]), tokens)
     assert json.loads(grammar.text)["grammars"][1]["lark_grammar"] == mine.text
-    assert judge.takes(grammar, "hm<think>b")
-    assert not judge.takes(grammar, "hm<think>hm")
+    assert judge.takes(grammar, "hm<call>b</call><call=number>1</call>")
+    assert not judge.begins(grammar, "hm<call>c")

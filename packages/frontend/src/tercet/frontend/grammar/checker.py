@@ -16,6 +16,7 @@ from tercet.protocol.values import Grammar
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 4096
+_LATER = "Grammars cannot be checked now."
 _TRIES = 2
 """A worker may have died before it was given anything."""
 
@@ -70,7 +71,8 @@ class GrammarChecker:
 
     async def _check(self, grammar: Grammar, model: ServedModel) -> str:
         async with self._turns:
-            worker = self._idle.pop()
+            worker = next((each for each in self._idle if each.speaks(model)), self._idle[-1])
+            self._idle.remove(worker)
             try:
                 for _ in range(_TRIES):
                     try:
@@ -79,9 +81,12 @@ class GrammarChecker:
                         logger.warning("%s: %s", error, error.why or "of nothing it was given to check")
                         if error.why is not None:
                             return error.why
+                    except TimeoutError:  # for want of a processor: its time was not used up
+                        logger.warning("a grammar worker got no time to check anything")
+                        raise UnavailableError(_LATER, code="overloaded", retry_after=1) from None
                     except OSError:
                         logger.exception("a grammar worker cannot be started")
-                raise ServerError("Grammars cannot be checked now.")
+                raise ServerError(_LATER)
             finally:
                 self._idle.append(worker)
 

@@ -9,7 +9,7 @@ import orjson
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.grammar.ebnf import to_lark
 from tercet.frontend.grammar.json_schema import check_schema, schema_text
-from tercet.frontend.grammar.limits import MAX_FREE_TOKENS, MAX_OPTIONS, MAX_TAGS
+from tercet.frontend.grammar.limits import MAX_OPTIONS, MAX_TAGS
 from tercet.frontend.grammar.spec import (
     Choice,
     Constraint,
@@ -20,14 +20,10 @@ from tercet.frontend.grammar.spec import (
     Regex,
     StructuralTag,
     Tag,
-    Tail,
     Tokens,
 )
 
 OBJECT = {"type": "object"}
-_CHARS_PER_TOKEN = 4
-_LINE_BREAKS = r"/\n{0,2}/"
-"""What models write between a marker and their answer."""
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
@@ -79,8 +75,6 @@ class LarkWriter:
                 return self._aside(constraint.text)
             case StructuralTag():
                 return self._structural(constraint)
-            case Tail():
-                return self._tail(constraint)
         assert_never(constraint)
 
     def literal(self, text: str) -> str:
@@ -101,20 +95,6 @@ class LarkWriter:
         if not 0 < len(choice.options) <= MAX_OPTIONS:
             raise BadRequestError(f"Give 1 to {MAX_OPTIONS} texts to choose from.", param=choice.param)
         return self._rule(" | ".join(map(quoted, choice.options)))
-
-    def _tail(self, tail: Tail) -> str:
-        if not tail.after or (tail.limit is not None and not 0 <= tail.limit <= MAX_FREE_TOKENS):
-            raise BadRequestError("The end of the free text is missing, or its limit is impossible.", param=tail.param)
-        marker = self._tokens.added.get(tail.after)
-        if marker is None:
-            head = self._rule(
-                f"/{_repeated('(?s:.)', tail.limit, _CHARS_PER_TOKEN)}{slashed(re.escape(tail.after))[1:]}", "lazy"
-            )
-        else:
-            head = f"{_repeated(_any_but([marker, *self._tokens.eos]), tail.limit)} <[{marker}]>"
-        if tail.constraint is None:
-            return f"{head} {self._rule(_any_but(self._tokens.eos) + '*')}"
-        return f"{head} {self._terminal(_LINE_BREAKS)} {self.expression(tail.constraint)}"
 
     def _structural(self, structural: StructuralTag) -> str:
         if not 0 < len(structural.tags) <= MAX_TAGS:
@@ -173,19 +153,6 @@ class LarkWriter:
         name = f"grammar_{len(self._beside) + 1}"
         self._beside.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
-
-
-def _repeated(what: str, limit: int | None, times: int = 1) -> str:
-    """Any number of something, or up to a limit; Lark has no {0,0}."""
-    if limit is None:
-        return f"{what}*"
-    return f"{what}{{0,{limit * times}}}" if limit else ""
-
-
-def _any_but(token_ids: Iterable[int]) -> str:
-    """Any token but these."""
-    ids = ",".join(map(str, sorted(set(token_ids))))
-    return f"<[^{ids}]>" if ids else "<[*]>"
 
 
 def _spans(token_ids: Iterable[int]) -> str:

@@ -75,20 +75,7 @@ class StructuralTag(msgspec.Struct, frozen=True, kw_only=True):
     param: str = "response_format"
 
 
-class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """Free text up to and with the marker `after`, then `constraint` (None: free text again).
-
-    A model that reasons first gets this with `</think>`. `limit` ends the free text after so many tokens: then the
-    marker is forced. Where the marker is not a token of the model the limit counts four characters for one token.
-    """
-
-    constraint: "Constraint | None"
-    after: str
-    limit: int | None = None
-    param: str = "response_format"
-
-
-Constraint = JsonObject | JsonSchema | Regex | Choice | Ebnf | Lark | StructuralTag | Tail
+Constraint = JsonObject | JsonSchema | Regex | Choice | Ebnf | Lark | StructuralTag
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):

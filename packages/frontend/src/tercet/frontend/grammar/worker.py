@@ -4,6 +4,7 @@ A check that takes too much processor time is ended by the kernel (SIGPROF), one
 (SIGABRT); the frontend sees which. The process ends when its input does.
 """
 
+import os
 import resource
 import signal
 import sys
@@ -18,6 +19,8 @@ from tercet.protocol.values import Grammar, GrammarKind
 MEMORY = 512 * 1024 * 1024
 """Bytes of address space a check may take beyond what the process has."""
 
+_FIRST_OTHER = 3
+"""Of the file descriptors, behind the standard ones."""
 _LONGEST_ERROR = 400
 _NOTHING = "it allows no answer"
 
@@ -25,6 +28,7 @@ _NOTHING = "it allows no answer"
 def main() -> None:
     """Answer orders until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the frontend's business
+    os.closerange(_FIRST_OTHER, os.sysconf("SC_OPEN_MAX"))  # uvloop hands down what the frontend listens on
     source, target = sys.stdin.buffer, sys.stdout.buffer
     tokenizer: LLTokenizer | None = None
     while (data := _read(source)) is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -13,7 +14,6 @@ from tercet.protocol.values import Grammar
 PATIENCE = 20.0
 """Seconds to wait for a check, however little processor time it gets."""
 START_PATIENCE = 60.0
-_TOO_LONG = "it takes too long to compile"
 _OUT_OF_MEMORY = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 """What Rust ends with where there is no more heap, or no more stack."""
 
@@ -21,7 +21,7 @@ _OUT_OF_MEMORY = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 class WorkerDiedError(Exception):
     """It went away without a verdict. `why` is for the sender of what it had to check, and None if that is no cause."""
 
-    def __init__(self, why: str | None, status: int | None) -> None:
+    def __init__(self, why: str | None, status: int) -> None:
         super().__init__(f"a grammar worker ended with {status}")
         self.why = why
 
@@ -38,12 +38,16 @@ class WorkerProcess:
         """Its process id, while there is one."""
         return self._process.pid if self._process is not None else None
 
+    def speaks(self, model: ServedModel) -> bool:
+        """Whether it knows the model's vocabulary."""
+        return self._vocabulary == _vocabulary(model)
+
     async def check(self, grammar: Grammar, model: ServedModel, seconds: float) -> str:
-        """What is wrong with a grammar; empty if nothing. Raises WorkerDiedError."""
+        """What is wrong with a grammar; empty if nothing. Raises WorkerDiedError, TimeoutError, OSError."""
         try:
             if self._process is None:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "tercet.frontend.grammar.worker", stdin=PIPE, stdout=PIPE
+                    sys.executable, "-m", "tercet.frontend.grammar.worker", stdin=PIPE, stdout=PIPE, env=_environment()
                 )
             await self._speak(model)
             return (await self._ask(Check(grammar=grammar, seconds=seconds), PATIENCE)).error
@@ -62,19 +66,19 @@ class WorkerProcess:
 
     async def _speak(self, model: ServedModel) -> None:
         """Have it know the model's vocabulary."""
-        files = model.files
-        vocabulary = f"{files.tokenizer_sha}-{model.limits.vocab_size}-{model.limits.eos_token_ids}"
-        if self._vocabulary == vocabulary:
+        if self.speaks(model):
             return
         order = Vocabulary(
-            tokenizer_json=files.tokenizer_json, vocab_size=model.limits.vocab_size, eos=model.limits.eos_token_ids
+            tokenizer_json=model.files.tokenizer_json,
+            vocab_size=model.limits.vocab_size,
+            eos=model.limits.eos_token_ids,
         )
         try:
             await self._ask(order, START_PATIENCE)
         except WorkerDiedError as error:
             error.why = None
             raise
-        self._vocabulary = vocabulary
+        self._vocabulary = _vocabulary(model)
 
     async def _ask(self, order: Order, patience: float) -> Verdict:
         process = self._process
@@ -87,16 +91,23 @@ class WorkerProcess:
                 await process.stdin.drain()
                 size = int.from_bytes(await process.stdout.readexactly(LENGTH), "little")
                 return decode_verdict(await process.stdout.readexactly(size))
-        except TimeoutError:
-            raise WorkerDiedError(_TOO_LONG, None) from None
         except (asyncio.IncompleteReadError, ConnectionError):
             status = await process.wait()
             raise WorkerDiedError(_why(status), status) from None
 
 
+def _vocabulary(model: ServedModel) -> str:
+    return f"{model.files.tokenizer_sha} {model.limits.vocab_size} {model.limits.eos_token_ids}"
+
+
+def _environment() -> dict[str, str]:
+    """The process's own, without API keys: what a worker reads is nobody's friend."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
+
+
 def _why(status: int) -> str | None:
     if status == -signal.SIGPROF:
-        return _TOO_LONG
+        return "it takes too long to compile"
     if status in _OUT_OF_MEMORY:
         return "it takes too much memory to compile"
     return None
