@@ -1,5 +1,7 @@
 """How deep JSON of a client may be nested where it is walked by recursion afterwards, by a template for one."""
 
+from collections.abc import Mapping
+
 DEEPEST = 64
 """Levels of a tool's schema, or of a call's arguments."""
 
@@ -15,6 +17,6 @@ def is_within(value: object, levels: int) -> bool:
 
 
 def _inside(value: object) -> list[object]:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return list(value.values())
     return value if isinstance(value, list) else []

@@ -162,7 +162,7 @@ class TemplateManager:
             raise BadRequestError(
                 f"The model's chat template refuses these messages: {refusal}", param="messages"
             ) from None
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise BadRequestError(
                 "The model's chat template cannot render these messages.", param="messages"
             ) from error

@@ -2,10 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
-from tercet.frontend.json_depth import DEEPEST, is_within
 from tercet.frontend.openai.sampling_schema import Strict
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.turn.chat_turn import Calls, ToolChoice
@@ -13,14 +12,7 @@ from tercet.frontend.turn.chat_turn import Calls, ToolChoice
 _MOST_TOOLS = 128
 
 
-def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    if not is_within(schema, DEEPEST):
-        raise ValueError(f"nested deeper than {DEEPEST} levels")
-    return schema
-
-
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
 
 
 class Function(Strict):
@@ -28,7 +20,7 @@ class Function(Strict):
 
     name: FunctionName
     description: Annotated[str, Field(max_length=65_536)] | None = None
-    parameters: Parameters | None = None
+    parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 

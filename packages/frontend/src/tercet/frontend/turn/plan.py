@@ -9,6 +9,7 @@ from tercet.frontend.config import ServingConfig
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.generate_request import ChatPrompt, GenerateRequest
 from tercet.frontend.generation import Generation
+from tercet.frontend.json_depth import DEEPEST, is_within
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import ParserNames, make_parser, reasoning_format, tool_format
 from tercet.frontend.req_state import ReqState
@@ -147,6 +148,8 @@ def _checked_tools(turn: ChatTurn, names: ParserNames) -> tuple[ToolSpec, ...]:
     choice, known = turn.tool_choice, {tool.name for tool in turn.tools}
     if len(known) < len(turn.tools):
         raise BadRequestError("Two tools have the same name.", param="tools")
+    if deep := [tool.name for tool in turn.tools if not is_within(tool.parameters, DEEPEST)]:
+        raise BadRequestError(f"The schema of {deep[0]!r} is nested deeper than {DEEPEST} levels.", param="tools")
     if strangers := sorted((choice.names or frozenset()) - known):
         raise BadRequestError(f"'tool_choice' names {strangers[0]!r}, which is not in 'tools'.", param="tool_choice")
     tools = turn.callable_tools
