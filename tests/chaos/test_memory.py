@@ -13,7 +13,7 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("warm", "count", "bound"),
     [
-        pytest.param(100, 200, 24 * MIB, id="short"),
+        pytest.param(60, 120, 24 * MIB, id="short"),
         pytest.param(2000, 10_000, 16 * MIB, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )

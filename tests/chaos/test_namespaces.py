@@ -31,7 +31,7 @@ ADDRESSES = {
     "client": "10.203.0.40",
 }
 CLIENTS = 4
-CUTS = [pytest.param(6.0, id="short"), pytest.param(10.0, id="full", marks=pytest.mark.slow)]
+CUTS = [pytest.param(5.0, id="short"), pytest.param(10.0, id="full", marks=pytest.mark.slow)]
 """Seconds, all longer than silence is borne."""
 START_LIMIT = 120.0
 RECOVERY_LIMIT = 60.0
