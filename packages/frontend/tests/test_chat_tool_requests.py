@@ -176,7 +176,7 @@ async def test_what_cannot_be_meant_is_refused_by_name(
 
 async def test_tools_nested_without_end_are_refused(model_saying: EngineOf, http_of: HttpOf) -> None:
     deep: dict[str, Any] = {}
-    for _ in range(200):
+    for _ in range(90):
         deep = {"properties": deep}
     tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
     async with serving(model_saying(saying("x"))) as served:
@@ -189,3 +189,16 @@ async def test_a_server_told_to_read_no_calls_says_so(model_saying: EngineOf, ht
     async with serving(model_saying(saying("x")), config=ServingConfig(tool_call_parser="none")) as served:
         answer = await http_of(served).post("/v1/chat/completions", json=BODY)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("pattern", ["(a", "(?=x)y"])
+async def test_a_pattern_that_no_grammar_can_hold_is_refused(
+    model_saying: EngineOf, http_of: HttpOf, pattern: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+    strict = {**schema, "required": ["a"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": strict, "strict": True}}
+    async with serving(model_saying(saying("x"))) as served:
+        answer = await http_of(served).post("/v1/chat/completions", json={**BODY, "tools": [tool]})
+        assert served.engine.requests() == []
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")

@@ -1,5 +1,6 @@
 """Calls and results come back to the model as its own template writes them."""
 
+import json
 from typing import Any
 
 import pytest
@@ -51,6 +52,18 @@ def test_tools_are_described_in_openais_form() -> None:
         '{"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": '
         '{"type": "object", "properties": {"city": {"type": "string"}}}}}'
     ) in text
+
+
+def test_a_second_template_is_for_chats_with_tools() -> None:
+    """As NousResearch/Hermes-2-Pro-Llama-3-8B has it."""
+    named = [{"name": "default", "template": "{{ messages[0].content }}"}, {"name": "tool_use", "template": QWEN}]
+    files = {"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}
+    template = TemplateManager.from_files(files)
+    assert template is not None
+    assert template.render(ChatPrompt(messages=CHAT[:1])) == "Weather?"
+    tools = for_template([ToolSpec("now")])
+    assert template.render(ChatPrompt(messages=CHAT[:1], tools=tools)).startswith("<|im_start|>system\n# Tools")
+    assert (template.knows_tools, template.parsers.tools) == (True, "hermes")
 
 
 def test_words_about_tools_follow_what_the_system_message_says() -> None:

@@ -110,9 +110,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class TemplateManager:
-    """Renders chats of one model. Thread-safe. Raises ValueError for a template that does not parse."""
+    """Renders chats of one model. Thread-safe. Raises ValueError for a template that does not parse.
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    Some models have a second template, for chats with tools.
+    """
+
+    def __init__(self, source: str, special_tokens: dict[str, str], for_tools: str | None = None) -> None:
         try:
             self._template = _environment().from_string(source)
         except TemplateSyntaxError as error:
@@ -125,6 +128,10 @@ class TemplateManager:
         self._knows_developer = "developer" in self.variables
         self._wants_parts = not self._shows_probe(_PROBE) and self._shows_probe([{"type": "text", "text": _PROBE}])
         self._call_form = next(filter(self._shows_call, _CALL_FORMS), _CALL_FORMS[0])
+        self._for_tools = TemplateManager(for_tools, special_tokens) if for_tools is not None else None
+        if self._for_tools is not None:
+            self.variables |= self._for_tools.variables
+            self.parsers = ParserNames(self.parsers.reasoning, self._for_tools.parsers.tools or self.parsers.tools)
 
     @property
     def knows_tools(self) -> bool:
@@ -135,17 +142,20 @@ class TemplateManager:
     def from_files(cls, files: dict[str, bytes]) -> "TemplateManager | None":
         """The template among a model's files; None when it has none. Raises ValueError for one that does not parse."""
         config = json.loads(files.get("tokenizer_config.json", b"{}"))
-        field = config.get("chat_template")
+        field, for_tools = config.get("chat_template"), None
         if isinstance(field, list):
-            field = {each["name"]: each["template"] for each in field}.get("default")
+            named = {each["name"]: each["template"] for each in field}
+            field, for_tools = named.get("default"), named.get("tool_use")
         source = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else field
         if not isinstance(source, str):
             return None
         tokens = {name: _token_text(config.get(name)) for name in _TOKENS}
-        return cls(source, {name: text for name, text in tokens.items() if text is not None})
+        return cls(source, {name: text for name, text in tokens.items() if text is not None}, for_tools)
 
     def render(self, prompt: ChatPrompt, guard: Callable[[str], str] = str) -> str:
         """The chat as one string; `guard` is applied to every text that is the client's. Raises BadRequestError."""
+        if prompt.tools and self._for_tools is not None:
+            return self._for_tools.render(prompt, guard)
         messages = [self._message(message, guard) for message in prompt.messages]
         if prompt.continue_final_message:
             messages[-1] = _with_end(messages[-1])
