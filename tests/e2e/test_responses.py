@@ -30,7 +30,7 @@ WEATHER: FunctionToolParam = {
 }
 
 
-def until_ended(client: OpenAI, response: str, limit: float = 60.0) -> Response:
+def until_ended(client: OpenAI, response: str, limit: float = 150.0) -> Response:
     end = time.monotonic() + limit
     while (answer := client.responses.retrieve(response)).status in {"queued", "in_progress"}:
         assert time.monotonic() < end, answer.status

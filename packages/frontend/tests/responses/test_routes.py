@@ -195,6 +195,22 @@ async def test_what_cannot_be_honoured_is_refused_by_name(
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("route", ["/v1/responses", "/v1/chat/completions", "/v1/messages"])
+async def test_nesting_that_could_not_be_written_back_is_refused(
+    route: str, engine_of: EngineOf, http_of: HttpOf
+) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"a": [deep]}
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post(route, json={**BODY, "tools": [{**WEATHER, "parameters": deep}]})
+        fine = await http_of(served).post(
+            "/v1/responses", json={**BODY, "metadata": {str(n): "[" * 99 for n in range(9)}}
+        )
+    assert (answer.status_code, fine.status_code) == (400, 200)
+    assert "nested deeper" in answer.text
+
+
 async def test_a_stored_response_can_be_come_back_for(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:

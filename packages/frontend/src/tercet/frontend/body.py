@@ -23,6 +23,7 @@ from tercet.frontend.event_stream import ClientGoneError
 BODY_SECONDS = 60.0
 """Time a body has to arrive in, so that slow senders hold no connection for ever."""
 
+MAX_DEPTH = 128
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -55,9 +56,27 @@ async def read_json(request: Request, limit: int) -> object:
     except ClientDisconnect:
         raise ClientGoneError from None
     try:
-        return orjson.loads(body)
+        data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"The body is not standard JSON (line {error.lineno}, column {error.colno}).") from None
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _nested_too_deep(data):
+        raise BadRequestError(f"The body is nested deeper than {MAX_DEPTH} levels.")
+    return data
+
+
+def _nested_too_deep(data: object) -> bool:
+    """Whether more than MAX_DEPTH objects and arrays stand in one another: what reads or writes JSON ends somewhere."""
+    level = [data]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _refusal(error: ValidationError, data: object) -> BadRequestError:

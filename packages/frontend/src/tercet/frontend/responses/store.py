@@ -19,7 +19,7 @@ from tercet.frontend.errors import BadRequestError, NotFoundError
 Item = dict[str, Any]
 Body = dict[str, Any]
 
-LEASE_SECONDS = 5.0
+LEASE_SECONDS = 10.0
 _RUNNING = ("queued", "in_progress")
 _HELD = "SELECT 1 FROM responses WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
 _RENEW = (
