@@ -145,6 +145,7 @@ def test_structural_tags(
         StructuralTag(tags=[], triggers=["x"], param="here"),
         StructuralTag(tags=[CALL], triggers=["<tool"], param="here"),
         StructuralTag(tags=[CALL], triggers=[""], param="here"),
+        StructuralTag(tags=[CALL], triggers=["<"], separator="x" * 40_000, param="here"),
     ],
 )
 def test_what_cannot_be_translated_names_its_parameter(tokens: Tokens, constraint: Constraint) -> None:

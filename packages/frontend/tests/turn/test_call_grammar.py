@@ -165,7 +165,7 @@ def test_a_grammar_reads_as_the_notation_does() -> None:
     begin, end = tokens().added["<tool_call>"], tokens().added["</tool_call>"]
     assert grammar_of("hermes", (tool,), several=False).text == (
         "start: rule_2\n"
-        'rule_1: %json {"x-guidance":{"whitespace_pattern":"[ \\\\t\\\\r\\\\n]{1,64}","lenient":true},'
+        'rule_1: %json {"x-guidance":{"whitespace_pattern":" |\\\\r?\\\\n[ \\\\t]{0,32}","lenient":true},'
         '"type":"object","properties":{},"additionalProperties":false}\n'
         f'rule_2: (<[{begin}]> "\\n{{\\"name\\": \\"now\\", \\"arguments\\": " rule_1 "}}\\n" <[{end}]>) \n'
     )

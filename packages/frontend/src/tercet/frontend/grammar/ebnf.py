@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.grammar.limits import MAX_DEPTH, MAX_NODES, MAX_TEXT
+from tercet.frontend.grammar.limits import MAX_DEPTH, MAX_GBNF, MAX_SET, MAX_SYMBOLS
 
 _TOKEN = re.compile(
     r"""
@@ -45,8 +45,8 @@ class _Reference(msgspec.Struct, frozen=True):
 
 def to_lark(text: str, param: str) -> str:
     """Lark of a grammar in GBNF; one without `::=` is taken to be Lark already. Raises BadRequestError."""
-    if len(text) > MAX_TEXT:
-        raise BadRequestError(f"The grammar is longer than {MAX_TEXT} bytes.", param=param)
+    if len(text) > MAX_GBNF:
+        raise BadRequestError(f"The grammar is longer than {MAX_GBNF} characters.", param=param)
     if "::=" not in text:
         if text.lstrip().startswith("{"):
             raise BadRequestError("A grammar begins with a rule.", param=param)
@@ -55,7 +55,7 @@ def to_lark(text: str, param: str) -> str:
     if "root" not in rules:
         raise BadRequestError("The grammar has no rule 'root'.", param=param)
     for rule in rules.values():
-        for name in sorted(rule.refers - rules.keys()):
+        for name in sorted(each for each in rule.refers if each not in rules):
             raise BadRequestError(
                 f"The grammar has no rule '{name[:64]}', which '{rule.name[:64]}' names.", param=param
             )
@@ -100,8 +100,8 @@ class _Parser:
     def rules(self) -> dict[str, _Rule]:
         """Rules by name, in order."""
         for count, (kind, word) in enumerate(self._words()):
-            if count > MAX_NODES:
-                raise self._refusal(f"more than {MAX_NODES} symbols")
+            if count > MAX_SYMBOLS:
+                raise self._refusal(f"more than {MAX_SYMBOLS} symbols")
             if kind == "rule":
                 self._open(word)
             elif self._rule is None:
@@ -145,7 +145,7 @@ class _Parser:
                 rule.refers.add(word)
                 rule.words.append(_Reference(word))
             case "string", _:
-                rule.words.append(orjson.dumps("".join(self._characters(word[1:-1]))).decode())
+                rule.words.append(orjson.dumps(self._unescaped(word[1:-1])).decode())
             case "chars", _:
                 rule.words.append(f"/{self._class(word[1:-1])}/")
             case "look", _:
@@ -179,9 +179,10 @@ class _Parser:
         least = bounds[0] or "0"
         return f"{{{least},{bounds[-1]}}}" if len(bounds) > 1 else f"{{{least}}}"
 
-    def _characters(self, body: str) -> list[str]:
-        """Characters with their escapes undone."""
-        return [self._character(found) for found in _ESCAPE.finditer(body)]
+    def _unescaped(self, body: str) -> str:
+        if "\\" not in body:
+            return body
+        return "".join(self._character(found) for found in _ESCAPE.finditer(body))
 
     def _character(self, found: re.Match[str]) -> str:
         code = found[1] or found[2] or found[3]
@@ -196,8 +197,8 @@ class _Parser:
         """A set of characters, each written by its number."""
         negated = body.startswith("^")
         found = list(_ESCAPE.finditer(body[negated:]))
-        if not found:
-            raise self._refusal("a set of no characters")
+        if not 0 < len(found) <= MAX_SET:
+            raise self._refusal(f"a set of no characters, or of more than {MAX_SET}")
         written = [
             "-" if each[0] == "-" and 0 < place < len(found) - 1 else f"\\x{{{ord(self._character(each)):x}}}"
             for place, each in enumerate(found)

@@ -9,7 +9,7 @@ import orjson
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.grammar.ebnf import to_lark
 from tercet.frontend.grammar.json_schema import check_schema, schema_text
-from tercet.frontend.grammar.limits import MAX_OPTIONS, MAX_TAGS
+from tercet.frontend.grammar.limits import MAX_OPTIONS, MAX_TAG_TEXT, MAX_TAGS
 from tercet.frontend.grammar.spec import (
     Choice,
     Constraint,
@@ -99,6 +99,11 @@ class LarkWriter:
     def _structural(self, structural: StructuralTag) -> str:
         if not 0 < len(structural.tags) <= MAX_TAGS:
             raise BadRequestError(f"Give 1 to {MAX_TAGS} tags.", param=structural.param)
+        around = sum(len(each.begin) + len(each.end) for each in structural.tags) + len(structural.separator)
+        if around > MAX_TAG_TEXT:
+            raise BadRequestError(
+                f"More than {MAX_TAG_TEXT} characters begin and end the tags.", param=structural.param
+            )
         if not structural.free:
             return self._only_tags(structural)
         heads: dict[str, list[str]] = {}
