@@ -103,6 +103,7 @@ async def test_server_info_tells_limits_and_load(engine_of: EngineOf, http_of: H
     assert info["ready"] is True
     assert info["requests_ended"] == {"finished": 1}
     assert info["models"][0]["context_length"] == 128
+    assert info["models"][0]["grammars"] == "llguidance 1.9.1"
     [scheduler] = info["schedulers"]
     assert (scheduler["peer"], scheduler["phase"]) == ("scheduler-0", "step")
     assert (scheduler["load"]["running"], scheduler["load"]["pages_free"]) == (3, 40)

@@ -220,6 +220,7 @@ def _describe(model: ServedModel) -> dict[str, Any]:
         "max_total_tokens": model.limits.max_total_tokens,
         "vocab_size": model.limits.vocab_size,
         "weights": model.identity.weights,
+        "grammars": model.limits.grammars or None,
         "has_chat_template": model.files.template is not None,
     }
 
