@@ -182,15 +182,15 @@ def serve(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) ->
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_choice_is_valid(case: str, temperature: float, serve: Serve) -> None:
     server = serve()
-    for seed in range(4):
+    for seed in range(3):
         server.ask(f"r{seed}", CASES[case][0], n=3, temperature=temperature, seed=seed)
     server.run()
-    for seed in range(4):
+    for seed in range(3):
         for choice in range(3):
             server.assert_valid(f"r{seed}", case, choice)
     ended = sum(finish.type == FinishType.STOP for finish in server.finishes.values())
-    assert ended >= (3 if temperature else 0)
-    assert server.core.counters.forks >= 4
+    assert ended >= (2 if temperature else 0)
+    assert server.core.counters.forks >= 3
 
 
 def plain(server: Server, count: int = 3) -> None:
@@ -221,8 +221,7 @@ def alone(serve: Serve) -> Callable[..., dict[tuple[str, int], list[int]]]:
 def ask_everything(server: Server) -> None:
     for number, (grammar, _) in enumerate(CASES.values()):
         prompt = [*PROMPT, *range(20, 20 + 9 * number)]
-        more = {"frequency_penalty": 0.5} if number % 3 == 0 else {}
-        server.ask(f"r{number}", grammar, prompt, n=1 + number % 2, temperature=0.7, **more)
+        server.ask(f"r{number}", grammar, prompt, n=1 + number % 2, temperature=0.7, frequency_penalty=20.0)
     plain(server)
 
 
