@@ -37,6 +37,7 @@ TINY = Scale(
     prefix=8,
     operation_tokens=16,
     operation_width=64,
+    operation_rows=2,
 )
 
 pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))

@@ -2,13 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 
 from tercet.kernels.attention.select import attention_backend, backend_names
-from tercet.kernels.bench import ceilings, figures
+from tercet.kernels.bench import Figure, ceilings, figures
 from tercet.kernels.check import OPS, check_attention, verdict
 from tercet.kernels.device import default_device, describe_machine
 from tercet.kernels.errors import UnavailableBackendError
@@ -64,10 +64,18 @@ def _bench(dtype_name: str, attention: str) -> int:
     for figure in ceilings(device, dtype):
         ceiling[figure.unit] = figure.achieved
         _say(f"{figure.name:26} {figure.achieved:9.1f} {figure.unit} (ceiling)")
-    for figure in figures(device, dtype, attention):
+    for figure in _figures(device, dtype, attention):
         share = figure.achieved / ceiling[figure.unit]
         _say(f"{figure.name:26} {figure.achieved:9.1f} {figure.unit:8} {share:6.1%}  {figure.seconds * 1e3:9.3f} ms")
     return 0
+
+
+def _figures(device: torch.device, dtype: torch.dtype, attention: str) -> Iterator[Figure]:
+    yield from figures(device, dtype, attention)
+    if device.type == "cuda" and not missing_triton(device):
+        from tercet.kernels.triton.figures import fused_figures
+
+        yield from fused_figures(device, dtype)
 
 
 def _compile(architectures: Sequence[int]) -> int:

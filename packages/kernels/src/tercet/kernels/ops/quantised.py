@@ -79,6 +79,7 @@ def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
 def quantise(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> QuantisedWeight:  # noqa: A002
     """Round a weight [n, k] by the largest of each block: what tests and dummy weights are made by."""
     n, k = weight.shape
+    block = min(block[0], n), min(block[1], k)
     wide = weight.float()
     largest = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}[format]
     rows, columns = (-(-size // step) for size, step in zip((n, k), block, strict=True))

@@ -1,0 +1,100 @@
+"""What the fused operations achieve, at sizes above any L2 cache: `tercet-kernels bench` on a GPU."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tercet.kernels.bench import HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Figure, measure
+from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.quantised import Format, quantise
+from tercet.kernels.ops.sampling import Filters
+from tercet.kernels.triton.activation import silu_and_mul
+from tercet.kernels.triton.bitmask import apply_bitmask_
+from tercet.kernels.triton.embedding import embedding
+from tercet.kernels.triton.largest import largest
+from tercet.kernels.triton.logprobs import token_logprobs
+from tercet.kernels.triton.moe import fused_moe
+from tercet.kernels.triton.quantised import linear_quantised
+from tercet.kernels.triton.rmsnorm import add_rmsnorm
+from tercet.kernels.triton.rope import rope_store
+from tercet.kernels.triton.sampling import sample
+
+_LAUNCHES = 20
+_QUANTISED: list[tuple[Format, tuple[int, int]]] = [("fp8", (128, 128)), ("int8", (1, 1 << 30)), ("int4", (1, 128))]
+
+
+def fused_figures(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tokens: int = 16384,
+    hidden: int = 4096,
+    vocab: int = 128_256,
+    rows: int = 64,
+) -> Iterator[Figure]:
+    """Each operation on `tokens` tokens of a model of width `hidden`; sampling on `rows`, linear layers on 16."""
+    size = dtype.itemsize
+    x, weight = torch.randn(tokens, hidden, device=device).to(dtype), torch.ones(hidden, device=device, dtype=dtype)
+    norm = _seconds(lambda: add_rmsnorm(x, x, weight, 1e-5), device)
+    yield Figure("fused add_rmsnorm", norm, 4.0 * x.numel() * size, "GB/s")
+    gate_up = torch.randn(tokens, 2 * hidden, device=device).to(dtype)
+    act = _seconds(lambda: silu_and_mul(gate_up), device)
+    yield Figure("fused silu_and_mul", act, 1.5 * gate_up.numel() * size, "GB/s")
+    ids = torch.arange(tokens, device=device)
+    look_up = _seconds(lambda: embedding(ids, x), device)
+    yield Figure("fused embedding", look_up, 2.0 * x.numel() * size, "GB/s")
+    yield _rope(device, dtype, tokens)
+    yield from _sampling(device, vocab, rows)
+    few = x[:16]
+    for kind, block in _QUANTISED:
+        packed = quantise(torch.randn(4 * hidden, hidden, device=device), kind, block)
+        seconds = _seconds(lambda packed=packed: linear_quantised(few, packed), device)  # type: ignore[misc]
+        yield Figure(f"{kind} linear, 16 rows", seconds, packed.codes.numel() * 1.0 + packed.scales.numel() * 4, "GB/s")
+    yield _moe(device, dtype, tokens // 8, hidden // 4)
+
+
+def _rope(device: torch.device, dtype: torch.dtype, tokens: int) -> Figure:
+    projection = torch.randn(tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, device=device).to(dtype)
+    q, k, v = torch.split(projection, [HEADS, KV_HEADS, KV_HEADS], 1)
+    pages = -(-tokens // PAGE_SIZE)
+    keys, values = torch.zeros(2, pages, PAGE_SIZE, KV_HEADS, HEAD_DIM, device=device, dtype=dtype).unbind()
+    table, index = torch.randn(tokens, HEAD_DIM, device=device), torch.arange(tokens, device=device)
+    seconds = _seconds(lambda: rope_store(q, k, v, index, table, keys, values, index), device)
+    return Figure("fused rope_store", seconds, 2.0 * projection.numel() * dtype.itemsize, "GB/s")
+
+
+def _sampling(device: torch.device, vocab: int, rows: int) -> Iterator[Figure]:
+    logits = torch.randn(rows, vocab, device=device) * 3
+    size = 4.0 * logits.numel()
+    one, zero = torch.ones(rows, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
+    noise = NoiseKey(*torch.arange(4 * rows, device=device).view(4, rows))
+    filters = Filters(zero, one * 0.9, one * 0)
+    yield Figure("fused largest", _seconds(lambda: largest(logits), device), size, "GB/s")
+    yield Figure("fused logprobs", _seconds(lambda: token_logprobs(logits, zero, 0), device), size, "GB/s")
+    yield Figure("fused sample all", _seconds(lambda: sample(logits, one, None, noise), device), size, "GB/s")
+    yield Figure("fused sample top-p", _seconds(lambda: sample(logits, one, filters, noise), device), size, "GB/s")
+    mask = torch.full((rows, -(-vocab // 32)), 0x55555555, dtype=torch.int32, device=device)
+    yield Figure("fused bitmask", _seconds(lambda: apply_bitmask_(logits, mask), device), size / 2, "GB/s")
+
+
+def _moe(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> Figure:
+    """Two of eight experts for each token."""
+    x = torch.randn(tokens, hidden, device=device).to(dtype)
+    gate_up = torch.randn(8, 4 * hidden, hidden, device=device).to(dtype)
+    down = torch.randn(8, hidden, 2 * hidden, device=device).to(dtype)
+    experts = torch.arange(2 * tokens, device=device).view(tokens, 2) % 8
+    weights = torch.full((tokens, 2), 0.5, device=device)
+    seconds = _seconds(lambda: fused_moe(x, weights, experts, gate_up, down), device)
+    return Figure("fused moe", seconds, 2.0 * 2 * tokens * 6 * hidden * hidden, "GFLOP/s")
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Of one call: on a GPU of many launched together, so that Python is not measured."""
+    if device.type != "cuda":
+        return measure(run, device)
+
+    def many() -> None:
+        for _ in range(_LAUNCHES):
+            run()
+
+    return measure(many, device) / _LAUNCHES
