@@ -54,6 +54,7 @@ def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, re
         slots=options.max_running_requests,
         context_length=options.context_length,
         page_size=options.page_size,
+        step_tokens=schedule.chunked_prefill_size,
         kv_cache_bytes=options.kv_cache_bytes,
         attention_backend=options.attention_backend,
         quantization=options.quantization,

@@ -4,11 +4,13 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.errors import UnavailableBackendError
@@ -18,11 +20,14 @@ from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampling
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
+from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
+from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
 from tercet.scheduler.executor.sampler import SamplingOps
+from tercet.scheduler.executor.shrinking import ShrinkingModel
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
@@ -32,6 +37,8 @@ from tercet.scheduler.models.native import DTYPES, NativeCausalLM
 from tercet.scheduler.models.registry import build_model
 
 logger = logging.getLogger(__name__)
+
+_CPU_SHARE, _GPU_SHARE = 0.5, 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +61,10 @@ class WorkerOptions:
     """Tokens of a KV page."""
     kv_cache_bytes: int | None = None
     """Memory of the KV cache; by default a share of what is available."""
-    kv_cache_share: float = 0.5
-    """The share of memory available after loading that the KV cache takes."""
+    kv_cache_share: float | None = None
+    """The share of memory available after loading that the KV cache takes; half on a CPU, most of it on a GPU."""
+    step_tokens: int = 512
+    """Most tokens of one step."""
     attention_backend: str = "auto"
     """auto, or a backend of tercet.kernels; cpu runs the whole model on native kernels."""
     quantization: Quantization = "none"
@@ -72,9 +81,9 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise ValueError("threads must be at least 1")
-        if self.slots < 1 or self.page_size < 1:
-            raise ValueError("slots and page_size must be at least 1")
-        if not 0 < self.kv_cache_share <= 1:
+        if self.slots < 1 or self.page_size < 1 or self.step_tokens < 1:
+            raise ValueError("slots, page_size and step_tokens must be at least 1")
+        if self.kv_cache_share is not None and not 0 < self.kv_cache_share <= 1:
             raise ValueError("kv_cache_share must be above 0 and at most 1")
         if self.context_length is not None and self.context_length < 1:
             raise ValueError("context_length must be at least 1")
@@ -106,11 +115,21 @@ class TpModelWorker:
         shape = KVShape(
             page_size=options.page_size, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype
         )
-        pages = _pages(options, shape, config.layers, context_length, device)
+        ops = _sampling_ops(model, device)
+        given = options.kv_cache_bytes
+        if given is None:
+            given = _kv_bytes(options, config, context_length, shape, device, model, backend, ops)
+        pages = _pages(given, options, shape, config.layers, context_length)
         group = KVGroup(name="full", layers=range(config.layers), pages=pages)
-        self._pool = KVPool([group], shape, device)
+        self._pool = KVPool([group], shape, device, spare=device.type == "cuda")
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
+        self._graphs: CudaGraphRunner | None = None
+        if device.type == "cuda":
+            if backend().capturable:
+                sizes = {"slots": options.slots, "context_length": context_length}
+                self._graphs = CudaGraphRunner(model, self._pool, backend, CudaRecorder(), **sizes, device=device)
+            model = ShrinkingModel(self._graphs or model)
         self._grammars = _grammars(options, config)
         self._runner = ModelRunner(
             model,
@@ -120,7 +139,7 @@ class TpModelWorker:
             context_length=context_length,
             vocab_size=config.vocab_size,
             device=device,
-            sampling_ops=_sampling_ops(model, device),
+            sampling_ops=ops,
             grammars=self._grammars,
         )
         self._capacity = Capacity(
@@ -144,7 +163,10 @@ class TpModelWorker:
         """Start a step. Steps run in the order they are submitted."""
         if self._thread is not None:
             return PendingStep(self._thread.submit(self._runner.execute, plan))
-        return PendingStep(_done(lambda: self._runner.execute(plan)))
+        step = PendingStep(_done(lambda: self._runner.execute(plan)))
+        if self._graphs is not None:
+            self._graphs.capture_next()
+        return step
 
     def close(self) -> None:
         """Let steps that were submitted finish, and start no more."""
@@ -217,11 +239,38 @@ def _context_length(options: WorkerOptions, config: ModelConfig) -> int:
     return wanted
 
 
-def _pages(options: WorkerOptions, shape: KVShape, layers: int, context_length: int, device: torch.device) -> int:
+def _kv_bytes(
+    options: WorkerOptions,
+    config: ModelConfig,
+    context_length: int,
+    shape: KVShape,
+    device: torch.device,
+    model: Model,
+    backend: Callable[[], AttentionBackend],
+    ops: SamplingOps,
+) -> int:
+    """Memory for the KV cache: a share of what is free, on a GPU after the worst step it will ever have to run."""
+    if device.type != "cuda":
+        return int(available_bytes(device) * (options.kv_cache_share or _CPU_SHARE))
+    run = partial(
+        rehearse,
+        model,
+        backend,
+        ops,
+        shape,
+        layers=range(config.layers),
+        slots=options.slots,
+        tokens=options.step_tokens,
+        context_length=context_length,
+        vocab_size=config.vocab_size,
+        device=device,
+    )
+    free = partial(available_bytes, device)
+    return measured_kv_bytes(free, run, options.kv_cache_share or _GPU_SHARE, options.step_tokens)
+
+
+def _pages(given: int, options: WorkerOptions, shape: KVShape, layers: int, context_length: int) -> int:
     """As many pages as the memory gives, but no more than all slots could fill. Raises ValueError for none at all."""
-    given = options.kv_cache_bytes
-    if given is None:
-        given = int(available_bytes(device) * options.kv_cache_share)
     pages = given // (shape.page_bytes * layers)
     if pages < 1:
         raise ValueError(f"{given} bytes of KV cache do not hold one page of {shape.page_bytes * layers} bytes")
