@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet.frontend.errors import BadRequestError, ServerError
@@ -128,6 +128,7 @@ def pieces(data: st.DataObject, text: str) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(cuts)]
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_run_that_goes_on_from_another_repeats_and_loses_nothing(data: st.DataObject) -> None:
     first = EventLog().add(told(ResponseWriter(body("queued")), cut_again(data, SAID)))
