@@ -188,7 +188,8 @@ def steps(most: float) -> Iterator[Measured]:
     with tempfile.TemporaryDirectory() as name:
         for model, shape in MODELS.items():
             for batch in BATCHES:
-                kinds = {"torch": {"attention_backend": "torch_native"}, "none": {}, "int8": {"quantization": "int8"}}
+                kinds = {kind: {"quantization": kind} for kind in ("none", "int8", "int4")}
+                kinds["torch"] = {"attention_backend": "torch_native"}
                 decoding = {kind: Decoding(model, batch, Path(name), **options) for kind, options in kinds.items()}
                 seconds = best_of({kind: served.step for kind, served in decoding.items()})
                 before = seconds["torch"]
@@ -198,6 +199,8 @@ def steps(most: float) -> Iterator[Measured]:
                 yield f"{model} batch {batch}: plain torch", batch / before, "tokens/s", None
                 yield f"{model} batch {batch}: native bfloat16", batch / seconds["none"], "tokens/s", limit
                 yield f"{model} batch {batch}: native int8", batch / seconds["int8"], "tokens/s", None
+                yield f"{model} batch {batch}: int8 / bfloat16", seconds["none"] / seconds["int8"], "x", None
+                yield f"{model} batch {batch}: int4 / int8", seconds["int8"] / seconds["int4"], "x", None
                 yield f"{model} batch {batch}: native / plain torch", before / seconds["none"], "x", 1.3
 
 
