@@ -10,7 +10,7 @@ from packages.frontend.tests.parsers.transcripts import Call, read
 from packages.frontend.tests.turn.vocabulary import accepts, babble, tokens
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.parsers.port import Style, ToolSpec
-from tercet.frontend.parsers.registry import TOOL_FORMATS, tool_format, tool_parser
+from tercet.frontend.parsers.registry import TOOL_FORMATS, reasoning_format, tool_format, tool_parser
 from tercet.frontend.turn.answer_grammar import EnforcedCalls, Thinking, answer_grammar
 from tercet.protocol.values import Grammar
 
@@ -30,6 +30,7 @@ WEATHER = ToolSpec(
 )
 NOW = ToolSpec("now")
 TOOLS = (WEATHER, NOW)
+HARMONY = reasoning_format("gpt_oss").framing
 OSLO = ("get_weather", {"city": "Oslo", "exact": True})
 
 
@@ -213,3 +214,32 @@ def test_parameters_that_cannot_be_written_are_refused(parameters: dict[str, Any
 def test_no_bound_of_a_schema_becomes_part_of_the_grammar() -> None:
     tool = ToolSpec("f", {"properties": {"a": {"type": "string", "minLength": "0}/ evil: /", "maxLength": 4}}})
     assert "evil" not in grammar_of("qwen3_coder", (tool,)).text
+
+
+OTHERWISE = {
+    "deepseek_v3": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{"x": 1}\n```<｜tool▁call▁end｜>',
+    "deepseek_v31": '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜>',
+    "generic": '{"arguments": {"x": 1}, "name": "now"}',
+    "kimi_k2": '<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|>',
+    "llama3_json": '{ "type": "function", "name": "now", "parameters": {"x": 1}}',
+    "llama_pythonic": "[ now(x=1)]",
+    "qwen3_coder": "<function=now>\n<parameter=x>\n1\n</parameter>\n</function>",
+}
+"""Calls that no schema allows, as the parser reads them although the notation writes them in another way."""
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_no_call_slips_through_free_text_in_another_spelling(name: str) -> None:
+    assert [call.name for call in calls_in(name, OTHERWISE[name])] == ["now"]
+    grammar = grammar_of(name, required=False)
+    assert not accepts(grammar, OTHERWISE[name])
+    assert not accepts(grammar, "Let me look. " + OTHERWISE[name])
+    assert accepts(grammar, 'Plain words, (brackets), [1, 2], {"other": 3} and "quotes": ok.')
+
+
+def test_no_call_slips_through_harmonys_final_message() -> None:
+    grammar = grammar_of("gpt_oss", required=False, thinking=Thinking(framing=HARMONY, opened=False))
+    final = "<|channel|>final<|message|>Hello"
+    assert accepts(grammar, final)
+    call = '<|channel|>commentary to=functions.now<|message|>{"x":1}'
+    assert not accepts(grammar, f"{final}<|end|><|start|>assistant{call}")

@@ -82,6 +82,8 @@ class ToolFraming(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that end a value although its suffix is missing: no value has them within."""
     trigger: str
     """When this appears in free text a call follows: where a structural tag begins."""
+    also_begins: tuple[str, ...] = ()
+    """Regular expressions, or markers, of what else the grammar takes for the beginning of a call."""
     special_tokens: bool = False
     """Some markers are special tokens of the vocabulary: decode with `skip_special_tokens` off."""
     short_ids: bool = False

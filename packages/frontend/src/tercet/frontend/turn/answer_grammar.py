@@ -5,7 +5,7 @@ import orjson
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.grammar.compiler import to_grammar
-from tercet.frontend.grammar.lark import LarkWriter
+from tercet.frontend.grammar.lark import LarkWriter, quoted, slashed
 from tercet.frontend.grammar.limits import MAX_TEXT
 from tercet.frontend.grammar.spec import Constraint, Tokens
 from tercet.frontend.parsers.port import ReasoningFraming, ToolFraming, ToolSpec
@@ -64,22 +64,27 @@ def _answer(rules: Rules, opening: str, calls: EnforcedCalls | None, constraint:
     if constraint is not None:
         return rules.add(f"{said} | {grammar.answer()}")
     if opening:
-        return rules.add(f"{rules.literal(opening)} {any_token_but(rules.tokens.eos)}* | {grammar.answer()}")
-    return _text_with_calls(rules, grammar, several=calls.several)
+        others = [rules.tokens.added[each] for each in calls.framing.also_begins if each in rules.tokens.added]
+        words = f"{rules.literal(opening)} {any_token_but([*others, *rules.tokens.eos])}*"
+        return rules.add(f"{words} | {grammar.answer()}")
+    return _text_with_calls(rules, grammar, calls)
 
 
-def _text_with_calls(rules: Rules, grammar: CallGrammar, *, several: bool) -> str:
-    """Free text in which every trigger begins calls."""
-    added = rules.tokens.added
+def _text_with_calls(rules: Rules, grammar: CallGrammar, enforced: EnforcedCalls) -> str:
+    """Free text in which every trigger begins calls, and nothing else that is read as one occurs."""
+    added, several = rules.tokens.added, enforced.several
     triggers = grammar.triggers()
-    text = rules.add("/(?s:.*)/")
+    signs = enforced.framing.also_begins
+    written = [slashed(f"(?s:.*)({sign})(?s:.*)") for sign in signs if sign not in added]
+    text = rules.terminal(" & ".join(["/(?s:.*)/", *(f"~{each}" for each in written)]))
     branches = []
     for trigger, calls in triggers.items():
         if trigger in added:
             branches.append(f"{text} {rules.literal(trigger)} {calls}")
         else:
-            branches.append(f"{rules.add(f'/(?s:.*){escaped(trigger)}/', 'lazy')} {calls}")
-    others = set(added.values()) - {added.get(trigger, -1) for trigger in triggers} - set(rules.tokens.eos)
+            branches.append(f"{rules.add(f'{text} {quoted(trigger)}', 'lazy')} {calls}")
+    begins = {added.get(sign, -1) for sign in (*triggers, *signs)}
+    others = set(added.values()) - begins - set(rules.tokens.eos)
     words = rules.add(f"({text} {one_token_of(others)})*") if others else ""
     part = rules.add(" | ".join(branches))
     if several:

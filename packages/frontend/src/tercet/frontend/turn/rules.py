@@ -21,6 +21,12 @@ class Rules:
         self._rules.append(f"{name}{f'[{options}]' if options else ''}: {body}")
         return name
 
+    def terminal(self, body: str) -> str:
+        """A terminal's name: what one lexeme matches."""
+        name = f"TERMINAL_{len(self._rules) + 1}"
+        self._rules.append(f"{name}: {body}")
+        return name
+
     def text(self, start: str) -> str:
         """The grammar that begins with `start`."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"

@@ -7,6 +7,8 @@ from tercet.frontend.parsers.reader import LONGEST_NAME, Emit, MalformedError, M
 from tercet.frontend.parsers.sink import Sink
 
 _ARGUMENTS = ("arguments", "parameters")
+BARE_CALL = r'\{\s*"(name|type|id|arguments|parameters)"\s*:'
+"""How an object begins that may be a call where no marker says so."""
 
 
 class _Fields:

@@ -7,7 +7,7 @@ names make an object a call; everything else is text.
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.call_object import read_call, read_calls
+from tercet.frontend.parsers.tools.call_object import BARE_CALL, read_call, read_calls
 
 _BEGIN = Markers("[", "{")
 
@@ -33,6 +33,7 @@ FORMAT = ToolFormat(
         separator=", ",
         end="]",
         trigger='[{"name": "',
+        also_begins=(BARE_CALL,),
     ),
     grammar=read,
 )

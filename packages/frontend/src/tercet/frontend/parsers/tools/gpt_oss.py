@@ -46,6 +46,7 @@ FORMAT = ToolFormat(
         suffix="<|call|>",
         separator="<|start|>assistant",
         trigger="<|channel|>commentary to=functions.",
+        also_begins=("<|channel|>", "<|start|>"),
         special_tokens=True,
     ),
     grammar=read,

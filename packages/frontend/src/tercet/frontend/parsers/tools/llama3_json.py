@@ -8,7 +8,7 @@ names make an object a call; every other object, and code after the tag, is text
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.call_object import read_call
+from tercet.frontend.parsers.tools.call_object import BARE_CALL, read_call
 
 _TAG = "<|python_tag|>"
 _BEGIN = Markers(_TAG, "{")
@@ -50,6 +50,7 @@ FORMAT = ToolFormat(
         suffix="}",
         separator="; ",
         trigger='{"name": "',
+        also_begins=(BARE_CALL,),
         special_tokens=True,
     ),
     grammar=read,

@@ -95,6 +95,7 @@ FORMAT = ToolFormat(
         key_suffix="",
         key_separator=", ",
         trigger="[",
+        also_begins=(r"\[\s*[A-Za-z0-9_.\-]+\s*\(",),
         special_tokens=True,
     ),
     grammar=read,

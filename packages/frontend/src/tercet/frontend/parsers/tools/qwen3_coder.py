@@ -82,6 +82,7 @@ FORMAT = ToolFormat(
         key_suffix="\n</parameter>\n",
         value_also_ends=(_NEXT, _DONE),
         trigger="<tool_call>\n<function=",
+        also_begins=("<function=",),
     ),
     grammar=read,
 )
