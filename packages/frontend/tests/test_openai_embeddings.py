@@ -13,9 +13,12 @@ import pytest
 
 from packages.frontend.tests import encoders
 from tercet.frontend.embedding_batch import AT_ONCE
-from tercet.frontend.testing import EncodingEngine, FakeEngine, Script, Served, serving
-from tercet.protocol.messages import AbortReq, Rejected, TokenizedEmbeddingReqInput
-from tercet.protocol.values import FinishReason, FinishType, ModelLimits, Role, Task, unpack_floats, unpack_ints
+from tercet.frontend.embedding_request import EmbeddingRequest, TextInput
+from tercet.frontend.routing_policy import CacheAware
+from tercet.frontend.testing import EncodingEngine, FakeEngine, Script, Served, managed, serving
+from tercet.protocol.messages import AbortReq, Heartbeat, Rejected, TokenizedEmbeddingReqInput
+from tercet.protocol.testing import ScriptedClock
+from tercet.protocol.values import FinishReason, FinishType, ModelLimits, Phase, Role, Task, unpack_floats, unpack_ints
 
 Openai = Callable[..., openai.AsyncOpenAI]
 Http = Callable[[Served], httpx2.AsyncClient]
@@ -360,6 +363,34 @@ async def test_an_abort_by_the_id_of_the_http_request_ends_all_its_inputs(http_o
         answer = await asking
         assert answer.json()["error"]["code"] == "request_aborted"
         assert len([message for _, message in made.sent if isinstance(message, AbortReq)]) == 2
+
+
+async def test_an_input_whose_vector_was_lost_is_asked_for_again() -> None:
+    clock, made = ScriptedClock(), engine()
+    asked = EmbeddingRequest(model="encoder", inputs=[TextInput("cat")], params=["input"])
+    async with managed(made, clock=clock) as manager:
+        asking = asyncio.create_task(manager.embed(asked))
+        await held(made, 1)
+        made.step(lost=True)
+        while not made.inputs:
+            clock.advance(0.5)
+            made._from("scheduler-0", Heartbeat(phase=Phase.IDLE))
+            assert clock.now < 1100
+        assert [request.attempt for _, request in made.inputs] == [1]
+        made.step()
+        assert (await asking).tokens == 3
+
+
+async def test_inputs_go_to_the_least_loaded_whatever_they_begin_with(http_of: Http) -> None:
+    made = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
+    async with serving(made) as served:
+        served.manager._dispatcher._controller._policy = CacheAware()
+        body = {"model": "encoder", "input": ["the cat sat on the mat"] * 10}
+        asking = asyncio.create_task(http_of(served).post("/v1/embeddings", json=body))
+        await held(made, 10)
+        assert sorted(peer for peer, _ in made.inputs) == ["scheduler-0"] * 5 + ["scheduler-1"] * 5
+        made.step()
+        await asking
 
 
 async def test_vectors_that_make_no_sense_are_passed_over(http_of: Http) -> None:

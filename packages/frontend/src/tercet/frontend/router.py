@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tercet.frontend.fleet import DetokenizerPeer, SchedulerPeer
 from tercet.frontend.in_flight import InFlight
-from tercet.frontend.routing_policy import RoutingPolicy
+from tercet.frontend.routing_policy import LeastLoaded, RoutingPolicy
 
 
 class DataParallelController:
@@ -12,6 +12,8 @@ class DataParallelController:
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
+        self._by_load = LeastLoaded()
+        """For inputs of encoders, which cache nothing."""
         self._next_detokenizer = 0
         self._loads: dict[str, tuple[SchedulerPeer, int]] = {}
         """Where each request is, by its rid, and how many tokens it had when it was sent there."""
@@ -20,7 +22,7 @@ class DataParallelController:
         """Where to try a request, in order: first where it runs already, last where it was refused."""
         if not eligible:
             return []
-        ordered = self._policy.order(state, eligible)
+        ordered = (self._policy if state.has_text else self._by_load).order(state, eligible)
         return sorted(ordered, key=lambda each: (each.peer in state.refused_by, each.peer != state.scheduler))
 
     def sent(self, state: InFlight, scheduler: SchedulerPeer) -> None:
@@ -29,7 +31,8 @@ class DataParallelController:
         tokens = state.prompt_tokens + state.output_tokens
         scheduler.own += tokens
         self._loads[state.rid] = scheduler, tokens
-        self._policy.sent(state, scheduler)
+        if state.has_text:
+            self._policy.sent(state, scheduler)
 
     def ended(self, state: InFlight) -> None:
         """A request is not where it was sent any more. Harmless for one that is nowhere."""
