@@ -210,7 +210,7 @@ def test_a_detokenizer_that_loses_a_choice_to_another_is_told_to_forget_it() -> 
         run.step()
     resume = [Resume(0, pack_ints(whole[:2]))]
     later = request("a", PROMPT, attempt=1, max_new_tokens=8, ignore_eos=True, detokenizer="d-1", resume=resume)
-    told = dict(run.core.handle(Arrival("frontend-0", later)))
+    told = {peer: message for peer, message, *_ in run.core.handle(Arrival("frontend-0", later))}
     closing, opening = told["d-0"], told["d-1"]
     assert isinstance(closing, BatchTokenIDOutput)
     assert isinstance(opening, BatchTokenIDOutput)
