@@ -8,10 +8,15 @@ import pytest
 import torch
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
 from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.executor.model_runner import ModelRunner
+from tercet.scheduler.executor.shrinking import ShrinkingModel
 
 SLOTS = 4
+GREEDY = SamplingParams(max_new_tokens=20, temperature=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +118,44 @@ def test_without_memory_a_bucket_is_left_out(attending: Any, steps: Any) -> None
     batch = given.step([(0, 1, 1), (1, 1, 1)])
     assert len(runner(batch.input_ids, batch.positions, batch)) == 2
     assert tape.replays == 1
+
+
+def test_a_runner_does_not_notice(attending: Any, steps: Any) -> None:
+    """Plans, through what a GPU's worker puts around a model: graphs, and halves for want of memory."""
+
+    def run(wrap: Callable[[KVPool], Any], between: Callable[[], object]) -> list[list[int]]:
+        pool = steps().pool
+        cpu = torch.device("cpu")
+        runner = ModelRunner(
+            wrap(pool), pool, TorchNativeAttention, slots=SLOTS, context_length=23, vocab_size=50, device=cpu
+        )
+        prompts = [[5, 9, 2, 44], [7], [30, 31, 32, 33, 34, 35]]
+        inits = [
+            SlotInit(slot=slot, tokens=pack_ints(ids), prompt_tokens=len(ids), choice=0, sampling=GREEDY)
+            for slot, ids in enumerate(prompts)
+        ]
+        pages = [PageUpdate(slot, 0, [[slot * 5 + page for page in range(5)]]) for slot in range(3)]
+        rows = [Row(slot, 0, len(ids), sample=True) for slot, ids in enumerate(prompts)]
+        given = []
+        for step in range(7):
+            first = step == 0
+            plan = Plan(step=step, introduce=inits * first, pages=pages * first, rows=rows)
+            given.append(runner.execute(plan).result().token_ids)
+            rows = [Row(row.slot, row.start + row.count, 1, sample=True) for row in rows][: 3 if step < 4 else 2]
+            between()
+        return given
+
+    made: list[CudaGraphRunner] = []
+    tape = Tape()
+
+    def wrap(pool: KVPool) -> ShrinkingModel:
+        made.append(graphs(attending, pool, tape))
+        return ShrinkingModel(made[0])
+
+    def capture() -> None:
+        made[0].capture_next()
+
+    expected = run(lambda _: attending, lambda: None)
+    assert run(wrap, capture) == expected
+    assert tape.replays == 6
+    assert len({token for tokens in expected for token in tokens}) > 2
