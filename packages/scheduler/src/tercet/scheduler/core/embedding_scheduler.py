@@ -198,16 +198,14 @@ class EmbeddingScheduler:
         """End an input of the frontend that says so; an abort that somebody asked for ends it whosever it is."""
         if message.indices and 0 not in message.indices:
             return
-        named = [
-            req
-            for (frontend, rid), req in self.roster.items()
-            if (_is_named(rid, message.rid) if message.asked else (frontend, rid) == (source, message.rid))
-        ]
+        own = self.roster.get((source, message.rid))
+        named = [own] if own is not None else []
+        if message.asked:
+            named = [req for req in self.roster.values() if _is_named(req.rid, message.rid)]
         for req in named:
             self.counters.aborted += 1
             self._forget(req)
-            finish = FinishReason(FinishType.ABORT, message=message.reason, asked=message.asked)
-            outputs.fail(req, finish)
+            outputs.fail(req, FinishReason(FinishType.ABORT, message=message.reason, asked=message.asked))
 
     def _drop_frontend(self, peer: str) -> None:
         for req in [req for req in self.roster.values() if req.frontend == peer]:
