@@ -243,3 +243,18 @@ def test_no_call_slips_through_harmonys_final_message() -> None:
     assert accepts(grammar, final)
     call = '<|channel|>commentary to=functions.now<|message|>{"x":1}'
     assert not accepts(grammar, f"{final}<|end|><|start|>assistant{call}")
+
+
+@pytest.mark.parametrize("name", ["hermes", "glm", "qwen3_coder", "llama_pythonic"])
+def test_an_empty_string_may_be_among_the_values(name: str) -> None:
+    tool = ToolSpec("f", {"properties": {"a": {"enum": ["", "x"]}}, "required": ["a"]})
+    grammar = grammar_of(name, (tool,))
+    assert accepts(grammar, written(name, ("f", {"a": ""})))
+    assert not accepts(grammar, written(name, ("f", {"a": "y"})))
+
+
+def test_only_we_guide_the_grammar() -> None:
+    loose = ToolSpec("f", {"type": "object", "x-guidance": "mine"})
+    assert "mine" not in grammar_of("hermes", (loose,)).text
+    with pytest.raises(BadRequestError, match="'type' 'object'"):
+        grammar_of("hermes", (ToolSpec("f", {"type": "string"}),))

@@ -16,6 +16,7 @@ from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
 from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, kinds
 from tercet.frontend.turn.rules import Rules, escaped
 
+_NOTHING = '""'
 _PLACE = re.compile(r"\$index")
 _NO_TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
 _ONLY_IN_JSON = ("pattern", "format")
@@ -112,7 +113,7 @@ class CallGrammar:
                 first = f"({argument} {rest} | {first})" if first.strip() else f"({argument} {rest})?"
                 rest = f"({separator} {argument})? {rest}"
             first, rest = self._rules.add(first), self._rules.add(rest)
-        return first or '""'
+        return first or _NOTHING
 
     def _value(self, tool: ToolSpec, schema: Any, root: dict[str, Any]) -> str:
         """One argument's value, with what ends it."""
@@ -124,7 +125,8 @@ class CallGrammar:
         choices = inner.get("enum", [inner["const"]] if "const" in inner else None)
         if isinstance(choices, list) and choices:
             texts = [each if isinstance(each, str) else orjson.dumps(each).decode() for each in choices]
-            return f"({' | '.join(map(self._rules.literal, texts))}) {self._rules.literal(suffix)}"
+            written = (self._rules.literal(text) or _NOTHING for text in texts)
+            return f"({' | '.join(written)}) {self._rules.literal(suffix)}"
         allowed = kinds(inner, root)
         if allowed != UNKNOWN and "string" not in allowed:
             return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
@@ -161,7 +163,8 @@ def _repeats(least: object, most: object) -> str:
 def _object_schema(tool: ToolSpec) -> dict[str, Any]:
     """The schema of a tool's arguments, which are an object; with properties listed it has those and no others."""
     schema = dict(tool.parameters) or dict(_NO_TOOL)
-    schema.setdefault("type", "object")
+    if schema.setdefault("type", "object") != "object":
+        raise BadRequestError(f"The parameters of the tool '{tool.name}' must be of 'type' 'object'.", param="tools")
     if "properties" in schema and not tool.strict:
         schema.setdefault("additionalProperties", False)
     return schema
@@ -169,9 +172,8 @@ def _object_schema(tool: ToolSpec) -> dict[str, Any]:
 
 def _json(schema: dict[str, Any], *, strict: bool) -> str:
     """A value by its schema; without `strict` as far as the schema can be enforced."""
-    text = schema_text(schema)
-    if not strict:
-        read = orjson.loads(text)
-        read["x-guidance"]["lenient"] = True
-        text = orjson.dumps(read).decode()
-    return f"%json {text}"
+    if strict:
+        return f"%json {schema_text(schema)}"
+    read = orjson.loads(schema_text({name: value for name, value in schema.items() if name != "x-guidance"}))
+    read["x-guidance"]["lenient"] = True
+    return f"%json {orjson.dumps(read).decode()}"
