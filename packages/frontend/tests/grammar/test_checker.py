@@ -14,6 +14,7 @@ import uvloop
 
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.grammar.checker import GrammarChecker
+from tercet.frontend.grammar.worker import MEMORY
 from tercet.frontend.served_model import ModelFiles, ServedModel
 from tercet.protocol.values import Grammar, GrammarKind, ModelIdentity, ModelLimits
 
@@ -95,6 +96,21 @@ async def test_what_takes_too_much_memory_is_refused(checker: GrammarChecker, mo
     pieces = " & ".join(f"/((?s:.)*{letter}(?s:.){{{9 + place}}})*/" for place, letter in enumerate("abcdef"))
     assert "too" in await refusal(checker, Grammar(GrammarKind.LARK, f"start: A\nA: {pieces}"), model)
     await checker.check(DIGITS, model)
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="only Linux tells what another process may take")
+async def test_a_worker_may_take_little_more_memory_than_it_has(checker: GrammarChecker, model: ServedModel) -> None:
+    await checker.check(DIGITS, model)
+    [pid] = checker.pids
+    soft, has = await asyncio.to_thread(address_space, pid)
+    assert 0 < soft - has <= MEMORY
+
+
+def address_space(pid: int) -> tuple[int, int]:
+    """Bytes of it that a process may have, and has."""
+    limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    [limit] = (line for line in limits if line.startswith("Max address space"))
+    return int(limit.split()[3]), int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def test_a_killed_worker_is_replaced(checker: GrammarChecker, model: ServedModel) -> None:
