@@ -12,10 +12,11 @@ import msgspec
 import openai
 import pytest
 from openai.types.responses import FunctionToolParam, Response, ResponseStreamEvent
+from tokenizers import Tokenizer
 
-from tercet.frontend.config import HttpConfig, StoreConfig
+from tercet.frontend.config import HttpConfig, ServingConfig, StoreConfig
 from tercet.frontend.testing import FakeEngine, Script, Served, Token, serving
-from tercet.protocol.values import FinishReason, FinishType, ModelLimits, unpack_ints
+from tercet.protocol.values import FinishReason, FinishType, GrammarKind, ModelLimits, unpack_ints
 
 EngineOf = Callable[..., FakeEngine]
 OpenAIOf = Callable[..., openai.AsyncOpenAI]
@@ -40,6 +41,15 @@ def store(tmp_path: Path) -> StoreConfig:
 def saying(*texts: str, finish: FinishReason | None = None) -> Script:
     last = len(texts) - 1
     tokens = [Token(10 + place, text, finish if place == last else None) for place, text in enumerate(texts)]
+    return lambda _request, _index: tokens
+
+
+def spelling(tokenizer: Tokenizer, *texts: str) -> Script:
+    """The same in the ids that the model's tokenizer has for each text, which comes with the last of them."""
+    tokens = []
+    for text in texts:
+        *before, last = tokenizer.encode(text, add_special_tokens=False).ids
+        tokens += [*(Token(each, "") for each in before), Token(last, text)]
     return lambda _request, _index: tokens
 
 
@@ -139,6 +149,71 @@ async def test_calls_of_functions(engine_of: EngineOf, openai_of: OpenAIOf, limi
         asked: list[Any] = [{"role": "user", "content": "hello"}, call.model_dump(exclude_none=True), result]
         await client.responses.create(model="tiny", input=asked, tools=[WEATHER])
         assert "rain in Oslo" in prompt_of(served, served.engine)
+
+
+async def test_reasoning_is_an_item_that_is_counted_and_goes_on(
+    engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, tokenizer: Tokenizer
+) -> None:
+    script = spelling(tokenizer, "<think>", "hmm, ", "rain?", "</think>", "\n\nIt rains.")
+    config = ServingConfig(reasoning_parser="qwen3")
+    async with serving(engine_of(script), config=config, store=store) as served:
+        client = openai_of(served)
+        whole = await client.responses.create(**BODY)
+        events = await stream_of(client)
+        reasoning, message = whole.output
+        assert (reasoning.type, message.type) == ("reasoning", "message")
+        assert reasoning.content is not None
+        assert [part.text for part in reasoning.content] == ["hmm, rain?"]
+        assert whole.output_text.strip() == "It rains."
+        assert whole.usage is not None
+        assert whole.usage.output_tokens_details.reasoning_tokens == len(
+            tokenizer.encode("<think>hmm, rain?</think>").ids
+        )
+        thoughts = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+        assert "".join(thoughts) == "hmm, rain?"
+        assert await client.responses.retrieve(whole.id) == whole
+        again = await client.responses.create(model="tiny", input="why?", previous_response_id=whole.id)
+        assert again.status == "completed"
+        assert "It rains." in prompt_of(served, served.engine)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "told"),
+    [
+        ({"type": "json_object"}, GrammarKind.JSON_SCHEMA, '"object"'),
+        (
+            {"type": "json_schema", "name": "p", "schema": {"type": "object", "properties": {"age": {"const": 7}}}},
+            GrammarKind.JSON_SCHEMA,
+            '"age"',
+        ),
+    ],
+)
+async def test_text_keeps_to_its_format(
+    wanted: Any, kind: GrammarKind, told: str, engine_of: EngineOf, openai_of: OpenAIOf, limits: ModelLimits
+) -> None:
+    reads = msgspec.structs.replace(limits, grammars="llguidance")
+    async with serving(engine_of(limits=reads)) as served:
+        answer = await openai_of(served).responses.create(**BODY, text={"format": wanted})
+        grammar = served.engine.requests()[0].sampling.grammar
+    assert grammar is not None
+    assert grammar.kind is kind
+    assert told in grammar.text
+    assert answer.text is not None
+    assert answer.text.format is not None
+    assert answer.text.format.type == wanted["type"]
+
+
+async def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(
+    engine_of: EngineOf, http_of: HttpOf, limits: ModelLimits
+) -> None:
+    reads = msgspec.structs.replace(limits, grammars="llguidance")
+    schema = {"type": "object", "properties": {"a": {"not": {}}}}
+    async with serving(engine_of(limits=reads)) as served:
+        body = {**BODY, "text": {"format": {"type": "json_schema", "name": "p", "schema": schema}}}
+        answer = await http_of(served).post("/v1/responses", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "text.format.schema"
+    assert "not" in answer.json()["error"]["message"]
 
 
 async def test_logprobs_when_included(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
