@@ -122,6 +122,20 @@ async def test_required_calls_are_a_grammar_of_the_tools_that_may_be_called() ->
     assert not accepts(plan.request.grammar, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
 
 
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"constraint": JsonObject(), "tools": (F,)}, "response_format"),
+        ({"constraint": JsonObject(), "tools": (F,), "tool_choice": ToolChoice(Calls.REQUIRED)}, "tools"),
+        ({"thinking_budget": 3}, "thinking_token_budget"),
+    ],
+)
+async def test_a_grammar_that_is_refused_names_who_asked_for_it(options: dict[str, Any], param: str) -> None:
+    plan, _ = await planned(THINKS, **options)
+    assert plan.request.grammar is not None
+    assert plan.request.grammar_param == param
+
+
 async def test_calls_that_are_not_allowed_are_read_as_text_where_names_tell_calls() -> None:
     choice = ToolChoice(Calls.AUTO, frozenset({"g"}))
     plan, state = await planned(CHAT, tools=(F, G), tool_choice=choice)

@@ -105,7 +105,7 @@ class TurnPlanner:
                 spaces_between_special_tokens=turn.spaces_between_special_tokens,
                 logprobs=turn.logprobs,
                 grammar=await _grammar(turn, model, names, tools, prompt),
-                grammar_param=turn.constraint.param if turn.constraint else "tools",
+                grammar_param=_grammar_param(turn),
                 priority=turn.priority,
                 cache_salt=turn.cache_salt,
             ),
@@ -137,6 +137,13 @@ async def _grammar(
     if thinking is None and calls is None and constraint is None:
         return None
     return await asyncio.to_thread(answer_grammar, model.tokens, thinking, calls, constraint)
+
+
+def _grammar_param(turn: ChatTurn) -> str:
+    """Which parameter to name when the grammar is refused: of a format and tools, the one that rules."""
+    if turn.constraint is not None and turn.tool_choice.calls is not Calls.REQUIRED:
+        return turn.constraint.param
+    return "tools" if turn.tools else turn.thinking_budget_param
 
 
 def _named(option: str) -> str | None:
