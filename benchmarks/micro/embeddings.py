@@ -1,7 +1,7 @@
 """Inputs a second of an encoder: our core and executor, without padding, beside transformers with it.
 
 The shape is that of all-MiniLM-L6-v2, the weights are random, and lengths are those of a mixed load: most are short, a
-few long. Both sides run the same inputs in turns, so that what else the machine does meets them alike.
+few long. Both sides run the same inputs in turns, on one thread, so that what else the machine does meets them alike.
 """
 
 import random
@@ -100,9 +100,10 @@ def core_only(count: int = 2048, rounds: int = 5) -> float:
 
 def rows(rounds: int = 5) -> list[Row]:
     """What this file measures."""
+    threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as directory:
         model = make_model(Path(directory))
-        worker = EncoderWorker(EncoderOptions(model=Path(directory), task=Task.EMBED, device="cpu"))
+        worker = EncoderWorker(EncoderOptions(model=Path(directory), task=Task.EMBED, device="cpu", threads=1))
         mixed, equal, tokens = [], [], 0
         for seed in range(rounds):
             counts = lengths(seed)
@@ -116,6 +117,7 @@ def rows(rounds: int = 5) -> list[Row]:
                 without = _seconds(lambda inputs=inputs: ours(worker, inputs))
                 found.append((without, _seconds(lambda inputs=inputs: padded(model, inputs))))
             tokens += sum(counts)
+    torch.set_num_threads(threads)
     return [
         ("mixed lengths, inputs/s without padding", INPUTS / median(each for each, _ in mixed), "inputs/s", None),
         ("mixed lengths, inputs/s of transformers", INPUTS / median(each for _, each in mixed), "inputs/s", None),
