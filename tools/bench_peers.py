@@ -51,6 +51,7 @@ class Peer:
 def peers_of(options: argparse.Namespace) -> list[Peer]:
     """Ours, and those whose programs were named."""
     ours = f"{Path(sys.executable).parent / 'tercet'} serve {{model}} --port {{port}} --served-model-name m"
+    ours += f" --threads {options.threads}"
     found = [Peer(OURS, ours)]
     if options.int8:
         found.append(Peer(f"{OURS} int8", f"{ours} --quantization int8"))
@@ -213,7 +214,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="share of each workload's requests")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each server's model")
     parser.add_argument("--most-foreign", type=float, default=0.15, help="cores that strangers may take")
     parser.add_argument("--port", type=int, default=8110)
     parser.add_argument("--out", type=Path, default=Path("peers.jsonl"))

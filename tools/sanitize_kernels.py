@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> int:
             "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
             "PYTHONPATH": folder,
         }
-        command = [sys.executable, "-m", "pytest", "-p", "sanitized", *map(str, TESTS), *arguments]
+        timed = f"--ignore={KERNELS / 'tests/native/test_speed.py'}"  # sanitizers are slow, and unevenly
+        command = [sys.executable, "-m", "pytest", "-p", "sanitized", timed, *map(str, TESTS), *arguments]
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
