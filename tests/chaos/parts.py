@@ -97,8 +97,9 @@ class Parts:
         return sum(counts.values())
 
     def memory(self) -> dict[str, int]:
-        """Bytes that each part has for itself (its share of what is shared included)."""
-        return {_option(process, "--peer"): process.memory_full_info().pss for process in self._processes()}
+        """Bytes that each part has for itself. Libraries do not count: a part's share of them grows when others end."""
+        infos = {_option(process, "--peer"): process.memory_info() for process in self._processes()}
+        return {name: info.rss - info.shared for name, info in infos.items()}
 
     def _look(self) -> None:
         for source, message, _ in self._node.drain():
