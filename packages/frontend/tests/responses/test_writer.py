@@ -169,3 +169,7 @@ def test_log_probabilities_go_with_the_text_they_are_of() -> None:
     assert delta["logprobs"] == [entry]
     writer.end(FinishType.STOP, {}, 0)
     assert writer.body["output"][0]["content"][0]["logprobs"] == [entry]
+    held = ResponseWriter(body())
+    assert held.take([TextDelta("\n")], [entry]) == []
+    [*_, late] = held.take([TextDelta("a")], [entry])
+    assert (late["delta"], late["logprobs"]) == ("\na", [entry, entry]), "white space waits, and so do its own"

@@ -1,7 +1,7 @@
 """The items of a response's output while they are written, and the events each brings."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 Change = dict[str, Any]
 """One event, without its `sequence_number`."""
@@ -10,6 +10,9 @@ LogprobList = Sequence[dict[str, Any]]
 
 class Item:
     """One item; `place` is its index in the output."""
+
+    prefix: ClassVar[str]
+    """What its id begins with."""
 
     def __init__(self, item_id: str, place: int) -> None:
         self.id = item_id
@@ -71,6 +74,8 @@ class TextItem(Item):
 class Message(TextItem):
     """Text for the reader."""
 
+    prefix = "msg"
+
     def __init__(self, item_id: str, place: int) -> None:
         super().__init__(item_id, place)
         self._logprobs: list[dict[str, Any]] = []
@@ -92,6 +97,8 @@ class Message(TextItem):
 class Reasoning(TextItem):
     """What the model thought. It is told in whole and open, so there is neither a summary nor anything encrypted."""
 
+    prefix = "rs"
+
     def _fields(self, *, begun: bool) -> dict[str, Any]:
         return {"type": "reasoning", "summary": [], "content": [self._part()] if begun else []}
 
@@ -107,6 +114,8 @@ class Reasoning(TextItem):
 
 class Call(Item):
     """The call of a function."""
+
+    prefix = "fc"
 
     def __init__(self, item_id: str, place: int, name: str, call_id: str) -> None:
         super().__init__(item_id, place)

@@ -18,7 +18,7 @@ from tercet.frontend.parsers.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from tercet.frontend.responses.output_items import Call, Change, Item, Message, Reasoning
+from tercet.frontend.responses.output_items import Call, Change, Item, LogprobList, Message, Reasoning, TextItem
 from tercet.protocol.values import FinishType
 
 
@@ -34,6 +34,7 @@ class ResponseWriter:
         self._open: Item | None = None
         self._blank = ""
         """White space that is text only if text follows."""
+        self._blank_logprobs: list[dict[str, Any]] = []
 
     @property
     def ended(self) -> bool:
@@ -50,7 +51,7 @@ class ResponseWriter:
         self.body["status"] = "in_progress"
         return [self._about("response.in_progress")]
 
-    def take(self, findings: Sequence[Event], logprobs: Sequence[dict[str, Any]] = ()) -> list[Change]:
+    def take(self, findings: Sequence[Event], logprobs: LogprobList = ()) -> list[Change]:
         """What the model said; `logprobs` are those of the tokens it said it in."""
         changes: list[Change] = []
         for finding in findings:
@@ -59,7 +60,7 @@ class ResponseWriter:
                     changes += self._text(text, logprobs)
                     logprobs = ()
                 case ReasoningDelta(text):
-                    changes += self._part("reasoning", text, ())
+                    changes += self._into(Reasoning, text)
                 case ToolCallStart():
                     changes += self._call(finding)
                 case ToolArgumentsDelta(_, text):
@@ -76,10 +77,10 @@ class ResponseWriter:
         cut = finish is FinishType.LENGTH
         changes = []
         if self._blank and not self.body["output"]:
-            changes += self._part("message", self._blank, ())
+            changes += self._into(Message, self._blank, self._blank_logprobs)
         changes += self._close("incomplete" if cut else "completed")
         if not self.body["output"]:
-            changes += [*self._begin(Message(self._id("msg"), 0)), *self._close("completed")]
+            changes += [*self._begin(Message(self._id(Message.prefix), 0)), *self._close("completed")]
         self.body["usage"] = usage
         if cut:
             self.body["status"] = "incomplete"
@@ -99,29 +100,32 @@ class ResponseWriter:
 
     # Inside.
 
-    def _text(self, text: str, logprobs: Sequence[dict[str, Any]]) -> list[Change]:
+    def _text(self, text: str, logprobs: LogprobList) -> list[Change]:
         if not isinstance(self._open, Message):
-            if not (self._blank + text).strip():
-                self._blank += text
+            text, logprobs = self._blank + text, [*self._blank_logprobs, *logprobs]
+            if not text.strip():
+                self._blank, self._blank_logprobs = text, logprobs
                 return []
-            text, self._blank = self._blank + text, ""
-        return self._part("message", text, logprobs)
+            self._forget_blank()
+        return self._into(Message, text, logprobs)
 
-    def _part(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]]) -> list[Change]:
-        """Text of a message or of reasoning."""
-        make, prefix = (Message, "msg") if kind == "message" else (Reasoning, "rs")
+    def _into(self, kind: type[TextItem], text: str, logprobs: LogprobList = ()) -> list[Change]:
+        """More text of the open item, or of a new one unless that is of this kind."""
         changes: list[Change] = []
-        if not isinstance(self._open, make):
+        if not isinstance(self._open, kind):
             changes += self._close("completed")
-            changes += self._begin(make(self._id(prefix), len(self.body["output"])))
+            changes += self._begin(kind(self._id(kind.prefix), len(self.body["output"])))
         assert self._open is not None
         return [*changes, *self._open.more(text, logprobs)]
 
     def _call(self, start: ToolCallStart) -> list[Change]:
-        self._blank = ""
+        self._forget_blank()
         changes, place = self._close("completed"), len(self.body["output"])
         call_id = self._call_ids.get(place) or start.id or self._id("call")
-        return [*changes, *self._begin(Call(self._id("fc"), place, start.name, call_id))]
+        return [*changes, *self._begin(Call(self._id(Call.prefix), place, start.name, call_id))]
+
+    def _forget_blank(self) -> None:
+        self._blank, self._blank_logprobs = "", []
 
     def _begin(self, item: Item) -> list[Change]:
         self._open = item
