@@ -170,10 +170,10 @@ def measure(options: argparse.Namespace, peers: list[Peer]) -> Iterator[dict[str
 
 
 def table(rows: list[dict[str, Any]], peers: list[Peer], most_foreign: float) -> str:
-    """Medians in Markdown. A row in which strangers took more than `most_foreign` cores is left out."""
+    """Medians in Markdown, without rows in which nothing succeeded or strangers took more than `most_foreign` cores."""
     cells: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        if row["foreign_cores"] <= most_foreign:
+        if row["foreign_cores"] <= most_foreign and row["ttft_ms"]:
             cells[row["model"], row["workload"], row["peer"]].append(row)
     names = [peer.name for peer in peers]
     lines = [f"| model, load | {' | '.join(names)} | ours / best |", "|---" * (len(names) + 2) + "|"]
@@ -184,13 +184,13 @@ def table(rows: list[dict[str, Any]], peers: list[Peer], most_foreign: float) ->
         others = [value for name, value in speed.items() if not name.startswith(OURS)]
         ratio = f"{speed[OURS] / max(others):.2f}" if OURS in speed and others else "-"
         lines.append(f"| {model}, {load} | {' | '.join(texts)} | {ratio} |")
-    left_out = sum(row["foreign_cores"] > most_foreign for row in rows)
+    left_out = len(rows) - sum(map(len, cells.values()))
     busiest = max((row["foreign_cores"] for row in rows), default=0.0)
     return "\n".join([*lines, "", f"{left_out} of {len(rows)} left out; strangers took {busiest:.2f} cores at most."])
 
 
 def _cell(rows: list[dict[str, Any]], speed: float) -> str:
-    first, each = (statistics.median(row[key]["p50"] for row in rows) for key in ("ttft_ms", "tpot_ms"))
+    first, each = (statistics.median(row[key].get("p50", 0.0) for row in rows) for key in ("ttft_ms", "tpot_ms"))
     wrong = sum(row["failed"] + row["short"] for row in rows)
     return f"{speed:.1f} tok/s, {first:.0f} + {each:.1f} ms" + (f", {wrong} wrong" if wrong else "")
 

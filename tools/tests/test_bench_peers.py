@@ -32,11 +32,12 @@ def test_a_row_has_the_medians_and_ours_over_the_best_other() -> None:
     assert lines[3] == "| tiny, W2 | - | - | 1.0 tok/s, 1000 + 100.0 ms, 3 wrong | - |"
 
 
-def test_rows_that_strangers_spoiled_are_left_out_and_counted() -> None:
+def test_rows_that_failed_or_strangers_spoiled_are_left_out_and_counted() -> None:
     rows = [row(OURS, "W1", 10.0), row(OURS, "W1", 1.0, foreign=0.4), row("vLLM", "W1", 5.0, foreign=0.2)]
+    rows.append(row(OURS, "W1", 99.0) | {"ttft_ms": {}, "failed": 3})
     lines = table(rows, PEERS, 0.15).splitlines()
     assert lines[2] == "| tiny, W1 | 10.0 tok/s, 100 + 10.0 ms | - | - | - |"
-    assert lines[-1] == "2 of 3 left out; strangers took 0.40 cores at most."
+    assert lines[-1] == "3 of 4 left out; strangers took 0.40 cores at most."
 
 
 def test_a_command_names_the_model_in_the_peers_own_format(tmp_path: Path) -> None:

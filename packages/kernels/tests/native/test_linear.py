@@ -128,6 +128,13 @@ def test_rows_come_back_as_they_went_in(library: Library, dtype: torch.dtype, qu
         packed.rows(torch.tensor([50]))
 
 
+def test_large_weights_outlive_what_they_were_packed_from(library: Library) -> None:
+    x, weight = torch.randn(2, 700), torch.randn(1600, 700)  # more than a huge page
+    expected, packed = linear(x, weight), [pack_linear(library, weight) for _ in range(3)]
+    del weight
+    assert all(relative_error(each(x), expected) < 1e-5 for each in packed)
+
+
 def test_what_does_not_fit_is_refused(library: Library) -> None:
     packed = pack_linear(library, torch.randn(8, 16))
     for x in (torch.randn(2, 15), torch.randn(16), torch.randn(2, 16).double()):
