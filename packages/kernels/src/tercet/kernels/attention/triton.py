@@ -26,7 +26,7 @@ class _Blocks:
     @classmethod
     def of_extend(cls, queries: int, group: int, dim: int, itemsize: int) -> "_Blocks":
         """For tiles of `queries` tokens at most, each with `group` heads of `dim` (a power of two)."""
-        room = 128 if dim * itemsize <= 256 else 64 if dim * itemsize <= 512 else 32
+        room = 32 if itemsize > 2 or dim > 256 else 128 if dim <= 128 else 64
         tile = max(16, power_of_two(group), min(room, power_of_two(queries * group)))
         keys = 64 if dim * itemsize <= 256 else 32
         return cls(queries=tile, keys=keys, warps=8 if tile * dim >= 128 * 128 else 4, stages=2)

@@ -123,28 +123,16 @@ def decode_kernel(
     dim = tl.arange(0, BLOCK_D)
     mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + row * stride_row + head[:, None] * stride_head + dim[None, :], mask=mine, other=0.0)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    top = tl.full([BLOCK_M], NOTHING, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    k_at = k_ptr + kv_head * stride_kv_head
+    v_at = v_ptr + kv_head * stride_kv_head
+    pages_at = pages_ptr + row * stride_pages
     acc, top, total = _stream(
-        q,
-        tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
-        tl.full([BLOCK_M], NOTHING, tl.float32),
-        tl.zeros([BLOCK_M], tl.float32),
-        index,
-        k_ptr + kv_head * stride_kv_head,
-        v_ptr + kv_head * stride_kv_head,
-        pages_ptr + row * stride_pages,
-        stride_slot,
-        1,
-        first,
-        last,
-        scale,
-        HEAD_DIM,
-        PAGE_SIZE,
-        WINDOW,
-        SOFTCAP,
-        False,
-        BLOCK_N,
-        BLOCK_D,
-    )
+        q, acc, top, total, index, k_at, v_at, pages_at, stride_slot, 1, first, last, scale,
+        HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
     heads = tl.num_programs(1) * GROUP
     place = (row * heads + head) * SPLITS + split
     sink = tl.full([BLOCK_M], NOTHING, tl.float32)
