@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from packages.frontend.tests import encoders
-from tercet.frontend.embedding_batch import AT_ONCE
-from tercet.frontend.embedding_request import EmbeddingRequest, TextInput
+from tercet.frontend.embedding.batch import AT_ONCE
+from tercet.frontend.embedding.request import EmbeddingRequest, TextInput
 from tercet.frontend.routing_policy import CacheAware
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Script, Served, managed, serving
 from tercet.protocol.messages import AbortReq, Heartbeat, Rejected, TokenizedEmbeddingReqInput

@@ -8,7 +8,7 @@ from typing import assert_never, cast
 from tercet.frontend.control import Control
 from tercet.frontend.counters import Cause, Counters
 from tercet.frontend.dispatch import Dispatcher
-from tercet.frontend.embedding_state import EmbeddingState, vectors_of
+from tercet.frontend.embedding.state import EmbeddingState, vectors_of
 from tercet.frontend.errors import from_rejection
 from tercet.frontend.fleet import Fleet, SchedulerPeer
 from tercet.frontend.in_flight import InFlight

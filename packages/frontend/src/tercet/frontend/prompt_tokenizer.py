@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer
 
+from tercet.frontend.embedding.input_layout import layout_of
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.input_layout import layout_of
 
 _ROLE_MARKER = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 """Added tokens of this shape steer a chat even where their tokenizer does not call them special."""

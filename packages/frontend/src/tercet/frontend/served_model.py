@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import orjson
 
+from tercet.frontend.embedding.sentence_files import SentenceFiles
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
 from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from tercet.frontend.grammar.spec import Tokens
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
-from tercet.frontend.sentence_files import SentenceFiles
 from tercet.frontend.special_text import SpecialTexts
 from tercet.frontend.template_manager import TemplateManager
 from tercet.frontend.token_bytes import TokenBytes

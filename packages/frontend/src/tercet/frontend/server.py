@@ -88,8 +88,7 @@ def welcome(url: str, model: str, locked: bool, seconds: float, task: Task = Tas
     path, example = _EXAMPLES[task]
     body = shlex.quote(json.dumps({"model": model, **example}))
     return (
-        f"ready at {url} in {seconds:.1f} s\n"
-        f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d {body}\n"
+        f"ready at {url} in {seconds:.1f} s\ncurl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d {body}\n"
     )
 
 

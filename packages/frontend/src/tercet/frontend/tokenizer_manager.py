@@ -11,9 +11,10 @@ from tercet.frontend.admission import check_stops, sampling
 from tercet.frontend.control import Control
 from tercet.frontend.counters import Counters, Outcome
 from tercet.frontend.dispatch import Dispatcher
-from tercet.frontend.embedding_batch import EmbeddingBatch
-from tercet.frontend.embedding_request import EmbeddingRequest
-from tercet.frontend.embedding_state import EmbeddingState
+from tercet.frontend.embedding.batch import EmbeddingBatch
+from tercet.frontend.embedding.input_encoder import InputEncoder
+from tercet.frontend.embedding.request import EmbeddingRequest
+from tercet.frontend.embedding.state import EmbeddingState
 from tercet.frontend.errors import BadRequestError, RequestAbortedError, UnavailableError, UnsupportedParameterError
 from tercet.frontend.fleet import Fleet
 from tercet.frontend.generate_request import GenerateRequest
@@ -21,7 +22,6 @@ from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.checker import GrammarChecker
 from tercet.frontend.in_flight import InFlight
 from tercet.frontend.inbound import Inbound
-from tercet.frontend.input_encoder import InputEncoder
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.recovery import Recovery
 from tercet.frontend.req_state import ReqState

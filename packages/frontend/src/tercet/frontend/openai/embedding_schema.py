@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from tercet.frontend.embedding_request import EmbeddingRequest, Input, PairInput, TextInput, TokenInput
+from tercet.frontend.embedding.request import EmbeddingRequest, Input, PairInput, TextInput, TokenInput
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.openai.sampling_schema import Name, Strict, TokenId
 

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.body import read_model
-from tercet.frontend.embedding_batch import EmbeddingBatch
-from tercet.frontend.embedding_state import numbers
+from tercet.frontend.embedding.batch import EmbeddingBatch
+from tercet.frontend.embedding.state import numbers
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.event_stream import unless_gone
 from tercet.frontend.openai.embedding_schema import ClassifyRequest, EmbeddingCreate

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from tercet.frontend.embedding_state import EmbeddingState
+from tercet.frontend.embedding.state import EmbeddingState
 
 AT_ONCE = 256
 """Inputs of one HTTP request that are with schedulers at a time."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from tercet.frontend.embedding_request import EmbeddingRequest, EncodedInput, PairInput, TextInput, TokenInput
+from tercet.frontend.embedding.input_layout import Piece
+from tercet.frontend.embedding.request import EmbeddingRequest, EncodedInput, PairInput, TextInput, TokenInput
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
-from tercet.frontend.input_layout import Piece
 from tercet.frontend.served_model import ServedModel
 from tercet.protocol.values import pack_ints
 

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from tercet.frontend.sentence_files import SentenceFiles
+from tercet.frontend.embedding.sentence_files import SentenceFiles
 
 
 def of(config: dict[str, object]) -> SentenceFiles:

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from packages.frontend.tests import encoders
-from tercet.frontend.embedding_request import EmbeddingRequest, EncodedInput, Input, PairInput, TextInput, TokenInput
+from tercet.frontend.embedding.input_encoder import InputEncoder
+from tercet.frontend.embedding.request import EmbeddingRequest, EncodedInput, Input, PairInput, TextInput, TokenInput
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
-from tercet.frontend.input_encoder import InputEncoder
 from tercet.frontend.served_model import ModelFiles, ServedModel
 from tercet.protocol.values import ModelIdentity, unpack_ints
 

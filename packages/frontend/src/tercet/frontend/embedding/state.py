@@ -4,7 +4,7 @@ import asyncio
 import struct
 from collections.abc import Iterator
 
-from tercet.frontend.embedding_request import EncodedInput
+from tercet.frontend.embedding.request import EncodedInput
 from tercet.frontend.errors import RequestAbortedError, ServerError
 from tercet.frontend.in_flight import InFlight
 from tercet.frontend.req_state import Verdict

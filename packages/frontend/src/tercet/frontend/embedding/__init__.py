@@ -1,0 +1,1 @@
+"""Inputs of encoders: laid out and tokenized here, and their vectors gathered."""
