@@ -225,11 +225,11 @@ class Attention {
     // Where an item is computed: a thread's own memory.
     template <class Format>
     struct Workplace {
-        typename Format::Input* queries;    // [queries][stride]
-        char *keys, *values;                // panels
-        float* scores;                      // [queries][64]
-        typename Format::Input* weights;    // [queries][64]
-        float* product;                     // [queries][width]
+        typename Format::Input* queries;  // [queries][stride]
+        char *keys, *values;              // panels
+        float* scores;                    // [queries][64]
+        typename Format::Input* weights;  // [queries][64]
+        float* product;                   // [queries][width]
         Sums total, part;
         amx::Tiles tiles;
     };
@@ -289,8 +289,8 @@ class Attention {
         for (int64_t i = 0; i < count; i++)
             weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
         lay_out_values<Format>(v, places, cache_.head_dim, place.values);
-        multiply<Format>(place, reinterpret_cast<char*>(place.weights), input_bytes<Format>(BLOCK), count,
-                         place.values, BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
+        multiply<Format>(place, reinterpret_cast<char*>(place.weights), input_bytes<Format>(BLOCK), count, place.values,
+                         BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
         for (int64_t i = 0; i < count * width_; i += LANES)
             store(place.part.values + i, load(place.part.values + i) + load(place.product + i));
     }

@@ -120,7 +120,8 @@ void add_mlp(const Model& model, const Layer& layer, const Step& step, float* re
         multiply(down, operand_from(down, gated, step.tokens), step.tokens, {Output::ADD, residual, model.hidden});
         return;
     }
-    int64_t stride = operand_stride(down.format, down.k), size = down.format == FLOAT32 ? 4 : int64_t(sizeof(Bfloats::Input));
+    int64_t stride = operand_stride(down.format, down.k),
+            size = down.format == FLOAT32 ? 4 : int64_t(sizeof(Bfloats::Input));
     Operand gated = {space.gated.bytes(stride * step.tokens), stride, nullptr};
     if (down.k * size != stride)
         for (int64_t token = 0; token < step.tokens; token++)

@@ -10,7 +10,7 @@
 
 namespace int4 {
 
-constexpr int64_t BLOCK = 32;                    // inputs that share a scale
+constexpr int64_t BLOCK = 32;  // inputs that share a scale
 constexpr int64_t BLOCK_BYTES = 2 * PANEL + 4 * ROW_BYTES;
 
 inline int64_t blocks(int64_t k) { return (k + BLOCK - 1) / BLOCK; }

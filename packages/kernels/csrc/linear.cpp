@@ -15,7 +15,7 @@ constexpr int64_t GRAIN_BYTES = 1 << 16;  // weights that are worth a task of th
 constexpr int64_t ROWS = 32;              // inputs at a time
 constexpr int64_t TILED_ROWS = 2;         // from so many on tiles are faster than dot products; measured
 constexpr int64_t WIDE_ROWS = 4;          // up to so many, dot products read four panels at once; measured
-constexpr int64_t WIDENED_ROWS = 16;       // from so many on it pays to make bfloat16 weights floats first; measured
+constexpr int64_t WIDENED_ROWS = 16;      // from so many on it pays to make bfloat16 weights floats first; measured
 
 template <class Format>
 constexpr bool IS_INT4 = std::is_same_v<Format, Nibbles>;
@@ -56,7 +56,8 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
                 if (count > LANES) count = LANES;
                 if (count <= 0) continue;
                 if (output.rows)
-                    store_first(reinterpret_cast<Bfloats::Input*>(output.rows + m * output.stride) + column, gated, count);
+                    store_first(reinterpret_cast<Bfloats::Input*>(output.rows + m * output.stride) + column, gated,
+                                count);
                 else
                     store_first(output.out + m * output.stride + column, gated, count);
             }
@@ -157,8 +158,8 @@ void pack_all(const typename Format::Element* weight, int64_t n, int64_t k, int6
     });
 }
 
-// Inputs of 8 bits: the largest of a row becomes 127, and put(i, step) is told of each. Returns what a step means, which
-// is NaN for a row with a NaN or an infinity.
+// Inputs of 8 bits: the largest of a row becomes 127, and put(i, step) is told of each. Returns what a step means,
+// which is NaN for a row with a NaN or an infinity.
 template <class Put>
 float quantise(const float* x, int64_t k, const Put& put) {
     F32 most = {}, poison = {};
@@ -217,7 +218,8 @@ void fill_operand(int64_t format, const float* x, int64_t k, const Operand& oper
             std::memset(row + 4 * k, 0, size_t(operand.stride - 4 * k));
             break;
         case BFLOAT16:
-            over(k, [&](int64_t i, auto get, auto put) { put(reinterpret_cast<Bfloats::Input*>(row) + i, get(x + i)); });
+            over(k,
+                 [&](int64_t i, auto get, auto put) { put(reinterpret_cast<Bfloats::Input*>(row) + i, get(x + i)); });
             std::memset(row + k * int64_t(sizeof(Bfloats::Input)), 0,
                         size_t(operand.stride - k * int64_t(sizeof(Bfloats::Input))));
             break;
@@ -244,7 +246,9 @@ static int64_t panel_bytes_of(int64_t format, int64_t k) {
     }
 }
 
-int64_t packed_bytes(int64_t n, int64_t k, int64_t format) { return round_up(n, PANEL) / PANEL * panel_bytes_of(format, k); }
+int64_t packed_bytes(int64_t n, int64_t k, int64_t format) {
+    return round_up(n, PANEL) / PANEL * panel_bytes_of(format, k);
+}
 
 void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step, char* panels) {
     switch (format) {
@@ -286,7 +290,7 @@ void unpack_row(const Linear& linear, int64_t index, float* out) {
             case BFLOAT16:
                 out[i] = to_float(reinterpret_cast<const Bf16*>(panel)[(i / 2 * PANEL + lane) * 2 + i % 2]);
                 break;
-            case INT8: out[i] = float(panel[(i / 4 * PANEL + lane) * 4 + i % 4]) * linear.scales[index]; break;
+            case INT8: out[i] = float(int8_t(panel[(i / 4 * PANEL + lane) * 4 + i % 4])) * linear.scales[index]; break;
             default: out[i] = int4::value(panel, lane, i);
         }
     }
