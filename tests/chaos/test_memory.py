@@ -13,8 +13,8 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("warm", "count", "bound"),
     [
-        pytest.param(60, 120, 24 * MIB, id="short"),
-        pytest.param(2000, 10_000, 16 * MIB, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param(60, 120, 12 * MIB, id="short"),
+        pytest.param(2000, 10_000, 4 * MIB, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
 async def test_no_part_grows(single: Parts, table: Table, warm: int, count: int, bound: int) -> None:
