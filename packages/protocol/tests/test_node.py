@@ -313,8 +313,8 @@ def test_another_major_version_is_told_why(network: Network) -> None:
         for _ in range(2):
             assert pull.poll(10_000)
             frames.append(pull.recv_multipart())
-    assert b"\xa7version\x92\x01\x00" in frames[0][1]
-    assert frames[1][1] == encode(Goodbye(reason="frontend-2 speaks wire version 2.0, this part speaks 1.0"))
+    assert b"\xa7version\x92\x01\x01" in frames[0][1]
+    assert frames[1][1] == encode(Goodbye(reason="frontend-2 speaks wire version 2.0, this part speaks 1.1"))
     assert scheduler.peers() == []
 
 

@@ -42,7 +42,7 @@ def test_another_major_version_is_refused_by_name_on_both_sides(world: World) ->
     stranger = hello(FRONTEND, version=(2, 1))
     for _ in range(3):
         world.apply(scheduler, scheduler.hello(stranger, world.now))
-    assert world.log(scheduler) == ["frontend-0 refused: frontend-0 speaks wire version 2.1, this part speaks 1.0"]
+    assert world.log(scheduler) == ["frontend-0 refused: frontend-0 speaks wire version 2.1, this part speaks 1.1"]
     world.mute.add(stranger.address)
     world.said.clear()
     world.run(0.5)
@@ -51,7 +51,7 @@ def test_another_major_version_is_refused_by_name_on_both_sides(world: World) ->
     assert answers[0].version == (1, 0), "it can see for itself"
     assert isinstance(answers[1], Goodbye)
     assert "2.1" in answers[1].reason
-    assert "1.0" in answers[1].reason
+    assert "1.1" in answers[1].reason
     assert len(answers) == 2
     assert not scheduler.links
     assert not scheduler.peers
@@ -62,7 +62,7 @@ def test_an_incompatible_peer_that_is_wanted_is_dialled_again_at_leisure(world: 
     frontend = world.start(FRONTEND, dial=(stranger.address,))
     answer = msgspec.structs.replace(stranger, reply=True)
     world.apply(frontend, frontend.hello(answer, world.now))
-    assert world.log(frontend) == ["scheduler-0 refused: scheduler-0 speaks wire version 2.0, this part speaks 1.0"]
+    assert world.log(frontend) == ["scheduler-0 refused: scheduler-0 speaks wire version 2.0, this part speaks 1.1"]
     world.said.clear()
     world.run(REFUSED_PAUSE - 1)
     assert not world.said, "an answer gets no answer, or the two would never stop"
