@@ -209,7 +209,18 @@ async def test_abort_all_ends_everybodys(engine_of: EngineOf, openai_of: OpenAIO
     assert AbortReq(rid="", reason="all are aborted", asked=True) in engine.aborts()
 
 
-@pytest.mark.parametrize("body", [{}, {"rid": "a", "abort_all": True}, {"rid": ""}, {"rid": "a" * 513}, {"rid": 5}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"rid": "a", "abort_all": True},
+        {"rid": ""},
+        {"rid": "chatcmpl-"},
+        {"rid": "cmpl-"},
+        {"rid": "a" * 513},
+        {"rid": 5},
+    ],
+)
 async def test_what_names_no_request_is_refused(engine_of: EngineOf, http_of: HttpOf, body: dict[str, Any]) -> None:
     async with serving(engine_of()) as served:
         assert (await http_of(served).post("/abort_request", json=body)).status_code == 400

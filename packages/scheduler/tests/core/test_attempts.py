@@ -234,6 +234,14 @@ def test_a_detokenizer_is_told_to_forget_what_a_later_attempt_does_not_go_on_wit
     run.assert_empty()
 
 
+def test_a_peer_s_name_is_no_name_of_its_requests() -> None:
+    run = driver()
+    run.send(request("frontend-a.b-secret", PROMPT, max_new_tokens=30, ignore_eos=True))
+    for guess in ("frontend-a", "frontend-a.b", "frontend-a.b-", "."):
+        run.send(AbortReq(rid=guess, asked=True), source="frontend-1")
+    assert held(run) == [("frontend-a.b-secret", 0, 0)]
+
+
 def test_an_abort_that_was_asked_for_ends_requests_of_any_frontend() -> None:
     run = driver()
     for rid in ("a", "a.1", "ab"):

@@ -47,7 +47,10 @@ class ControlRoutes:
             self._manager.abort_all()
         else:
             assert body.rid is not None
-            self._manager.abort(body.rid.removeprefix("chatcmpl-").removeprefix("cmpl-"))
+            rid = body.rid.removeprefix("chatcmpl-").removeprefix("cmpl-")
+            if not rid:
+                raise BadRequestError("'rid' must be the id of a request.", param="rid")
+            self._manager.abort(rid)
         return _json({"success": True})
 
     async def flush_cache(self, request: Request) -> Response:

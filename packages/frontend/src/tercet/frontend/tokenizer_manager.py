@@ -30,7 +30,7 @@ from tercet.frontend.served_model import ServedModel
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import AbortReq, Heartbeat
 from tercet.protocol.node import Sender
-from tercet.protocol.values import Load, Phase, Task
+from tercet.protocol.values import Load, Phase, Task, belongs
 
 _LEAVING = "This server is leaving."
 _RETRY_INTERVAL = 0.5
@@ -229,7 +229,7 @@ class TokenizerManager:
 
         Another's are looked for by every scheduler. Whoever waits for them gets RequestAbortedError.
         """
-        own = [state for state in self._states.values() if state.rid == rid or state.rid.startswith(f"{rid}.")]
+        own = [state for state in self._states.values() if belongs(state.rid, rid)]
         for state in own:
             state.fail(RequestAbortedError("The request was aborted."))
         if not own:

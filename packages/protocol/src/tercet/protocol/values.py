@@ -51,6 +51,15 @@ def unpack_floats(data: bytes | memoryview) -> Sequence[float]:
     return memoryview(data).cast("f")
 
 
+def belongs(rid: str, request: str) -> bool:
+    """Whether a rid is that of `request`, or of one of the prompts of one HTTP request: `request.0`, `request.1`, ...
+
+    Nothing else that begins alike: peers, which rids begin with, may have dots in their names, and are no secret.
+    """
+    base, dot, number = rid.rpartition(".")
+    return rid == request or (bool(dot) and base == request and number.isdecimal())
+
+
 class Role(StrEnum):
     """What a process is to its peers."""
 

@@ -18,7 +18,7 @@ from tercet.protocol.messages import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
-from tercet.protocol.values import FinishReason, FinishType, Held, Load, pack_ints
+from tercet.protocol.values import FinishReason, FinishType, Held, Load, belongs, pack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.embedding_outputs import EmbeddingOutputs
@@ -225,4 +225,4 @@ class EmbeddingScheduler:
 
 def _is_named(rid: str, name: str) -> bool:
     """Whether an abort that somebody asked for means this rid: itself, its siblings `name.N`, or all for ""."""
-    return not name or rid == name or rid.startswith(f"{name}.")
+    return not name or belongs(rid, name)

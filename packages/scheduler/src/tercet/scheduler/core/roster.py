@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from tercet.protocol.values import FinishReason, FinishType
+from tercet.protocol.values import FinishReason, FinishType, belongs
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import Outputs
@@ -40,7 +40,7 @@ class Roster:
 
     def named(self, rid: str) -> list[Req]:
         """The choices of whichever frontend's request this is: of `rid`, of its siblings `rid.N`, or of all for ""."""
-        return [req for req in self if not rid or req.rid == rid or req.rid.startswith(f"{rid}.")]
+        return [req for req in self if not rid or belongs(req.rid, rid)]
 
     def add(self, reqs: Sequence[Req], *, first: bool) -> None:
         """Let new choices of a request in: one queues, the others follow it until it has computed their prompt."""
