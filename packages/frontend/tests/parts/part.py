@@ -10,7 +10,7 @@ stuck       says Ready, then heartbeats of one step that never ends; the second 
 die         says Ready, then dies of SIGKILL; the second time it serves
 loading     reports progress and never gets ready
 stubborn    says Ready, and ignores SIGTERM
-leave       says Ready, then exits 0
+leave       says Ready, and exits 0 a little later
 flood       serves, and writes lines as fast as it can
 parent      serves, with a child process of its own whose id it writes to --once
 """
@@ -100,7 +100,7 @@ def main() -> None:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         options.once.write_text(str(child.pid))
     if options.mode == "leave":
-        stopped.set()
+        threading.Timer(0.3, stopped.set).start()  # the supervisor must have heard that it was ready
     if options.mode == "flood":
         threading.Thread(target=flood, daemon=True).start()
     if misbehaves:
