@@ -67,7 +67,7 @@ class TritonAttention:
         batch = self._batch
         if batch is None:
             raise RuntimeError("attend was called before plan")
-        if q.stride(2) != 1 or not k_cache.is_contiguous() or not v_cache.is_contiguous():
+        if q.stride()[1:] != (q.shape[2], 1) or not k_cache.is_contiguous() or not v_cache.is_contiguous():
             raise ValueError("triton attention needs contiguous heads and caches")
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         options = {
@@ -113,9 +113,6 @@ class TritonAttention:
             batch.page_table,
             batch.kv_lens,
             q.stride(0),
-            q.stride(1),
-            k_cache.stride(1),
-            k_cache.stride(2),
             batch.page_table.stride(0),
             **options,
             SPLITS=splits,
@@ -164,9 +161,6 @@ class TritonAttention:
             batch.query_start,
             tiles,
             q.stride(0),
-            q.stride(1),
-            k_cache.stride(1),
-            k_cache.stride(2),
             batch.page_table.stride(0),
             **options,
             BLOCK_M=blocks.queries,

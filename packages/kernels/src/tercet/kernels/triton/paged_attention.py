@@ -23,11 +23,10 @@ def _stream(
     top,  # float32 [M]: the largest score so far, in base 2
     total,  # float32 [M]
     position,  # [M]
-    k_ptr,
+    k_ptr,  # of this KV head, as v_ptr
     v_ptr,
-    pages_ptr,
-    stride_slot,
-    stride_dim: tl.constexpr,
+    pages_ptr,  # of this row
+    kv_heads,
     first,
     last,
     scale,
@@ -37,18 +36,16 @@ def _stream(
     SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
 ):
     """Keys [first, last) of one row into the running softmax; unless MASKED, every query sees all of them."""
-    dim = tl.arange(0, BLOCK_D)
+    dim = tl.arange(0, q.shape[1])
     in_head = dim < HEAD_DIM
     for start in tl.range(first, last, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         there = key < last
         page = tl.load(pages_ptr + key // PAGE_SIZE, mask=there, other=0)
-        slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
-        k_at = k_ptr + slot[None, :] * stride_slot + dim[:, None] * stride_dim
-        k = tl.load(k_at, mask=there[None, :] & in_head[:, None], other=0.0).to(q.dtype)
+        at = (page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE) * (kv_heads * HEAD_DIM)
+        k = tl.load(k_ptr + at[None, :] + dim[:, None], mask=there[None, :] & in_head[:, None], other=0.0).to(q.dtype)
         scores = tl.dot(q, k, input_precision="tf32x3") * scale
         if SOFTCAP > 0:
             scores = SOFTCAP - 2 * SOFTCAP / (tl.exp(2 / SOFTCAP * scores) + 1)  # SOFTCAP * tanh(scores / SOFTCAP)
@@ -63,12 +60,18 @@ def _stream(
         base = tl.where(higher == NOTHING, 0.0, higher)  # a query may have seen nothing yet
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
-        v_at = v_ptr + slot[:, None] * stride_slot + dim[None, :] * stride_dim
-        v = tl.load(v_at, mask=there[:, None] & in_head[None, :], other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + at[:, None] + dim[None, :], mask=there[:, None] & in_head[None, :], other=0.0).to(q.dtype)
         acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="tf32x3")
         total = total * shrink + tl.sum(weights, 1)
         top = higher
     return acc, top, total
+
+
+@triton.jit
+def _nothing_seen(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The running softmax before the first key: (sum of values, largest score, sum of weights)."""
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    return acc, tl.full([BLOCK_M], NOTHING, tl.float32), tl.zeros([BLOCK_M], tl.float32)
 
 
 @triton.jit
@@ -82,9 +85,18 @@ def _with_sink(acc, top, total, sink):
 
 
 @triton.jit
+def _sinks(sinks_ptr, head, there):
+    """The sink of each head in base 2; -inf where there are none."""
+    sink = tl.full(head.shape, NOTHING, tl.float32)
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head, mask=there, other=0.0).to(tl.float32) * LOG2_E
+    return sink
+
+
+@triton.jit
 def decode_kernel(
-    q_ptr,
-    k_ptr,
+    q_ptr,  # [rows, heads, HEAD_DIM], rows `stride_row` apart
+    k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr
     v_ptr,
     out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, SPLITS, HEAD_DIM] where there are several splits
     lse_ptr,  # float32 [rows, heads, SPLITS]
@@ -92,9 +104,6 @@ def decode_kernel(
     pages_ptr,
     kv_lens_ptr,
     stride_row,
-    stride_head,
-    stride_slot,
-    stride_kv_head,
     stride_pages,
     scale,
     GROUP: tl.constexpr,
@@ -111,39 +120,38 @@ def decode_kernel(
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    kv_len = tl.load(kv_lens_ptr + row)
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(kv_len - WINDOW, 0)
-    share = tl.cdiv(tl.cdiv(kv_len - begin, SPLITS), BLOCK_N) * BLOCK_N
-    first = begin + split * share
-    last = tl.minimum(first + share, kv_len)
+    first, last = _split_of(tl.load(kv_lens_ptr + row), split, WINDOW, SPLITS, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
     dim = tl.arange(0, BLOCK_D)
     mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    q = tl.load(q_ptr + row * stride_row + head[:, None] * stride_head + dim[None, :], mask=mine, other=0.0)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    top = tl.full([BLOCK_M], NOTHING, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    k_at = k_ptr + kv_head * stride_kv_head
-    v_at = v_ptr + kv_head * stride_kv_head
-    pages_at = pages_ptr + row * stride_pages
+    q = tl.load(q_ptr + row * stride_row + head[:, None] * HEAD_DIM + dim[None, :], mask=mine, other=0.0)
+    acc, top, total = _nothing_seen(BLOCK_M, BLOCK_D)
+    k_at, v_at = k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM
     acc, top, total = _stream(
-        q, acc, top, total, index, k_at, v_at, pages_at, stride_slot, 1, first, last, scale,
-        HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N, BLOCK_D,
+        q, acc, top, total, index, k_at, v_at, pages_ptr + row * stride_pages, tl.num_programs(1), first, last, scale,
+        HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
     )  # fmt: skip
-    heads = tl.num_programs(1) * GROUP
-    place = (row * heads + head) * SPLITS + split
+    place = (row * tl.num_programs(1) * GROUP + head) * SPLITS + split
     sink = tl.full([BLOCK_M], NOTHING, tl.float32)
     if SPLITS == 1:
-        if sinks_ptr is not None:
-            sink = tl.load(sinks_ptr + head, mask=index < GROUP, other=0.0).to(tl.float32) * LOG2_E
+        sink = _sinks(sinks_ptr, head, index < GROUP)
     else:
         lse = top + tl.log2(tl.where(total == 0, 1.0, total))  # -inf where the split is empty
         tl.store(lse_ptr + place, lse, mask=index < GROUP)
     out = _with_sink(acc, top, total, sink)
     tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _split_of(kv_len, split, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Keys [first, last) of one split; the splits of a row are as even as whole blocks allow."""
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(kv_len - WINDOW, 0)
+    share = tl.cdiv(tl.cdiv(kv_len - begin, SPLITS), BLOCK_N) * BLOCK_N
+    first = begin + split * share
+    return first, tl.minimum(first + share, kv_len)
 
 
 @triton.jit
@@ -178,8 +186,8 @@ def merge_kernel(
 
 @triton.jit
 def extend_kernel(
-    q_ptr,
-    k_ptr,
+    q_ptr,  # [tokens, heads, HEAD_DIM], tokens `stride_row` apart
+    k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr
     v_ptr,
     out_ptr,  # [tokens, heads, HEAD_DIM]
     sinks_ptr,
@@ -188,9 +196,6 @@ def extend_kernel(
     query_start_ptr,
     tiles_ptr,  # int32 [tiles, 2]: a row, and the first of its new tokens in this tile
     stride_row,
-    stride_head,
-    stride_slot,
-    stride_kv_head,
     stride_pages,
     scale,
     GROUP: tl.constexpr,
@@ -206,7 +211,7 @@ def extend_kernel(
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     row = tl.load(tiles_ptr + tl.program_id(0) * 2)
     offset = tl.load(tiles_ptr + tl.program_id(0) * 2 + 1)
-    kv_head = tl.program_id(1)
+    kv_heads, kv_head = tl.num_programs(1), tl.program_id(1)
     start = tl.load(query_start_ptr + row)
     count = tl.load(query_start_ptr + row + 1) - start
     kv_len = tl.load(kv_lens_ptr + row)
@@ -216,36 +221,25 @@ def extend_kernel(
     head = kv_head * GROUP + index % GROUP
     mine = ((index < QUERIES * GROUP) & (query < count))[:, None] & (dim < HEAD_DIM)[None, :]
     token = (start + query).to(tl.int64)
-    q_at = q_ptr + token[:, None] * stride_row + head[:, None] * stride_head + dim[None, :]
+    q_at = q_ptr + token[:, None] * stride_row + head[:, None] * HEAD_DIM + dim[None, :]
     q = tl.load(q_at, mask=mine, other=0.0)
-    before = kv_len - count
-    position = before + query
-    earliest = before + offset
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(earliest - WINDOW + 1, 0)
+    position = kv_len - count + query
+    earliest = kv_len - count + offset
+    first = tl.maximum(earliest - WINDOW + 1, 0) if WINDOW > 0 else 0
     last = tl.minimum(earliest + QUERIES, kv_len)
-    plain = first  # where keys begin that some query must not see
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    top = tl.full([BLOCK_M], NOTHING, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    k_at = k_ptr + kv_head * stride_kv_head
-    v_at = v_ptr + kv_head * stride_kv_head
+    plain = first if WINDOW > 0 else (earliest + 1) // BLOCK_N * BLOCK_N  # where keys begin that not every query sees
+    acc, top, total = _nothing_seen(BLOCK_M, BLOCK_D)
+    k_at, v_at = k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM
     pages_at = pages_ptr + row.to(tl.int64) * stride_pages
     if WINDOW == 0:
-        plain = (earliest + 1) // BLOCK_N * BLOCK_N
         acc, top, total = _stream(
-            q, acc, top, total, position, k_at, v_at, pages_at, stride_slot, 1, first, plain, scale,
-            HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N, BLOCK_D,
+            q, acc, top, total, position, k_at, v_at, pages_at, kv_heads, first, plain, scale,
+            HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
         )  # fmt: skip
     acc, top, total = _stream(
-        q, acc, top, total, position, k_at, v_at, pages_at, stride_slot, 1, plain, last, scale,
-        HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N, BLOCK_D,
+        q, acc, top, total, position, k_at, v_at, pages_at, kv_heads, plain, last, scale,
+        HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N,
     )  # fmt: skip
-    sink = tl.full([BLOCK_M], NOTHING, tl.float32)
-    if sinks_ptr is not None:
-        sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
-    out = _with_sink(acc, top, total, sink)
-    heads = tl.num_programs(1) * GROUP
-    place = token * heads + head
-    tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mine)
+    out = _with_sink(acc, top, total, _sinks(sinks_ptr, head, index < QUERIES * GROUP))
+    place = (token[:, None] * kv_heads * GROUP + head[:, None]) * HEAD_DIM + dim[None, :]
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=mine)
