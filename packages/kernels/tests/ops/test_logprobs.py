@@ -21,3 +21,12 @@ def test_without_alternatives_only_the_chosen_is_reported() -> None:
     chosen, ids, values = token_logprobs(torch.zeros(2, 8), torch.tensor([1, 2]), 0)
     torch.testing.assert_close(chosen, torch.full((2,), -math.log(8)))
     assert ids.shape == values.shape == (2, 0)
+
+
+def test_some_rows_are_scored_as_if_there_were_no_others() -> None:
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(3))
+    rows, tokens = torch.tensor([3, 1]), torch.tensor([0, 8])
+    for actual, expected in zip(
+        token_logprobs(logits, tokens, 2, rows), token_logprobs(logits[rows], tokens, 2), strict=True
+    ):
+        assert torch.equal(actual, expected)

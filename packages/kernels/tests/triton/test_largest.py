@@ -48,12 +48,14 @@ def test_all_of_a_small_vocabulary(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("top", [0, 3])
-def test_logprobs(dtype: torch.dtype, top: int, device: torch.device) -> None:
+@pytest.mark.parametrize("some", [None, [2, 0]])
+def test_logprobs(dtype: torch.dtype, top: int, some: list[int] | None, device: torch.device) -> None:
     logits = torch.randn(3, 9001, device=device).mul(3).to(dtype)
     logits[1, 1:] = -INF
-    tokens = torch.tensor([3, 0, 9000], device=device)
-    actual = token_logprobs(logits, tokens, top)
-    expected = logprobs_reference.token_logprobs(logits, tokens, top)
+    tokens = torch.tensor([3, 0, 9000], device=device)[: 2 if some else 3]
+    given = None if some is None else torch.tensor(some, device=device)
+    actual = token_logprobs(logits, tokens, top, given)
+    expected = logprobs_reference.token_logprobs(logits, tokens, top, given)
     torch.testing.assert_close(actual[0], expected[0], rtol=1e-5, atol=1e-5)
     assert torch.equal(actual[1], expected[1])
     torch.testing.assert_close(actual[2], expected[2], rtol=1e-5, atol=1e-5)

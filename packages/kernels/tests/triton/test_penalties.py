@@ -3,22 +3,28 @@ import torch
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
+from tercet.kernels.ops import penalties as reference
 from tercet.kernels.ops.bitmask import apply_bitmask, pack_bitmask
-from tercet.kernels.ops.penalties import Penalties, apply_penalties
+from tercet.kernels.ops.penalties import Penalties, TokenCounts, apply_penalties
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.penalties import apply_penalties_
 
 
 def test_only_the_rows_named_are_penalised(device: torch.device) -> None:
+    """By the counts of their sequences, with strengths that lie in a table of other things."""
     logits = torch.randn(4, 2500, device=device)
-    counts = torch.randint(0, 3, (2, 2500), dtype=torch.int32, device=device)
-    seen = torch.rand(2, 2500, device=device) < 0.3
-    strengths = torch.tensor([[1.3, 0.7], [0.5, -0.2], [0.0, 1.1]], device=device)
-    penalties = Penalties(repetition=strengths[0], frequency=strengths[1], presence=strengths[2])
-    rows = torch.tensor([3, 1], device=device)
+    said = torch.randint(0, 3, (3, 2500), dtype=torch.int32, device=device)
+    counts = TokenCounts(said, torch.rand(3, 2500, device=device) < 0.3)
+    table = torch.tensor([[9.0, 1.3, 0.5, 0.0], [9.0, 0.7, -0.2, 1.1]], device=device)
+    repetition, frequency, presence = table[:, 1:].unbind(1)
+    penalties = Penalties(repetition=repetition, frequency=frequency, presence=presence)
+    rows, sequences = torch.tensor([[3, 1], [0, 2]], device=device)
     expected = logits.clone()
-    expected[rows] = apply_penalties(logits[rows], counts, seen, penalties)
-    apply_penalties_(logits, rows, counts, seen, penalties)
+    expected[rows] = apply_penalties(logits[rows], said[sequences], counts.prompt[sequences], penalties)
+    plain = logits.clone()
+    reference.apply_penalties_(plain, rows, counts, sequences, penalties)
+    apply_penalties_(logits, rows, counts, sequences, penalties)
+    assert torch.equal(plain, expected)
     torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
 
 

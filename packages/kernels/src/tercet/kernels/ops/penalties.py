@@ -30,6 +30,24 @@ def apply_penalties(
     return logits - penalties.frequency[:, None] * output_counts - penalties.presence[:, None] * said
 
 
+@dataclass(frozen=True, eq=False)
+class TokenCounts:
+    """What some sequences have said, a row each: tables that many steps read, and only grow."""
+
+    output: torch.Tensor  # int32 [sequences, vocab]: how often the output has each token
+    prompt: torch.Tensor  # bool [sequences, vocab]: whether the prompt has it
+
+
+def apply_penalties_(
+    logits: torch.Tensor, rows: torch.Tensor, counts: TokenCounts, sequences: torch.Tensor, penalties: Penalties
+) -> None:
+    """`apply_penalties` into logits[rows]: row rows[i] is of sequence sequences[i], both int64 [n], with strengths i.
+
+    No row may come twice.
+    """
+    logits[rows] = apply_penalties(logits[rows], counts.output[sequences], counts.prompt[sequences], penalties)
+
+
 def add_bias(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, bias: torch.Tensor) -> None:
     """Add bias[i] to logits[rows[i], tokens[i]], in place. A pair that comes twice is added twice."""
     logits.index_put_((rows, tokens), bias, accumulate=True)

@@ -11,7 +11,8 @@ from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.check import Pair, make_batch
 from tercet.kernels.ops import activation, bitmask, logprobs, moe, quantised, rmsnorm, sampling
-from tercet.kernels.ops.penalties import Penalties, apply_penalties
+from tercet.kernels.ops import penalties as penalties_reference
+from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import store_kv
@@ -78,7 +79,11 @@ def _largest(device: torch.device) -> Pair:
 
 def _logprobs(device: torch.device) -> Pair:
     logits, tokens = _randn(device, 4, 20_000), torch.arange(4, device=device)
-    actual, expected = (op(logits, tokens, 3)[0] for op in (fused_logprobs.token_logprobs, logprobs.token_logprobs))
+    rows = torch.tensor([3, 0, 2], device=device)
+    actual, expected = (
+        torch.cat([op(logits, tokens, 3)[0], op(logits, tokens[:3], 3, rows)[2].flatten()])
+        for op in (fused_logprobs.token_logprobs, logprobs.token_logprobs)
+    )
     return actual, expected
 
 
@@ -94,13 +99,15 @@ def _sampling(device: torch.device) -> Pair:
 
 
 def _penalties(device: torch.device) -> Pair:
-    logits, counts = torch.randn(2, 3000, device=device), torch.randint(0, 3, (2, 3000), device=device).int()
-    seen, one = torch.rand(2, 3000, device=device) < 0.5, torch.ones(2, device=device)
+    logits, said = torch.randn(2, 3000, device=device), torch.randint(0, 3, (3, 3000), device=device).int()
+    counts, one = TokenCounts(said, torch.rand(3, 3000, device=device) < 0.5), torch.ones(2, device=device)
+    rows, sequences = torch.tensor([[1, 0], [2, 0]], device=device)
     penalties = Penalties(repetition=one * 1.3, frequency=one * 0.5, presence=one * 0.25)
     mask = bitmask.pack_bitmask(torch.rand(2, 3000, device=device) < 0.5)
-    expected = bitmask.apply_bitmask(apply_penalties(logits, counts, seen, penalties), mask)
-    apply_penalties_(logits, torch.arange(2, device=device), counts, seen, penalties)
-    return apply_bitmask_(logits, mask), expected
+    expected = logits.clone()
+    penalties_reference.apply_penalties_(expected, rows, counts, sequences, penalties)
+    apply_penalties_(logits, rows, counts, sequences, penalties)
+    return apply_bitmask_(logits, mask), bitmask.apply_bitmask(expected, mask)
 
 
 def _moe(device: torch.device) -> Pair:

@@ -11,17 +11,20 @@ _BLOCK = 4096
 
 
 @triton.jit
-def best_of_block_kernel(logits_ptr, keys_ptr, vocab, stride, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+def best_of_block_kernel(logits_ptr, rows_ptr, keys_ptr, vocab, stride, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """The COUNT largest keys of one block of one row, in order; those that there are not are negative."""
-    row = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(0).to(tl.int64)
+    row = index
+    if rows_ptr is not None:
+        row = tl.load(rows_ptr + index)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
     nothing = -0x7FFFFFFFFFFFFFFF
     keys = tl.where(token < vocab, key_of(logits, token, vocab), nothing)
-    at = keys_ptr + (row * tl.num_programs(1) + tl.program_id(1)) * COUNT
-    for index in tl.range(COUNT):
+    at = keys_ptr + (index * tl.num_programs(1) + tl.program_id(1)) * COUNT
+    for place in tl.range(COUNT):
         best = tl.max(keys, 0)
-        tl.store(at + index, best)
+        tl.store(at + place, best)
         keys = tl.where(keys == best, nothing, keys)
 
 
@@ -49,21 +52,23 @@ def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values, tokens
 
 
-def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference, for a `width` of a few tens at most: the kernel takes them one by one."""
+def top_candidates(
+    logits: torch.Tensor, width: int, rows: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the reference, for a `width` of a few tens at most: the kernel takes them one by one. Of all rows, or some."""
     vocab = logits.shape[1]
-    keys = best_of_blocks(logits, min(width, _BLOCK)).flatten(1)
+    keys = best_of_blocks(logits, min(width, _BLOCK), rows).flatten(1)
     best = keys.topk(min(width, vocab), -1).values
     ids = vocab - 1 - (best & 0xFFFFFFFF)
-    return logits.gather(1, ids), ids
+    return (logits.gather(1, ids) if rows is None else logits[rows[:, None], ids]), ids
 
 
-def best_of_blocks(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """int64 [rows, blocks, count]: the best of every block."""
-    rows, vocab = logits.shape
+def best_of_blocks(logits: torch.Tensor, count: int, some: torch.Tensor | None = None) -> torch.Tensor:
+    """int64 [rows, blocks, count]: the best of every block, of all rows or of some."""
+    rows, vocab = len(logits) if some is None else len(some), logits.shape[1]
     if logits.stride(1) != 1:
         raise ValueError("a row of logits must be contiguous")
     blocks = triton.cdiv(vocab, _BLOCK)
     keys = torch.empty(rows, blocks, count, dtype=torch.int64, device=logits.device)
-    best_of_block_kernel[rows, blocks](logits, keys, vocab, logits.stride(0), COUNT=count, BLOCK=_BLOCK)
+    best_of_block_kernel[rows, blocks](logits, some, keys, vocab, logits.stride(0), COUNT=count, BLOCK=_BLOCK)
     return keys

@@ -7,7 +7,7 @@ import torch
 
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.check import make_batch
-from tercet.kernels.ops.penalties import Penalties
+from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.quantised import Format, QuantisedWeight
 from tercet.kernels.ops.sampling import Filters
@@ -68,7 +68,7 @@ def _penalties() -> None:
     one = torch.ones(2)
     penalties = Penalties(repetition=one, frequency=one, presence=one)
     counts = torch.zeros(2, VOCAB, dtype=torch.int32)
-    apply_penalties_(_logits(), torch.arange(2), counts, counts.bool(), penalties)
+    apply_penalties_(_logits(), torch.arange(2), TokenCounts(counts, counts.bool()), torch.arange(2), penalties)
 
 
 def _quantised(kind: Format, m: int, block: tuple[int, int]) -> None:
@@ -117,7 +117,9 @@ CASES: dict[str, Callable[[], object]] = {
     "embedding": lambda: embedding(torch.arange(4), _hidden(100)),
     "largest": lambda: largest(_logits()),
     "logprobs": lambda: token_logprobs(_logits(BF16), torch.zeros(2, dtype=torch.int64), 0),
+    "logprobs of rows": lambda: token_logprobs(_logits(), torch.zeros(1, dtype=torch.int64), 0, torch.ones(1).long()),
     "candidates": lambda: best_of_blocks(_logits(BF16), 5),
+    "candidates of rows": lambda: best_of_blocks(_logits(), 5, torch.ones(1).long()),
     "sample": partial(_sample, filtered=False),
     "sample, filters": partial(_sample, filtered=True),
     "penalties": _penalties,

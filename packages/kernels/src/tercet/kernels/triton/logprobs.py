@@ -1,4 +1,4 @@
-"""Log-probabilities straight from logits of any dtype: no float32 copy of them is ever made.
+"""Log-probabilities straight from logits of any dtype, and of any rows: no copy of them is ever made.
 
 The reference is `tercet.kernels.ops.logprobs.token_logprobs`.
 """
@@ -14,51 +14,57 @@ _BLOCK = 4096
 
 
 @triton.jit
-def partial_sum_kernel(logits_ptr, highest_ptr, sum_ptr, vocab, stride, BLOCK: tl.constexpr):
+def partial_sum_kernel(logits_ptr, rows_ptr, highest_ptr, sum_ptr, vocab, stride, BLOCK: tl.constexpr):
     """The largest logit of one block of one row, and the sum of exponentials below it."""
-    row = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(0).to(tl.int64)
+    row = index
+    if rows_ptr is not None:
+        row = tl.load(rows_ptr + index)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
     highest = tl.max(logits, 0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
-    at = row * tl.num_programs(1) + tl.program_id(1)
+    at = index * tl.num_programs(1) + tl.program_id(1)
     tl.store(highest_ptr + at, highest)
     tl.store(sum_ptr + at, tl.sum(tl.exp(logits - base), 0))
 
 
 @triton.jit
 def logsumexp_kernel(
-    logits_ptr, tokens_ptr, highest_ptr, sum_ptr, total_ptr, chosen_ptr, stride, blocks, BLOCK: tl.constexpr
+    logits_ptr, rows_ptr, tokens_ptr, highest_ptr, sum_ptr, total_ptr, chosen_ptr, stride, blocks, BLOCK: tl.constexpr
 ):
     """log(sum(exp(logits))) of one row, and the log-probability of its token."""
-    row = tl.program_id(0).to(tl.int64)
-    index = tl.arange(0, BLOCK)
-    highest = tl.load(highest_ptr + row * blocks + index, mask=index < blocks, other=float("-inf"))
-    sums = tl.load(sum_ptr + row * blocks + index, mask=index < blocks, other=0.0)
+    index = tl.program_id(0).to(tl.int64)
+    row = index
+    if rows_ptr is not None:
+        row = tl.load(rows_ptr + index)
+    block = tl.arange(0, BLOCK)
+    highest = tl.load(highest_ptr + index * blocks + block, mask=block < blocks, other=float("-inf"))
+    sums = tl.load(sum_ptr + index * blocks + block, mask=block < blocks, other=0.0)
     most = tl.max(highest, 0)
     base = tl.where(most == float("-inf"), 0.0, most)
     total = base + tl.log(tl.sum(sums * tl.exp(highest - base), 0))
-    chosen = tl.load(logits_ptr + row * stride + tl.load(tokens_ptr + row)).to(tl.float32)
-    tl.store(total_ptr + row, total)
-    tl.store(chosen_ptr + row, chosen - total)
+    chosen = tl.load(logits_ptr + row * stride + tl.load(tokens_ptr + index)).to(tl.float32)
+    tl.store(total_ptr + index, total)
+    tl.store(chosen_ptr + index, chosen - total)
 
 
 def token_logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, top: int
+    logits: torch.Tensor, tokens: torch.Tensor, top: int, rows: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As the reference, for a `top` of a few tens at most."""
-    rows, vocab = logits.shape
+    count, vocab = len(tokens), logits.shape[1]
     blocks = triton.cdiv(vocab, _BLOCK)
-    highest = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
+    highest = torch.empty(count, blocks, dtype=torch.float32, device=logits.device)
     sums = torch.empty_like(highest)
-    total = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    total = torch.empty(count, dtype=torch.float32, device=logits.device)
     chosen = torch.empty_like(total)
-    partial_sum_kernel[rows, blocks](logits, highest, sums, vocab, logits.stride(0), BLOCK=_BLOCK)
-    logsumexp_kernel[(rows,)](
-        logits, tokens, highest, sums, total, chosen, logits.stride(0), blocks, BLOCK=power_of_two(blocks)
+    partial_sum_kernel[count, blocks](logits, rows, highest, sums, vocab, logits.stride(0), BLOCK=_BLOCK)
+    logsumexp_kernel[(count,)](
+        logits, rows, tokens, highest, sums, total, chosen, logits.stride(0), blocks, BLOCK=power_of_two(blocks)
     )
     if not top:
-        empty = logits.new_empty((rows, 0))
+        empty = logits.new_empty((count, 0))
         return chosen, empty.long(), empty.float()
-    values, ids = top_candidates(logits, top)
+    values, ids = top_candidates(logits, top, rows)
     return chosen, ids, values.float() - total[:, None]

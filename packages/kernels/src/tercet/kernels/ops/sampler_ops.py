@@ -1,0 +1,8 @@
+"""What a sampler takes of plain torch, in one place: every faster set of operations has these names and equals these."""
+
+from tercet.kernels.ops.bitmask import apply_bitmask_
+from tercet.kernels.ops.logprobs import token_logprobs
+from tercet.kernels.ops.penalties import apply_penalties_
+from tercet.kernels.ops.sampling import largest, sample
+
+__all__ = ["apply_bitmask_", "apply_penalties_", "largest", "sample", "token_logprobs"]
