@@ -61,13 +61,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name of each checkpoint, to its transformers class and what its config has beside the shape."""
 
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {**_EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1], "head_dim": 12, "attention_bias": True},
+    ),
+    "qwen3_moe_sliding": ("Qwen3Moe", {**_EXPERTS, "use_sliding_window": True, "sliding_window": 7}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {**_EXPERTS, **_SLIDES, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "intermediate_size": 40, "sliding_window": 11}),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}),
+}
+"""The same of models with experts."""
 
-def make_checkpoint(family: str, directory: Path, *, sharded: bool = False) -> Path:
-    """Write a random float32 checkpoint of one of FAMILIES, always the same, and a tokenizer into `directory`."""
+
+def make_checkpoint(family: str, directory: Path, variant: str = "") -> Path:
+    """Write a random float32 checkpoint, always the same, and a tokenizer into `directory`.
+
+    `variant` is "sharded", "fused" (all experts of a layer in one tensor), or nothing.
+    """
     import torch
     import transformers
 
-    prefix, extra = FAMILIES[family]
+    prefix, extra = {**FAMILIES, **MIXTURES}[family]
     config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **extra})
     with torch.random.fork_rng():
         torch.manual_seed(sum(family.encode()))
@@ -77,7 +96,8 @@ def make_checkpoint(family: str, directory: Path, *, sharded: bool = False) -> P
                 name.endswith("bias") or "norm" in name
             ):  # transformers starts these at 0 and 1, which would hide mistakes
                 torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
-    model.save_pretrained(directory, max_shard_size="60KB" if sharded else "1GB")
+    size = "60KB" if variant == "sharded" else "1GB"
+    model.save_pretrained(directory, max_shard_size=size, save_original_format=variant != "fused")
     write_tokenizer(directory)
     return directory
 
@@ -112,19 +132,31 @@ def old_form(directory: Path, target: Path) -> Path:
     kind = rope.pop("rope_type")
     config["rope_scaling"] = None if kind == "default" else {"type" if kind == "linear" else "rope_type": kind, **rope}
     config["torch_dtype"] = config.pop("dtype")
+    if config["model_type"] == "qwen3_moe":
+        config["num_experts"] = config.pop("num_local_experts")
     path.write_text(json.dumps(config))
     return target
 
 
-@pytest.fixture(params=[*FAMILIES, "llama/sharded", "llama_tied/sharded", *(f"{family}/old" for family in FAMILIES)])
+ALL = [*FAMILIES, *MIXTURES]
+SHARDED = ["llama/sharded", "llama_tied/sharded", "mixtral/sharded"]
+
+
+@pytest.fixture(params=[*ALL, *SHARDED, *(f"{name}/old" for name in ALL), *(f"{name}/fused" for name in MIXTURES)])
 def checkpoint(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
     """Each checkpoint there is, in each form of config.json."""
     return checkpoints(request.param)
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=ALL)
 def family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
     """One checkpoint of each family."""
+    return checkpoints(request.param)
+
+
+@pytest.fixture(params=FAMILIES)
+def dense_family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
+    """One checkpoint of each family without experts."""
     return checkpoints(request.param)
 
 
@@ -142,7 +174,7 @@ def reference() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of a checkpoint by name, made once: one of FAMILIES, "<family>/old" or "<family>/sharded"."""
+    """The directory of a checkpoint by name, made once: that of a family, or "<family>/old", "/sharded" or "/fused"."""
     import torch
 
     torch.set_num_threads(1)  # on tiny matrices threads only wait for one another
@@ -154,9 +186,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
             family, _, variant = name.partition("/")
             target = root / name.replace("/", "-")
             made[name] = (
-                old_form(checkpoint(family), target)
-                if variant == "old"
-                else make_checkpoint(family, target, sharded=variant == "sharded")
+                old_form(checkpoint(family), target) if variant == "old" else make_checkpoint(family, target, variant)
             )
         return made[name]
 

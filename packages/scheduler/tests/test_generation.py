@@ -40,6 +40,10 @@ families = pytest.mark.parametrize(
     "family", ["llama", "llama3_rope", "llama_tied", "mistral", "qwen2", "qwen2_sliding", "qwen3", "qwen3_sliding"]
 )
 
+with_experts = pytest.mark.parametrize(
+    "family", ["llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe"]
+)
+
 
 @pytest.fixture(scope="module")
 def expected(checkpoints: Callable[[str], Path], reference: Reference) -> Expected:
@@ -127,7 +131,7 @@ def test_in_mixed_batches_with_chunked_prefill(family: str, overlap: int, serve:
     assert counters.cached_tokens == 0
 
 
-@families
+@with_experts
 def test_with_radix_hits(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family)
     server.ask("first", "long")

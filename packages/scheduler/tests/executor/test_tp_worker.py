@@ -142,3 +142,20 @@ def test_int8_takes_other_weights(options: WorkerOptions) -> None:
         worker = TpModelWorker(replace(options, quantization=quantization))
         logits.append(worker.submit(prefill(top_logprobs=5)).result().logprobs[0].chosen)
     assert logits[0] != logits[1]
+
+
+@pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+def test_a_model_with_experts_runs_on_torch_and_says_so_once(
+    options: WorkerOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {**CONFIG, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+    (options.model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    results = []
+    for backend in ("cpu", "torch_native"):
+        worker = TpModelWorker(replace(options, attention_backend=backend))
+        results.append([worker.submit(plan).result().token_ids for plan in (prefill(), *decodes(6))])
+    assert results[0] == results[1]
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == ["native kernels run no mixture of experts: the layers of MixtralForCausalLM run on torch"]
+    with pytest.raises(ValueError, match="int8 needs native kernels: native kernels run no mixture of experts"):
+        TpModelWorker(replace(options, quantization="int8"))

@@ -69,7 +69,7 @@ def generate(directory: Path, *, fused: bool, steps: int = 2) -> tuple[list[list
     return tokens, logprobs
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "qwen3_sliding"])
+@pytest.mark.parametrize("name", ["llama_tied", "qwen3_sliding", "qwen2_moe", "olmoe"])
 def test_a_fused_model_says_the_same(name: str, checkpoints: Callable[[str], Path]) -> None:
     with np.errstate(all="ignore"):
         fused, scores = generate(checkpoints(name), fused=True)

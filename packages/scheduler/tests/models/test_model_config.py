@@ -22,6 +22,10 @@ LLAMA = {
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"]}
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+MIXTRAL = {**LLAMA, "architectures": ["MixtralForCausalLM"]}
+QWEN2_MOE = {**LLAMA, "architectures": ["Qwen2MoeForCausalLM"]}
+QWEN3_MOE = {**LLAMA, "architectures": ["Qwen3MoeForCausalLM"]}
+OLMOE = {**LLAMA, "architectures": ["OlmoeForCausalLM"]}
 SLIDING = {"use_sliding_window": True, "sliding_window": 9}
 
 
@@ -58,6 +62,13 @@ def test_both_forms_of_a_checkpoint_say_the_same(family: Path, checkpoints: Call
         (QWEN2 | SLIDING, (0, 0, 0)),  # max_window_layers is 28 when left out
         (QWEN2 | SLIDING | {"max_window_layers": 2}, (0, 0, 9)),
         (QWEN3 | SLIDING | {"max_window_layers": 0}, (9, 9, 9)),
+        (MIXTRAL, (0, 0, 0)),
+        (MIXTRAL | {"sliding_window": 5}, (5, 5, 5)),
+        (QWEN3_MOE | SLIDING, (9, 9, 9)),
+        (QWEN3_MOE | SLIDING | {"use_sliding_window": False}, (0, 0, 0)),
+        (QWEN2_MOE | SLIDING, (9, 0, 9)),
+        (QWEN2_MOE | SLIDING | {"max_window_layers": 2}, (9, 0, 0)),
+        (OLMOE | SLIDING, (0, 0, 0)),
         (QWEN3 | SLIDING | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, (9, 0, 9)),
     ],
 )
@@ -177,3 +188,48 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
         ModelConfig.load(tmp_path)
     with pytest.raises(ModelError, match="does not exist"):
         ModelConfig.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("config", [MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE])
+def test_fields_left_out_of_a_mixture_mean_what_they_mean_to_transformers(config: dict[str, Any]) -> None:
+    import transformers
+
+    name = config["architectures"][0].removesuffix("ForCausalLM")
+    theirs = getattr(transformers, f"{name}Config")()
+    moe = parse(config, intermediate_size=theirs.intermediate_size).moe
+    assert moe is not None
+    assert (moe.experts, moe.top_k) == (theirs.num_experts, theirs.num_experts_per_tok)
+    assert moe.intermediate_size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
+    assert moe.shared_size == getattr(theirs, "shared_expert_intermediate_size", 0)
+    assert moe.renormalise is getattr(theirs, "norm_topk_prob", True)
+    assert parse(config).rms_norm_eps == theirs.rms_norm_eps
+    assert parse(config).rope.theta == theirs.rope_parameters["rope_theta"]
+    assert parse(config).attention_bias is getattr(theirs, "qkv_bias", False)
+
+
+def test_which_layers_have_experts() -> None:
+    def layers(**changes: Any) -> tuple[bool, ...]:
+        moe = parse(QWEN3_MOE, **changes).moe
+        return moe.layers if moe else ()
+
+    assert layers() == (True, True, True)
+    assert layers(decoder_sparse_step=2) == (False, True, False)
+    assert layers(mlp_only_layers=[0, 2]) == (False, True, False)
+    assert layers(decoder_sparse_step=2, mlp_only_layers=[1]) == ()
+    assert parse(LLAMA, num_experts=4).moe is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok: 5 is more than the 4 experts"),
+        ({"num_experts": 0}, "num_experts: 0 is not a positive integer"),
+        ({"mlp_only_layers": "1"}, "mlp_only_layers: '1' is not a list of layers"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step: 0"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob: 1 is neither"),
+        ({"clip_qkv": 8.0}, "clip_qkv: .* not supported"),
+    ],
+)
+def test_experts_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse(QWEN3_MOE, **changes)

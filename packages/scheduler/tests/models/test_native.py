@@ -83,40 +83,40 @@ def expected(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def test_float32(family: Path, reference: Callable[..., Any], tokens: torch.Tensor) -> None:
-    exact = expected(reference(family), tokens)
-    whole = Served(family).logits(tokens, [41])
+def test_float32(dense_family: Path, reference: Callable[..., Any], tokens: torch.Tensor) -> None:
+    exact = expected(reference(dense_family), tokens)
+    whole = Served(dense_family).logits(tokens, [41])
     torch.testing.assert_close(whole, exact, atol=1e-4, rtol=0)
-    assert torch.equal(Served(family).logits(tokens, [9, 1, 17, 13, 1]), whole)  # to the bit, in any chunks
+    assert torch.equal(Served(dense_family).logits(tokens, [9, 1, 17, 13, 1]), whole)  # to the bit, in any chunks
 
 
 def test_bfloat16_rounds_less_than_transformers(
-    family: Path, reference: Callable[..., Any], tokens: torch.Tensor
+    dense_family: Path, reference: Callable[..., Any], tokens: torch.Tensor
 ) -> None:
-    exact = expected(reference(family), tokens)
-    theirs = expected(reference(family, torch.bfloat16), tokens)
-    ours = Served(family, "bfloat16").logits(tokens, [30, 11])
+    exact = expected(reference(dense_family), tokens)
+    theirs = expected(reference(dense_family, torch.bfloat16), tokens)
+    ours = Served(dense_family, "bfloat16").logits(tokens, [30, 11])
     assert (ours - exact).abs().mean() < 1.1 * (theirs - exact).abs().mean()
 
 
-def test_int8_is_near(family: Path, reference: Callable[..., Any], tokens: torch.Tensor) -> None:
-    exact = expected(reference(family), tokens)
+def test_int8_is_near(dense_family: Path, reference: Callable[..., Any], tokens: torch.Tensor) -> None:
+    exact = expected(reference(dense_family), tokens)
     for dtype in ("float32", "bfloat16"):
-        error = Served(family, dtype, quantization="int8").logits(tokens, [41]) - exact
+        error = Served(dense_family, dtype, quantization="int8").logits(tokens, [41]) - exact
         assert error.square().mean() < 0.2**2 * exact.var()
 
 
 def test_int4_is_what_its_rounded_weights_give(
-    family: Path, reference: Callable[..., Any], tokens: torch.Tensor
+    dense_family: Path, reference: Callable[..., Any], tokens: torch.Tensor
 ) -> None:
-    theirs = reference(family)
+    theirs = reference(dense_family)
     for name, weight in theirs.named_parameters():
         if name.endswith(("_proj.weight", "lm_head.weight")):
             steps, scales = quantise_int4(weight.data)
             meant = (steps.float() - 8) * scales.float().repeat_interleave(32, 1)
             weight.data = meant[:, : weight.shape[1]]
     exact = expected(theirs, tokens)
-    error = Served(family, quantization="int4").logits(tokens, [41]) - exact
+    error = Served(dense_family, quantization="int4").logits(tokens, [41]) - exact
     assert error.square().mean() < 0.1**2 * exact.var()
 
 

@@ -21,11 +21,18 @@ def fused_moe(
     """Sum over a token's experts e of weight * down[e] @ silu_and_mul(gate_up[e] @ x), in x's dtype.
 
     x [tokens, hidden], weights and experts [tokens, top_k] as of `route`, gate_up [experts, 2 * size, hidden], down
-    [experts, hidden, size].
+    [experts, hidden, size]. Tokens are brought into the order of their experts, so that each expert that has any is one
+    matrix product over all of them.
     """
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in range(len(gate_up)):
-        token, choice = (experts == expert).nonzero(as_tuple=True)
-        result = silu_and_mul(x[token] @ gate_up[expert].T) @ down[expert].T
-        out.index_add_(0, token, result.float() * weights[token, choice, None])
-    return out.to(x.dtype)
+    tokens, top_k = experts.shape
+    order = experts.flatten().argsort(stable=True)
+    rows = x[order // top_k]
+    out = torch.empty_like(rows)
+    first = 0
+    for expert, count in enumerate(experts.flatten().bincount(minlength=len(gate_up)).tolist()):
+        if count:
+            mine = slice(first, first + count)
+            out[mine] = silu_and_mul(rows[mine] @ gate_up[expert].T) @ down[expert].T
+            first += count
+    results = torch.empty_like(out).index_copy_(0, order, out).view(tokens, top_k, x.shape[1])
+    return (results.float() * weights[..., None]).sum(1).to(x.dtype)

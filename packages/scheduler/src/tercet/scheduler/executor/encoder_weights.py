@@ -22,8 +22,8 @@ def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress |
 
     Raises ModelError, before the first byte is copied, listing each tensor that is missing, unexpected or misshapen.
     """
-    targets = checkpoint_tensors(model)
     files = {path: read_header(path) for path in weight_files(directory)}
+    targets = checkpoint_tensors(model, [name for header in files.values() for name in header])
     names = {name: _target(name, targets.keys()) for header in files.values() for name in header}
     fitting = {
         path: {target: tensor for name, tensor in header.items() if (target := names[name])}

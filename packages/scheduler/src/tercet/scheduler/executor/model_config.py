@@ -4,7 +4,6 @@ Both forms are read: the older one (`rope_theta`, `rope_scaling`, `torch_dtype`)
 (`rope_parameters`, flat or by layer type, `dtype`). A field left out means what it means to transformers.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,20 @@ from typing import Any
 import torch
 
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
+from tercet.scheduler.executor.config_fields import Fields, wrong
+from tercet.scheduler.executor.moe_config import MoeConfig, parse_moe
 from tercet.scheduler.executor.quantized_config import Quantization, parse_quantization
 from tercet.scheduler.model_files import ModelError, read_json, saved_dtype
 from tercet.scheduler.models.registry import architecture_of
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_REFUSED = {"auto_map": "the model brings its own code, and Tercet never runs a model's code"}
-_LARGEST = 2**31 - 1
-_MISSING: Any = object()
+_REFUSED = {
+    "auto_map": "the model brings its own code, and Tercet never runs a model's code",
+    "clip_qkv": "queries, keys and values that are clipped are not supported",
+}
+_RMS_NORM_EPS = {"MixtralForCausalLM": 1e-5, "OlmoeForCausalLM": 1e-5}
+_ROPE_THETA = {"MixtralForCausalLM": 1e6}
+"""Where a family's default is its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
     quantization: Quantization | None = None
+    moe: MoeConfig | None = None
 
     @classmethod
     def load(cls, directory: Path, dtype: str = "auto") -> "ModelConfig":
@@ -76,14 +82,14 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
     architecture = architecture_of(config)
     for name, why in _REFUSED.items():
         if config.get(name):
-            raise _wrong(name, why)
-    fields = _Fields(config)
+            raise wrong(name, why)
+    fields = Fields(config)
     if (act := config.get("hidden_act", "silu")) != "silu":
-        raise _wrong("hidden_act", f"{act!r} is not supported, only silu")
+        raise wrong("hidden_act", f"{act!r} is not supported, only silu")
     heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
     layers = fields.count("num_hidden_layers")
-    rope = _rope(config)
+    rope = _rope(config, _ROPE_THETA.get(architecture, 1e4))
     result = ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -94,99 +100,53 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         head_dim=fields.count("head_dim", 128 if architecture == "Qwen3ForCausalLM" else hidden_size // heads),
         vocab_size=fields.count("vocab_size"),
         context_length=_context_length(fields, rope.scaling),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=fields.number("rms_norm_eps", _RMS_NORM_EPS.get(architecture, 1e-6)),
         rope=rope,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        attention_bias=fields.flag("attention_bias"),
+        attention_bias=_attention_bias(fields, architecture),
         mlp_bias=fields.flag("mlp_bias"),
         windows=_windows(fields, architecture, layers),
         eos_token_ids=_eos_token_ids(config, generation),
         dtype=saved_torch_dtype(config, dtype),
         quantization=parse_quantization(config),
+        moe=parse_moe(fields, architecture, layers),
     )
     if heads % result.kv_heads:
-        raise _wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
+        raise wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
     if result.head_dim % 2:
-        raise _wrong("head_dim", f"{result.head_dim} is odd, and rotary embedding turns pairs")
+        raise wrong("head_dim", f"{result.head_dim} is odd, and rotary embedding turns pairs")
     return result
 
 
-class _Fields:
-    """Typed reads of a JSON object; null counts as absent, and an absent field without a default is an error."""
-
-    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
-        self.values = values
-        self.where = where
-
-    def count(self, name: str, default: int = _MISSING, least: int = 1) -> int:
-        """An integer of at least `least`."""
-        value = self._get(name, default)
-        if type(value) is not int or not least <= value <= _LARGEST:
-            raise self._wrong(name, f"{value!r} is not a positive integer")
-        return value
-
-    def number(self, name: str, default: float = _MISSING) -> float:
-        """A positive, finite number."""
-        value = self._get(name, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise self._wrong(name, f"{value!r} is not a positive number")
-        return float(value)
-
-    def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
-        return self.values.get(name) is not None
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        """A boolean."""
-        value = self._get(name, default)
-        if type(value) is not bool:
-            raise self._wrong(name, f"{value!r} is neither true nor false")
-        return value
-
-    def _get(self, name: str, default: Any) -> Any:
-        value = self.values.get(name)
-        value = default if value is None else value
-        if value is _MISSING:
-            raise self._wrong(name, "is missing")
-        return value
-
-    def _wrong(self, name: str, why: str) -> ModelError:
-        return _wrong(self.where + name, why)
-
-
-def _wrong(name: str, why: str) -> ModelError:
-    return ModelError(f"config.json: {name}: {why}")
-
-
-def _rope(config: Mapping[str, Any]) -> RopeConfig:
+def _rope(config: Mapping[str, Any], default_theta: float) -> RopeConfig:
     """The rotary embedding of every layer, from whichever form the config has."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.get(name)), "")
     values = config.get(name, {})
     if not isinstance(values, dict):
-        raise _wrong(name, "is not an object")
+        raise wrong(name, "is not an object")
     if values and all(isinstance(value, dict) for value in values.values()):
         by_layer = list(values.values())
         if any(value != by_layer[0] for value in by_layer):
-            raise _wrong(name, "layer types that rotate differently are not supported")
+            raise wrong(name, "layer types that rotate differently are not supported")
         values = by_layer[0]
     if config.get("partial_rotary_factor", values.get("partial_rotary_factor")) not in (None, 1.0):
-        raise _wrong("partial_rotary_factor", "only 1.0 is supported")
+        raise wrong("partial_rotary_factor", "only 1.0 is supported")
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ROPE_TYPES or "mrope_section" in values:
-        raise _wrong(name, f"type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
-    fields = _Fields({"rope_theta": config.get("rope_theta"), **values}, f"{name}." if name else "")
-    theta = fields.number("rope_theta", 10000.0)
+        raise wrong(name, f"type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
+    fields = Fields({"rope_theta": config.get("rope_theta"), **values}, f"{name}." if name else "")
+    theta = fields.number("rope_theta", default_theta)
     return RopeConfig(theta=theta, scaling=_scaling(kind, fields, config))
 
 
-def _scaling(kind: str, fields: _Fields, config: Mapping[str, Any]) -> RopeScaling | None:
+def _scaling(kind: str, fields: Fields, config: Mapping[str, Any]) -> RopeScaling | None:
     match kind:
         case "linear":
             return RopeScaling(type=kind, factor=fields.number("factor"))
         case "llama3":
             low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
             if low >= high:
-                raise _wrong(f"{fields.where}high_freq_factor", f"{high} is not above low_freq_factor {low}")
+                raise wrong(f"{fields.where}high_freq_factor", f"{high} is not above low_freq_factor {low}")
             return RopeScaling(
                 type=kind,
                 factor=fields.number("factor"),
@@ -198,7 +158,7 @@ def _scaling(kind: str, fields: _Fields, config: Mapping[str, Any]) -> RopeScali
             original = _original_context(fields, config)
             return RopeScaling(
                 type=kind,
-                factor=fields.number("factor", _Fields(config).count("max_position_embeddings") / original),
+                factor=fields.number("factor", Fields(config).count("max_position_embeddings") / original),
                 original_max_position_embeddings=original,
                 attention_factor=fields.number("attention_factor") if fields.has("attention_factor") else None,
                 beta_fast=fields.number("beta_fast", 32.0),
@@ -211,7 +171,7 @@ def _scaling(kind: str, fields: _Fields, config: Mapping[str, Any]) -> RopeScali
             return None
 
 
-def _context_length(fields: _Fields, scaling: RopeScaling | None) -> int:
+def _context_length(fields: Fields, scaling: RopeScaling | None) -> int:
     """max_position_embeddings; a yarn config may name the length before stretching there."""
     length = fields.count("max_position_embeddings")
     if scaling is None or scaling.type != "yarn":
@@ -219,29 +179,50 @@ def _context_length(fields: _Fields, scaling: RopeScaling | None) -> int:
     return max(length, int(scaling.original_max_position_embeddings * scaling.factor))
 
 
-def _original_context(fields: _Fields, config: Mapping[str, Any]) -> int:
+def _original_context(fields: Fields, config: Mapping[str, Any]) -> int:
     name = "original_max_position_embeddings"
     if config.get(name) is not None:
-        return _Fields(config).count(name)
-    return fields.count(name, _Fields(config).count("max_position_embeddings"))
+        return Fields(config).count(name)
+    return fields.count(name, Fields(config).count("max_position_embeddings"))
 
 
-def _windows(fields: _Fields, architecture: str, layers: int) -> tuple[int, ...]:
-    """Mistral slides in every layer unless told null; Qwen where `layer_types` says, or from `max_window_layers` on."""
-    if architecture == "MistralForCausalLM":
-        null = fields.values.get("sliding_window", 4096) is None
-        return (0 if null else fields.count("sliding_window", 4096),) * layers
-    if architecture not in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") or not fields.flag("use_sliding_window"):
-        return (0,) * layers
-    window = fields.count("sliding_window", 4096)
+def _attention_bias(fields: Fields, architecture: str) -> bool:
+    """Whether queries, keys and values have a bias; where a config says so of all four projections, the output too."""
+    if architecture == "Qwen2ForCausalLM":
+        return True
+    return fields.flag("qkv_bias", True) if architecture == "Qwen2MoeForCausalLM" else fields.flag("attention_bias")
+
+
+def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
+    """Mistral slides in every layer unless told null, Mixtral if told; Qwen in layers that it names or implies."""
+    match architecture:
+        case "MistralForCausalLM":
+            null = fields.values.get("sliding_window", 4096) is None
+            return (0 if null else fields.count("sliding_window", 4096),) * layers
+        case "MixtralForCausalLM":
+            return (fields.count("sliding_window") if fields.has("sliding_window") else 0,) * layers
+        case "Qwen2ForCausalLM" | "Qwen3ForCausalLM" | "Qwen2MoeForCausalLM" | "Qwen3MoeForCausalLM":
+            if not fields.flag("use_sliding_window"):
+                return (0,) * layers
+            window = fields.count("sliding_window", 4096)
+            return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
+    return (0,) * layers
+
+
+def _sliding_layers(fields: Fields, architecture: str, layers: int) -> list[bool]:
+    """Of a Qwen that slides: which of its layers do."""
     kinds = fields.values.get("layer_types")
+    if architecture == "Qwen3MoeForCausalLM":
+        return [True] * layers
     if kinds is None:
-        first = fields.count("max_window_layers", 28, least=0)
-        return tuple(0 if layer < first else window for layer in range(layers))
+        border = fields.count("max_window_layers", 28, least=0)
+        if architecture == "Qwen2MoeForCausalLM":
+            return [layer < border and layer % 2 == 0 for layer in range(layers)]
+        return [layer >= border for layer in range(layers)]
     names = ["full_attention", "sliding_attention"]
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in names for kind in kinds):
-        raise _wrong("layer_types", f"must say {' or '.join(names)} for each of the {layers} layers")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+        raise wrong("layer_types", f"must say {' or '.join(names)} for each of the {layers} layers")
+    return [kind == "sliding_attention" for kind in kinds]
 
 
 def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
@@ -250,7 +231,7 @@ def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     value = config.get("eos_token_id") if value is None else value
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(type(token) is not int or token < 0 for token in ids):
-        raise _wrong("eos_token_id", f"{value!r} is neither a token id nor a list of them")
+        raise wrong("eos_token_id", f"{value!r} is neither a token id nor a list of them")
     return tuple(dict.fromkeys(ids))
 
 

@@ -33,7 +33,7 @@ from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
 from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.models.layer_ops import layer_ops, use_ops
-from tercet.scheduler.models.native import DTYPES, NativeCausalLM
+from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.registry import build_model
 
 logger = logging.getLogger(__name__)
@@ -189,16 +189,18 @@ def _done(run: Callable[[], StepOutput]) -> Future[StepOutput]:
 def _load(
     options: WorkerOptions, config: ModelConfig, device: torch.device, *, native: bool, progress: Progress | None
 ) -> Model:
-    """The model with its weights, on native kernels where they know its dtype."""
-    native = native and config.dtype in DTYPES
-    if options.quantization != "none" and not native:
-        raise ValueError(f"quantization {options.quantization} needs native kernels and a float32 or bfloat16 model")
+    """The model with its weights, on native kernels where they know it."""
+    missing = missing_native(config) if native else "they come with attention backend 'cpu'"
+    if options.quantization != "none" and missing:
+        raise ValueError(f"quantization {options.quantization} needs native kernels: {missing}")
     model = build_model(config, device)
     if options.load_format == "dummy":
         dummy_weights(model)
     else:
         load_weights(model, options.model, progress, dequantised=device.type != "cuda")
-    if not native:
+    if missing:
+        if native:
+            logger.warning("%s: the layers of %s run on torch", missing, config.architecture)
         use_ops(model, layer_ops(device))
         return model
     library = load_library()

@@ -1,7 +1,7 @@
 """Loading weights: safetensors files, by memory map, straight into the fused parameters they belong to."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -9,10 +9,12 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from tercet.scheduler.executor.checkpoint_names import ExpertNames
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, quantized_linears
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layers import FusedLinear, Linear, RMSNorm
+from tercet.scheduler.models.moe import Experts
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -34,7 +36,7 @@ def load_weights(
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     quantization = model.config.quantization
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
-    targets = checkpoint_tensors(model)
+    targets = checkpoint_tensors(model, stored)
     check_fit(directory, targets | _expected(linears, stored), files, tied_head=model.lm_head is None)
     total = sum(tensor.end - tensor.start for tensor in stored.values())
     done = 0
@@ -102,16 +104,23 @@ def dummy_weights(model: nn.Module, seed: int = 0) -> None:
                 _tile(parameter.view(-1), block.to(parameter.device, parameter.dtype))
 
 
-def checkpoint_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Each name a checkpoint must hold, to the memory its tensor belongs in: a parameter, or rows of a fused one."""
+def checkpoint_tensors(model: nn.Module, stored: Iterable[str] = ()) -> dict[str, torch.Tensor]:
+    """Each name a checkpoint must hold, to the memory its tensor belongs in: a parameter, or rows of a fused one.
+
+    Of names that there are several of, those are taken that the checkpoint's `stored` tensors follow.
+    """
     tensors: dict[str, torch.Tensor] = {}
-    for path, module in model.named_modules():
+    names = ExpertNames.of(stored)
+    for path, module in names.modules(model):
+        if isinstance(module, Experts):
+            tensors |= names.tensors(path, module)
+            continue
         for kind, parameter in module.named_parameters(recurse=False):
             if parameter.is_meta:  # a quantised weight, which is read otherwise
                 continue
             if isinstance(module, FusedLinear):
                 parent = path.rpartition(".")[0]
-                rows = parameter.split(list(module.parts.values()))
+                rows = torch.split(parameter, list(module.parts.values()))
                 tensors |= {f"{parent}.{part}.{kind}": row for part, row in zip(module.parts, rows, strict=True)}
             else:
                 tensors[f"{path}.{kind}"] = parameter

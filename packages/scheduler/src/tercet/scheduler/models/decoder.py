@@ -12,12 +12,13 @@ from torch import nn
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.layer_ops import Batch
 from tercet.scheduler.models.layers import Attention, Embedding, GatedMLP, Linear, RMSNorm, Rotary
+from tercet.scheduler.models.moe import MixtureOfExperts
 
 
 class DecoderLayer(nn.Module):
     """Attention, then MLP, each on the normalised sum of everything before it."""
 
-    def __init__(self, config: ModelConfig, attention: Attention, mlp: GatedMLP) -> None:
+    def __init__(self, config: ModelConfig, attention: Attention, mlp: GatedMLP | MixtureOfExperts) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
         self.self_attn = attention

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.ops.activation import silu_and_mul
+from tercet.kernels.ops.moe import fused_moe
 from tercet.kernels.ops.quantised import QuantisedWeight, linear_quantised
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope
@@ -50,6 +51,14 @@ class LayerOps(Protocol):
     def linear_quantised(  # noqa: D102
         self, x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None
     ) -> torch.Tensor: ...
+    def fused_moe(  # noqa: D102
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+    ) -> torch.Tensor: ...
 
     def attend(
         self,
@@ -78,6 +87,7 @@ class TorchLayerOps:
     add_rmsnorm = staticmethod(add_rmsnorm)
     silu_and_mul = staticmethod(silu_and_mul)
     linear_quantised = staticmethod(linear_quantised)
+    fused_moe = staticmethod(fused_moe)
 
     def attend(
         self,
@@ -103,13 +113,14 @@ class TritonLayerOps:
     """Fused kernels, for models that decode: `attend` takes a `CachedBatch`."""
 
     def __init__(self) -> None:
-        from tercet.kernels.triton import activation, embedding, quantised, rmsnorm, rope
+        from tercet.kernels.triton import activation, embedding, moe, quantised, rmsnorm, rope
 
         self.embedding = embedding.embedding
         self.rmsnorm = rmsnorm.rmsnorm
         self.add_rmsnorm = rmsnorm.add_rmsnorm
         self.silu_and_mul = activation.silu_and_mul
         self.linear_quantised = quantised.linear_quantised
+        self.fused_moe = moe.fused_moe
         self._rope_store = rope.rope_store
 
     def attend(

@@ -3,6 +3,8 @@
 A batch has no batch dimension: every tensor is [tokens, ...], and `Batch.attend` knows which token belongs to whom.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -71,7 +73,10 @@ class Rotary(nn.Module):
 
 
 class Attention(OpsModule):
-    """Grouped-query attention with rotary positions, and what families add: biases, and norms of queries and keys."""
+    """Grouped-query attention with rotary positions, and what families add: biases, and norms of queries and keys.
+
+    `qk_norm` is over each head, or over all heads of a projection at once.
+    """
 
     def __init__(
         self,
@@ -82,7 +87,7 @@ class Attention(OpsModule):
         *,
         input_bias: bool = False,
         output_bias: bool = False,
-        qk_norm: bool = False,
+        qk_norm: Literal["none", "heads", "projections"] = "none",
     ) -> None:
         super().__init__()
         self.layer_id = layer_id
@@ -96,15 +101,23 @@ class Attention(OpsModule):
         parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         self.qkv_proj = FusedLinear(config.hidden_size, parts, bias=input_bias, dtype=config.dtype, quantised=quantised)
         self.o_proj = Linear(queries, config.hidden_size, bias=output_bias, dtype=config.dtype, quantised=quantised)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, config.dtype) if qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, config.dtype) if qk_norm else None
+        self.norms_heads = qk_norm == "heads"
+        self.q_norm, self.k_norm = (
+            None
+            if qk_norm == "none"
+            else RMSNorm(self.head_dim if self.norms_heads else size, config.rms_norm_eps, config.dtype)
+            for size in (queries, keys)
+        )
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         q, k, v = self.qkv_proj(x).view(len(x), -1, self.head_dim).split([self.heads, self.kv_heads, self.kv_heads], 1)
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
-            norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+            if self.norms_heads:
+                norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+            else:
+                q, k = self.q_norm(q.flatten(1)).view_as(q), self.k_norm(k.flatten(1)).view_as(k)
         scale, table = self.head_dim**-0.5, self.rotary.cache
         out = self.ops.attend(batch, self.layer_id, (q, k, v), positions, table, norms, scale=scale, window=self.window)
         projected: torch.Tensor = self.o_proj(out.flatten(1))
@@ -114,9 +127,10 @@ class Attention(OpsModule):
 class GatedMLP(OpsModule):
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, shard: Shard, *, bias: bool = False) -> None:
+    def __init__(self, config: ModelConfig, shard: Shard, *, bias: bool = False, size: int | None = None) -> None:
+        """`size` is the intermediate size, if it is not the config's."""
         super().__init__()
-        size = shard.share(config.intermediate_size, "MLP columns")
+        size = shard.share(size or config.intermediate_size, "MLP columns")
         quantised = config.quantization is not None
         parts = {"gate_proj": size, "up_proj": size}
         self.gate_up_proj = FusedLinear(config.hidden_size, parts, bias=bias, dtype=config.dtype, quantised=quantised)

@@ -1,15 +1,16 @@
-"""Mistral: no biases; its sliding window is in the config (`ModelConfig.windows`)."""
+"""Mistral and Mixtral: no biases; the sliding window is in the config (`ModelConfig.windows`)."""
 
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
-from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
+from tercet.scheduler.models.layers import Attention, Rotary
+from tercet.scheduler.models.moe import mlp_of
 from tercet.scheduler.models.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """MistralForCausalLM."""
+    """MistralForCausalLM, MixtralForCausalLM."""
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        return DecoderLayer(config, Attention(config, number, rotary, shard), GatedMLP(config, shard))
+        return DecoderLayer(config, Attention(config, number, rotary, shard), mlp_of(config, number, shard))
 
     return CausalLM(config, layer)

@@ -11,11 +11,20 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
+from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models import decoder
-from tercet.scheduler.models.layers import Linear, RMSNorm, Rotary
+from tercet.scheduler.models.layers import GatedMLP, Linear, RMSNorm, Rotary
 
-DTYPES = (torch.float32, torch.bfloat16)
-"""What weights can be saved in to run here."""
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def missing_native(config: ModelConfig) -> str:
+    """Why native kernels cannot run a model; empty where they can."""
+    if config.moe is not None:
+        return "native kernels run no mixture of experts"
+    if config.dtype not in _DTYPES:
+        return f"native kernels do not compute in {str(config.dtype).removeprefix('torch.')}"
+    return ""
 
 
 class Pool(Protocol):
@@ -94,6 +103,8 @@ class NativeCausalLM:
         if not isinstance(layer, decoder.DecoderLayer):
             raise TypeError(f"{type(layer).__name__} is not a layer that native kernels know")
         attention, mlp = layer.self_attn, layer.mlp
+        if not isinstance(mlp, GatedMLP):
+            raise TypeError(f"{type(mlp).__name__} is not an MLP that native kernels know")
         return DecoderLayer(
             qkv=self._pack(attention.qkv_proj),
             o=self._pack(attention.o_proj),

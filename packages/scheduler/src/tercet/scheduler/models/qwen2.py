@@ -1,16 +1,17 @@
-"""Qwen2 and Qwen2.5: a bias on queries, keys and values, whatever the config says of it, and none on the output."""
+"""Qwen2 and Qwen2.5: a bias on queries, keys and values (`ModelConfig.attention_bias`), and none on the output."""
 
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
-from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
+from tercet.scheduler.models.layers import Attention, Rotary
+from tercet.scheduler.models.moe import mlp_of
 from tercet.scheduler.models.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Qwen2ForCausalLM."""
+    """Qwen2ForCausalLM, Qwen2MoeForCausalLM."""
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        attention = Attention(config, number, rotary, shard, input_bias=True)
-        return DecoderLayer(config, attention, GatedMLP(config, shard))
+        attention = Attention(config, number, rotary, shard, input_bias=config.attention_bias)
+        return DecoderLayer(config, attention, mlp_of(config, number, shard))
 
     return CausalLM(config, layer)

@@ -2,16 +2,17 @@
 
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
-from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
+from tercet.scheduler.models.layers import Attention, Rotary
+from tercet.scheduler.models.moe import mlp_of
 from tercet.scheduler.models.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Qwen3ForCausalLM."""
+    """Qwen3ForCausalLM, Qwen3MoeForCausalLM."""
     bias = config.attention_bias
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        attention = Attention(config, number, rotary, shard, input_bias=bias, output_bias=bias, qk_norm=True)
-        return DecoderLayer(config, attention, GatedMLP(config, shard))
+        attention = Attention(config, number, rotary, shard, input_bias=bias, output_bias=bias, qk_norm="heads")
+        return DecoderLayer(config, attention, mlp_of(config, number, shard))
 
     return CausalLM(config, layer)

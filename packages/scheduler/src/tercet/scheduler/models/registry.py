@@ -17,8 +17,12 @@ _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "LLaMAForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mistral",
+    "OlmoeForCausalLM": "olmoe",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3",
 }
 """Each architecture's module in this package, whose `build(config, shard)` makes the model."""
 

@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from tercet.kernels.ops.moe import fused_moe, route
+
+
+def token_by_token(
+    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """The definition, in float64."""
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for token in range(len(x)):
+        for weight, expert in zip(weights[token].double(), experts[token], strict=True):
+            gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
+            out[token] += weight * (down[expert].double() @ (gate / (1 + (-gate).exp()) * up))
+    return out
+
+
+@pytest.mark.parametrize(("tokens", "count", "top_k"), [(1, 6, 2), (40, 6, 3), (5, 64, 8), (9, 3, 3), (0, 4, 2)])
+def test_every_token_goes_through_its_experts(tokens: int, count: int, top_k: int) -> None:
+    torch.manual_seed(0)
+    x, logits = torch.randn(tokens, 12), torch.randn(tokens, count)
+    gate_up, down = torch.randn(count, 10, 12) / 3, torch.randn(count, 12, 5) / 2
+    weights, experts = route(logits, top_k, renormalise=False)
+    out = fused_moe(x, weights, experts, gate_up, down)
+    torch.testing.assert_close(out.double(), token_by_token(x, weights, experts, gate_up, down), rtol=1e-5, atol=1e-5)
+
+
+def test_results_are_added_up_in_float32() -> None:
+    """1 + 256 of what bfloat16 adds to 1 as nothing."""
+    x, small = torch.ones(1, 1, dtype=torch.bfloat16), 2.0**-9
+    gate_up = torch.tensor([[[100.0], [0.01]]] * 257).bfloat16()
+    down = torch.ones(257, 1, 1).bfloat16()
+    weights = torch.tensor([[1.0] + [small] * 256])
+    one = fused_moe(x, torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64), gate_up, down)
+    out = fused_moe(x, weights, torch.arange(257)[None], gate_up, down)
+    assert out.dtype == torch.bfloat16
+    assert out.item() == pytest.approx(1.5 * one.item(), rel=2**-8)
+
+
+def test_weights_are_the_routers() -> None:
+    weights, experts = route(torch.tensor([[0.0, 2.0, 1.0]]), 2, renormalise=True)
+    assert experts.tolist() == [[1, 2]]
+    assert weights.tolist() == [pytest.approx([1 / (1 + 2.718281828**-1), 1 / (1 + 2.718281828)])]
+    assert route(torch.zeros(1, 4), 2, renormalise=False)[0].tolist() == [[0.25, 0.25]]

@@ -1,0 +1,52 @@
+"""What a checkpoint calls the modules of a model, where that is not what they are called here: mixtures of experts.
+
+Transformers 5 stores one tensor for all experts of a layer, as they are here. Most checkpoints store three for each
+expert, and Mixtral's have words of their own for these and for the layer.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tercet.scheduler.models.moe import Experts
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """The names of one checkpoint."""
+
+    mlp: str = "mlp"
+    parts: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
+    """Of one expert's projections; None where all experts are in one tensor."""
+
+    @classmethod
+    def of(cls, stored: Iterable[str]) -> "ExpertNames":
+        """Those that the names of a checkpoint's tensors follow."""
+        for name in stored:
+            if name.endswith(".experts.gate_up_proj"):
+                return cls(parts=None)
+            if ".block_sparse_moe." in name:
+                return cls("block_sparse_moe", ("w1", "w3", "w2"))
+        return cls()
+
+    def modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        """Every module of a model and its path in the checkpoint."""
+        for path, module in model.named_modules():
+            yield ".".join(self.mlp if part == "mlp" else part for part in path.split(".")), module
+
+    def tensors(self, path: str, experts: Experts) -> dict[str, torch.Tensor]:
+        """The name of each tensor of the experts at `path`, to the memory it belongs in."""
+        gate_up, down = experts.gate_up_proj.data, experts.down_proj.data
+        if self.parts is None:
+            return {f"{path}.gate_up_proj": gate_up, f"{path}.down_proj": down}
+        return {f"{prefix}.weight": row for prefix, row in self.rows(path, experts).items()}
+
+    def rows(self, path: str, experts: Experts) -> dict[str, torch.Tensor]:
+        """The name of each expert's projections at `path`, to its part of their memory [outputs, inputs]."""
+        result: dict[str, torch.Tensor] = {}
+        for number, (gate_up, down) in enumerate(zip(experts.gate_up_proj.data, experts.down_proj.data, strict=True)):
+            mine = (*gate_up.chunk(2), down)
+            result |= {f"{path}.{number}.{name}": row for name, row in zip(self.parts or (), mine, strict=True)}
+        return result

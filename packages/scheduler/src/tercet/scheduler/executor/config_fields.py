@@ -1,0 +1,58 @@
+"""Typed reads of a config.json, with one line for whatever is wrong in it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tercet.scheduler.model_files import ModelError
+
+_LARGEST = 2**31 - 1
+_MISSING: Any = object()
+
+
+class Fields:
+    """Typed reads of a JSON object; null counts as absent, and an absent field without a default is an error."""
+
+    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+        self.values = values
+        self.where = where
+
+    def count(self, name: str, default: int = _MISSING, least: int = 1) -> int:
+        """An integer of at least `least`."""
+        value = self._get(name, default)
+        if type(value) is not int or not least <= value <= _LARGEST:
+            raise self._wrong(name, f"{value!r} is not a positive integer")
+        return value
+
+    def number(self, name: str, default: float = _MISSING) -> float:
+        """A positive, finite number."""
+        value = self._get(name, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self._wrong(name, f"{value!r} is not a positive number")
+        return float(value)
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.values.get(name) is not None
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A boolean."""
+        value = self._get(name, default)
+        if type(value) is not bool:
+            raise self._wrong(name, f"{value!r} is neither true nor false")
+        return value
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if value is _MISSING:
+            raise self._wrong(name, "is missing")
+        return value
+
+    def _wrong(self, name: str, why: str) -> ModelError:
+        return wrong(self.where + name, why)
+
+
+def wrong(name: str, why: str) -> ModelError:
+    """The error for a field."""
+    return ModelError(f"config.json: {name}: {why}")
