@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
@@ -36,6 +37,12 @@ class LateReading(TorchNativeAttention):
         return super().attend(*given, **options)
 
 
+class PlannedBefore(TorchNativeAttention):
+    """Knows the lengths of a step only from its plan, as what plans on the host does."""
+
+    capturable = True
+
+
 class Tape:
     """A `Recorder` that runs the work again, into the tensor of the first result."""
 
@@ -57,9 +64,11 @@ class Tape:
         return replay, output
 
 
-def graphs(model: Any, pool: KVPool, tape: Tape) -> CudaGraphRunner:
+def graphs(
+    model: Any, pool: KVPool, tape: Tape, backend: Callable[[], AttentionBackend] = LateReading
+) -> CudaGraphRunner:
     cpu = torch.device("cpu")
-    return CudaGraphRunner(model, pool, LateReading, tape, slots=SLOTS, context_length=23, device=cpu)
+    return CudaGraphRunner(model, pool, [backend], tape, slots=SLOTS, context_length=23, device=cpu)
 
 
 def test_buckets_are_fine_where_batches_are_small() -> None:
@@ -76,10 +85,13 @@ def test_the_largest_is_recorded_first_and_one_at_a_time(attending: Any, steps: 
 
 
 @pytest.mark.parametrize("captures", [0, 1, 3])
-def test_replays_are_the_same_steps(captures: int, attending: Any, steps: Any) -> None:
+@pytest.mark.parametrize("backend", [LateReading, PlannedBefore])
+def test_replays_are_the_same_steps(
+    captures: int, backend: Callable[[], AttentionBackend], attending: Any, steps: Any
+) -> None:
     """Rows come and go between steps, and graphs are recorded between them too."""
     plain, graphed, tape = steps(), steps(), Tape()
-    runner = graphs(attending, graphed.pool, tape)
+    runner = graphs(attending, graphed.pool, tape, backend)
     script = [
         [(0, 5, 5), (1, 9, 9), (2, 1, 1)],
         [(0, 1, 6), (1, 1, 10), (2, 1, 2)],

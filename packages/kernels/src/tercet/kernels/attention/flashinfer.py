@@ -1,7 +1,11 @@
 """Attention by FlashInfer's wrappers (https://arxiv.org/abs/2501.01005), planned once a step for all layers alike.
 
-What it has no kernels for (float32, odd head sizes, sinks) goes to ours in Triton. Its plan is made on the host from
-the lengths of the step, so its decodes are not recorded in graphs here.
+Decodes read pages. Extends attend to their own new tokens, read in one piece, and to the pages of what came before;
+the two are merged by their log-sum-exps. Under a window they read pages alone, for a prefix has its own positions.
+What the library has no kernels for (float32, odd head sizes, sinks) goes to ours in Triton.
+
+A plan is made on the host from the lengths of the step. So a graph's backend has wrappers over fixed memory
+(`GraphMemory`), and is told every step that the graph replays: `plan` writes there what the recorded kernels read.
 """
 
 from dataclasses import dataclass
@@ -14,7 +18,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 
-_WORKSPACE = 128 << 20
+_WORKSPACE = 256 << 20
 _HEAD_DIMS = (64, 128, 256)
 _TENSOR_CORES_FROM = 4
 """Query heads for each KV head from which a decode is a matrix product worth tensor cores."""
@@ -24,18 +28,30 @@ class Wrapper(Protocol):
     """One of FlashInfer's planned operations."""
 
     def plan(self, *given: Any, **options: Any) -> None: ...  # noqa: D102
-    def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor: ...  # noqa: D102
+    def run(self, q: torch.Tensor, *given: Any, **options: Any) -> Any: ...  # noqa: D102
 
 
 class Library(Protocol):
     """What is used of the module `flashinfer`."""
 
     def BatchDecodeWithPagedKVCacheWrapper(  # noqa: D102, N802
-        self, workspace: torch.Tensor, kv_layout: str, *, use_tensor_cores: bool
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        *,
+        use_tensor_cores: bool,
+        use_cuda_graph: bool = False,
+        **buffers: torch.Tensor,
     ) -> Wrapper: ...
     def BatchPrefillWithPagedKVCacheWrapper(  # noqa: D102, N802
-        self, workspace: torch.Tensor, kv_layout: str
+        self, float_workspace_buffer: torch.Tensor, kv_layout: str
     ) -> Wrapper: ...
+    def BatchPrefillWithRaggedKVCacheWrapper(  # noqa: D102, N802
+        self, float_workspace_buffer: torch.Tensor, kv_layout: str
+    ) -> Wrapper: ...
+    def merge_state_in_place(  # noqa: D102
+        self, v: torch.Tensor, s: torch.Tensor, v_other: torch.Tensor, s_other: torch.Tensor
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,66 @@ class _Shape:
     window: int
     softcap: float
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.heads, self.kv_heads, self.head_dim
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """FlashInfer counts the tokens of a window without the token itself."""
+        return {
+            "sm_scale": self.scale,
+            "window_left": self.window - 1,
+            "logits_soft_cap": self.softcap or None,
+            "q_data_type": self.dtype,
+            "kv_data_type": self.dtype,
+        }
+
+
+class GraphMemory:
+    """What the recorded kernels of all graphs read of a step. Only one graph runs at a time, so all share it."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+        self._workspace: torch.Tensor | None = None
+
+    def workspace(self, device: torch.device) -> torch.Tensor:
+        """Where kernels keep what they have yet to merge."""
+        if self._workspace is None:
+            self._workspace = _workspace(device)
+        return self._workspace
+
+    def buffers(self, table: torch.Tensor) -> dict[str, torch.Tensor]:
+        """For decodes of a page table [rows, pages]. The largest graph is recorded first, and has room for all."""
+        rows, pages = table.shape
+        if not self._buffers:
+            self._buffers = [table.new_zeros(size) for size in (rows + 1, rows * pages, rows)]
+        begin, indices, tail = self._buffers
+        if len(tail) < rows or len(indices) < rows * pages:
+            raise ValueError(f"a graph of {rows} rows is larger than the first, of {len(tail)}")
+        return {
+            "paged_kv_indptr_buffer": begin[: rows + 1],
+            "paged_kv_indices_buffer": indices,
+            "paged_kv_last_page_len_buffer": tail[:rows],
+        }
+
+
+class _Planned:
+    """A wrapper. Its plans leave through one pinned buffer, so a plan waits until the last one has left."""
+
+    def __init__(self, wrapper: Wrapper, device: torch.device) -> None:
+        self.run = wrapper.run
+        self._plan = wrapper.plan
+        self._left = torch.Event(device=device) if device.type == "cuda" else None
+
+    def plan(self, *given: Any, **options: Any) -> None:
+        """See the wrapper's own."""
+        if self._left is not None:
+            self._left.synchronize()
+        self._plan(*given, **options)
+        if self._left is not None:
+            self._left.record()
+
 
 def missing_flashinfer() -> str:
     """Why FlashInfer cannot be used; empty if it can."""
@@ -57,23 +133,32 @@ def missing_flashinfer() -> str:
 
 
 class FlashInferAttention:
-    """The FlashInfer backend. See `AttentionBackend`."""
+    """The FlashInfer backend. See `AttentionBackend`. With `memory` it is a graph's: rows never change in number."""
 
-    capturable = False
+    capturable = True
 
-    def __init__(self, library: Library | None = None, other: AttentionBackend | None = None) -> None:
+    def __init__(
+        self,
+        library: Library | None = None,
+        other: AttentionBackend | None = None,
+        memory: GraphMemory | None = None,
+    ) -> None:
         self._library = library or cast("Library", import_module("flashinfer"))
         self._other = other or _triton()
+        self._memory = memory
         self._batch: AttentionBatch | None = None
         self._workspace: torch.Tensor | None = None
-        self._plans: dict[_Shape, tuple[Wrapper | None, Wrapper | None]] = {}
-        self._wrappers: dict[tuple[str, _Shape], Wrapper] = {}
+        self._planned: set[_Shape] = set()
+        self._wrappers: dict[tuple[str, _Shape], _Planned] = {}
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Keep the batch: the library plans at the first layer of each shape."""
+        """Keep the batch: the library plans at the first layer of each shape, and for a graph at once."""
         self._batch = batch
-        self._plans = {}
         self._other.plan(batch)
+        if self._memory is None:
+            self._planned = set()
+        for shape in self._planned:
+            self._plan_shape(batch, shape)
 
     def attend(
         self,
@@ -95,76 +180,105 @@ class FlashInferAttention:
         if sinks is not None or not known:
             return self._other.attend(q, k_cache, v_cache, scale=scale, window=window, softcap=softcap, sinks=sinks)
         shape = _Shape(heads, k_cache.shape[2], head_dim, q.dtype, scale, window, softcap)
-        if shape not in self._plans:
-            self._plans[shape] = self._decodes(batch, shape), self._extends(batch, shape)
-        decode, extend = self._plans[shape]
-        q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if decode is not None:
-            out[: batch.decodes] = decode.run(q[: batch.decodes], (k_cache, v_cache))
-        if extend is not None:
-            out[batch.decodes :] = extend.run(q[batch.decodes :], (k_cache, v_cache))
+        if shape not in self._planned:
+            self._plan_shape(batch, shape)
+            self._planned.add(shape)
+        q, caches = q.contiguous(), (k_cache, v_cache)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        decodes = batch.decodes
+        if decodes:
+            self._wrappers["decode", shape].run(q[:decodes], caches, out=out[:decodes])
+        if decodes < batch.rows:
+            self._extend(batch, shape, q[decodes:], caches, out[decodes:])
         return out
 
-    def _decodes(self, batch: AttentionBatch, shape: _Shape) -> Wrapper | None:
-        if not batch.decodes:
-            return None
-        key = "decode", shape
-        if key not in self._wrappers:
-            tensor_cores = shape.heads // shape.kv_heads >= _TENSOR_CORES_FROM
-            self._wrappers[key] = self._library.BatchDecodeWithPagedKVCacheWrapper(
-                self._memory(batch), "NHD", use_tensor_cores=tensor_cores
-            )
-        wrapper = self._wrappers[key]
-        wrapper.plan(*pages_of(batch, 0, batch.decodes), *_sizes(batch, shape), **_options(shape))
-        return wrapper
+    def _extend(
+        self,
+        batch: AttentionBatch,
+        shape: _Shape,
+        q: torch.Tensor,
+        caches: tuple[torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+    ) -> None:
+        if shape.window:
+            self._wrappers["pages", shape].run(q, caches, out=out)
+            return
+        new = batch.slot_mapping[batch.decodes :]
+        k, v = (cache.flatten(0, 1)[new] for cache in caches)
+        if not any(_prefixes(batch)):
+            self._wrappers["new", shape].run(q, k, v, out=out)
+            return
+        own = self._wrappers["new", shape].run(q, k, v, out=out, return_lse=True)
+        self._library.merge_state_in_place(*own, *self._wrappers["prefix", shape].run(q, caches, return_lse=True))
 
-    def _extends(self, batch: AttentionBatch, shape: _Shape) -> Wrapper | None:
-        if batch.decodes == batch.rows:
-            return None
-        key = "extend", shape
-        if key not in self._wrappers:
-            self._wrappers[key] = self._library.BatchPrefillWithPagedKVCacheWrapper(self._memory(batch), "NHD")
-        wrapper = self._wrappers[key]
-        starts = torch.tensor([0, *accumulate(batch.host_query_lens[batch.decodes :])], dtype=torch.int32)
-        pages = pages_of(batch, batch.decodes, batch.rows)
-        wrapper.plan(starts, *pages, *_sizes(batch, shape), causal=True, **_options(shape))
-        return wrapper
+    def _plan_shape(self, batch: AttentionBatch, shape: _Shape) -> None:
+        """Plan what `attend` runs for layers of a shape."""
+        first, size = batch.decodes, batch.page_size
+        if first:
+            pages = pages_of(batch.page_table[:first], batch.kv_lens[:first], batch.host_kv_lens[:first], size)
+            self._wrapper("decode", shape, batch).plan(*pages, *shape.sizes, size, **shape.options)
+        if first == batch.rows:
+            return
+        starts = torch.tensor([0, *accumulate(batch.host_query_lens[first:])], dtype=torch.int32)
+        table, lengths = batch.page_table[first:], batch.kv_lens[first:]
+        if shape.window:
+            pages = pages_of(table, lengths, batch.host_kv_lens[first:], size)
+            wrapper = self._wrapper("pages", shape, batch)
+            wrapper.plan(starts, *pages, *shape.sizes, size, causal=True, **shape.options)
+            return
+        self._wrapper("new", shape, batch).plan(starts, starts, *shape.sizes, causal=True, **shape.options)
+        prefixes = _prefixes(batch)
+        if any(prefixes):
+            pages = pages_of(table, lengths - batch.query_start.diff()[first:], prefixes, size)
+            wrapper = self._wrapper("prefix", shape, batch)
+            wrapper.plan(starts, *pages, *shape.sizes, size, causal=False, **shape.options)
 
-    def _memory(self, batch: AttentionBatch) -> torch.Tensor:
+    def _wrapper(self, kind: str, shape: _Shape, batch: AttentionBatch) -> _Planned:
+        if (kind, shape) not in self._wrappers:
+            self._wrappers[kind, shape] = _Planned(self._make(kind, shape, batch.page_table), batch.page_table.device)
+        return self._wrappers[kind, shape]
+
+    def _make(self, kind: str, shape: _Shape, table: torch.Tensor) -> Wrapper:
         if self._workspace is None:
-            self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=batch.page_table.device)
-        return self._workspace
+            self._workspace = _workspace(table.device) if self._memory is None else self._memory.workspace(table.device)
+        if kind == "new":
+            return self._library.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD")
+        if kind != "decode":
+            return self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
+        tensor_cores = shape.heads // shape.kv_heads >= _TENSOR_CORES_FROM
+        buffers: dict[str, Any] = (
+            {} if self._memory is None else {"use_cuda_graph": True, **self._memory.buffers(table)}
+        )
+        return self._library.BatchDecodeWithPagedKVCacheWrapper(
+            self._workspace, "NHD", use_tensor_cores=tensor_cores, **buffers
+        )
 
 
-def pages_of(batch: AttentionBatch, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def pages_of(
+    table: torch.Tensor, lengths: torch.Tensor, host_lengths: list[int], page_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(where each row's pages begin int32 [n + 1], the pages of all int32, tokens in each last page int32 [n]).
 
-    Of rows [first, last). The pages are on the batch's device, the other two on the host, where they are planned from.
+    Of rows with so many tokens, of which the host knows too. The pages are gathered on the device; the other two are
+    on the host, where they are planned from. A row without tokens has no pages and 0 tokens in the last.
     """
-    lengths = batch.host_kv_lens[first:last]
-    counts = [-(-length // batch.page_size) for length in lengths]
-    begin = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
-    row = torch.arange(last - first).repeat_interleave(torch.tensor(counts))
-    column = torch.arange(len(row)) - begin[row]
-    device = batch.page_table.device
-    pages = batch.page_table[(row + first).to(device, non_blocking=True), column.to(device, non_blocking=True)]
-    tail = [length - (count - 1) * batch.page_size for length, count in zip(lengths, counts, strict=True)]
-    return begin, pages, torch.tensor(tail, dtype=torch.int32)
+    counts = [-(-length // page_size) for length in host_lengths]
+    begin = [0, *accumulate(counts)]
+    device_counts = (lengths + page_size - 1) // page_size
+    row = torch.arange(len(counts), device=table.device).repeat_interleave(device_counts, output_size=begin[-1])
+    column = torch.arange(begin[-1], device=table.device) - (device_counts.cumsum(0) - device_counts)[row]
+    tail = [length - max(count - 1, 0) * page_size for length, count in zip(host_lengths, counts, strict=True)]
+    return torch.tensor(begin, dtype=torch.int32), table[row, column], torch.tensor(tail, dtype=torch.int32)
 
 
-def _sizes(batch: AttentionBatch, shape: _Shape) -> tuple[int, int, int, int]:
-    return shape.heads, shape.kv_heads, shape.head_dim, batch.page_size
+def _prefixes(batch: AttentionBatch) -> list[int]:
+    """Tokens that each extending row has in the cache from earlier steps."""
+    lengths = zip(batch.host_kv_lens[batch.decodes :], batch.host_query_lens[batch.decodes :], strict=True)
+    return [kv_len - query_len for kv_len, query_len in lengths]
 
 
-def _options(shape: _Shape) -> dict[str, Any]:
-    """FlashInfer counts the tokens of a window without the token itself."""
-    return {
-        "sm_scale": shape.scale,
-        "window_left": shape.window - 1,
-        "logits_soft_cap": shape.softcap or None,
-        "q_data_type": shape.dtype,
-        "kv_data_type": shape.dtype,
-    }
+def _workspace(device: torch.device) -> torch.Tensor:
+    return torch.zeros(_WORKSPACE, dtype=torch.uint8, device=device)
 
 
 def _triton() -> AttentionBackend:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module, resources
 
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
-from tercet.kernels.attention.flashinfer import missing_flashinfer
+from tercet.kernels.attention.flashinfer import FlashInferAttention, GraphMemory, missing_flashinfer
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.triton import missing_triton
@@ -45,6 +46,13 @@ def attention_backend(name: str, device: torch.device) -> Callable[[], Attention
     module, _, attribute = _BACKENDS[name].partition(":")
     factory: Callable[[], AttentionBackend] = getattr(import_module(module), attribute)
     return factory
+
+
+def graph_backend(backend: Callable[[], AttentionBackend]) -> Callable[[], AttentionBackend] | None:
+    """A factory for the graphs of one cache group, of which one runs at a time; None where none can be recorded."""
+    if not backend().capturable:
+        return None
+    return partial(FlashInferAttention, memory=GraphMemory()) if backend is FlashInferAttention else backend
 
 
 def _fastest(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""What a sampler takes of plain torch, in one place: every faster set of operations has these names and equals these."""
+"""What a sampler takes of plain torch, in one place: faster operations have these names and do the same."""
 
 from tercet.kernels.ops.bitmask import apply_bitmask_
 from tercet.kernels.ops.logprobs import token_logprobs

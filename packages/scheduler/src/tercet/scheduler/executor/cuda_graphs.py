@@ -4,11 +4,14 @@ A graph reads and writes fixed memory, and has a fixed number of rows, its *buck
 and padded to the next bucket: padded rows are decodes of one token whose key and value go to the pool's spare page, so
 they harm nobody. What is no decode, or fits no bucket, runs as it is. Graphs are recorded one at a time between steps,
 so that start-up does not wait for them, and the largest first: the others find room in the memory that it was given.
+
+A graph has attention backends of its own. They are told of every step that it replays, for some plan on the host what
+the recorded kernels then read.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -77,6 +80,15 @@ class _GroupInputs:
         self.slot_mapping[rows:bucket].fill_(self.spare_page * self.page_size)
 
 
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """The recorded work of a bucket, the tensor of its result, and the batch over fixed memory that it computes."""
+
+    replay: Callable[[], None]
+    output: torch.Tensor
+    batch: ForwardBatch
+
+
 class CudaGraphRunner:
     """A `Model` that replays decode steps where it can. `capture_next` is called between steps."""
 
@@ -84,7 +96,7 @@ class CudaGraphRunner:
         self,
         model: Model,
         pool: KVPool,
-        backend: Callable[[], AttentionBackend],
+        backends: Sequence[Callable[[], AttentionBackend]],
         recorder: Recorder,
         *,
         slots: int,
@@ -93,10 +105,10 @@ class CudaGraphRunner:
     ) -> None:
         self._model = model
         self._pool = pool
-        self._backend = backend
+        self._backends = backends  # of each cache group
         self._recorder = recorder
         self._waiting = decode_buckets(slots)
-        self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
+        self._graphs: dict[int, _Graph] = {}
         self._ids = torch.zeros(slots, dtype=torch.int64, device=device)
         self._positions = torch.zeros(slots, dtype=torch.int64, device=device)
         self._query_start = torch.arange(slots + 1, dtype=torch.int32, device=device)
@@ -123,11 +135,13 @@ class CudaGraphRunner:
         self._positions[:rows].copy_(positions)
         self._ids[rows:bucket].zero_()
         self._positions[rows:bucket].zero_()
-        for group, given in zip(self._groups, batch.attention, strict=True):
+        graph = self._graphs[bucket]
+        fixed = zip(self._groups, graph.batch.backends, graph.batch.attention, strict=True)
+        for given, (group, backend, attention) in zip(batch.attention, fixed, strict=True):
             group.fill(given, rows, bucket)
-        replay, output = self._graphs[bucket]
-        replay()
-        return output[:rows]
+            backend.plan(replace(attention, host_kv_lens=[*given.host_kv_lens, *[1] * (bucket - rows)]))
+        graph.replay()
+        return graph.output[:rows]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Model`."""
@@ -146,7 +160,7 @@ class CudaGraphRunner:
         batch = self._batch(bucket)
         ids, positions = self._ids[:bucket].zero_(), self._positions[:bucket].zero_()
         try:
-            self._graphs[bucket] = self._recorder.record(lambda: self._model(ids, positions, batch))
+            self._graphs[bucket] = _Graph(*self._recorder.record(lambda: self._model(ids, positions, batch)), batch)
         except torch.OutOfMemoryError:
             logger.warning("no memory for a graph of %d rows: such steps are launched kernel by kernel", bucket)
         return bool(self._waiting)
@@ -166,7 +180,7 @@ class CudaGraphRunner:
             )
             for group in self._groups
         ]
-        backends = [self._backend() for _ in attention]
+        backends = [make() for make in self._backends]
         for backend, group in zip(backends, attention, strict=True):
             backend.plan(group)
         return ForwardBatch(

@@ -12,7 +12,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.cpu import CpuAttention
-from tercet.kernels.attention.select import attention_backend
+from tercet.kernels.attention.select import attention_backend, graph_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library
 from tercet.kernels.native.linear import Quantization
@@ -126,9 +126,10 @@ class TpModelWorker:
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
         self._graphs: CudaGraphRunner | None = None
         if device.type == "cuda":
-            if backend().capturable:
+            recorded = [made for _ in self._pool.groups if (made := graph_backend(backend))]
+            if recorded:
                 sizes = {"slots": options.slots, "context_length": context_length}
-                self._graphs = CudaGraphRunner(model, self._pool, backend, CudaRecorder(), **sizes, device=device)
+                self._graphs = CudaGraphRunner(model, self._pool, recorded, CudaRecorder(), **sizes, device=device)
             model = ShrinkingModel(self._graphs or model)
         self._grammars = _grammars(options, config)
         self._runner = ModelRunner(
