@@ -1,14 +1,13 @@
 """What a frontend process costs: streams through HTTP, with an engine behind it that costs nothing.
 
-This process plays the scheduler, the detokenizer and 64 clients over real sockets, and paces the tokens; the frontend
-is a process of its own, as it is served. Every token's text is the time at which it was sent, so that its client knows
+This process plays the scheduler and the detokenizer and paces the tokens; the frontend is a process of its own, as it
+is served, and its 64 clients are another. Every token's text is the time at which it was sent, so that its client knows
 how long it was on its way. Chunks are counted per second of the frontend's own processor time, which other processes do
 not change much; one chunk carries what came for a choice since the last.
 """
 
 import asyncio
 import hashlib
-import re
 import socket
 import statistics
 import sys
@@ -16,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import orjson
 import psutil
 
@@ -95,7 +95,7 @@ class Engine:
         if not rids:
             return
         positions = [self._positions[rid] for rid in rids]
-        text = f"<{time.perf_counter():.6f}>"
+        text = f"<{time.monotonic():.6f}>"
         last = {row: FinishReason(FinishType.LENGTH) for row, place in enumerate(positions) if place == TOKENS - 1}
         batch = BatchStrOutput(
             rids=rids,
@@ -134,45 +134,42 @@ class Engine:
         return Heartbeat(phase=Phase.STEP)
 
 
-class Counts:
-    """What the clients saw."""
+class Counts(msgspec.Struct):
+    """What the clients saw in one round."""
 
-    def __init__(self) -> None:
-        self.chunks = 0
-        self.tokens = 0
-        self.delays: list[float] = []
-
-
-BODY = orjson.dumps(
-    {
-        "model": "fake",
-        "messages": [{"role": "user", "content": "hello"}],
-        "max_tokens": TOKENS,
-        "stream": True,
-    }
-)
-HEAD = (
-    f"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-    f"Content-Length: {len(BODY)}\r\n\r\n"
-).encode()
-_STAMP = re.compile(rb"<([0-9.]+)>")
+    chunks: int
+    tokens: int
+    delays: list[float]
 
 
-async def stream(port: int, counts: Counts) -> None:
-    """One request, read as it comes, with as little work as can be."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(HEAD + BODY)
-    ended = False
-    while not ended:
-        data = await reader.read(1 << 16)
-        now = time.perf_counter()
-        ended = not data or b"[DONE]" in data
-        counts.chunks += data.count(b"data: ")
-        stamps = _STAMP.findall(data)
-        counts.tokens += len(stamps)
-        if stamps:
-            counts.delays.append(now - float(stamps[-1]))
-    writer.close()
+class Clients:
+    """The process that reads the streams; see `frontend_clients/read_streams.py`."""
+
+    _script = Path(__file__).parent / "frontend_clients" / "read_streams.py"
+    _body = orjson.dumps(
+        {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": TOKENS, "stream": True}
+    )
+
+    async def start(self, port: int) -> None:
+        """Start it."""
+        words = [str(self._script), str(port), str(STREAMS)]
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, stdin=pipe, stdout=pipe, limit=1 << 26
+        )
+
+    async def read(self) -> Counts:
+        """All streams, once, from their requests to their ends."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(self._body + b"\n")
+        return msgspec.json.decode(await self._process.stdout.readline(), type=Counts)
+
+    async def stop(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
 
 
 class Frontend:
@@ -220,18 +217,20 @@ async def measure(interval: float, rounds: int = 3) -> tuple[float, float, float
     results = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        engine, frontend = Engine(directory), Frontend(directory)
+        engine, frontend, clients = Engine(directory), Frontend(directory), Clients()
         await engine.start()
         await frontend.start()
+        await clients.start(frontend.port)
         pacing = asyncio.create_task(engine.pace(interval))
         for _ in range(rounds + 1):
-            counts, used, began = Counts(), frontend.seconds(), time.perf_counter()
-            await asyncio.gather(*(stream(frontend.port, counts) for _ in range(STREAMS)))
+            used, began = frontend.seconds(), time.perf_counter()
+            counts = await clients.read()
             assert counts.tokens == STREAMS * TOKENS, f"{counts.tokens} tokens arrived"
             took, spent = time.perf_counter() - began, frontend.seconds() - used
             delays = sorted(counts.delays)
             results.append((counts.chunks / spent, counts.tokens / took, 1000 * delays[int(len(delays) * 0.99)]))
         pacing.cancel()
+        await clients.stop()
         await frontend.stop()
         await engine.close()
     measured = results[1:]  # the first warms up

@@ -1,6 +1,5 @@
 """What heartbeats say against what is believed: two must agree, and none is believed too early."""
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +9,7 @@ from tercet.frontend.generate_request import GenerateRequest, TextPrompt
 from tercet.frontend.reconciliation import Findings, Reconciler
 from tercet.frontend.req_state import ReqState, Row
 from tercet.frontend.served_model import ModelFiles, ServedModel
+from tercet.frontend.wake import Wake
 from tercet.protocol.messages import AbortReq, Heartbeat
 from tercet.protocol.values import (
     FinishReason,
@@ -34,7 +34,7 @@ def make(files: dict[str, bytes], limits: ModelLimits) -> Make:
     def request(rid: str = "r", scheduler: str = S) -> ReqState:
         sampling = SamplingParams(max_new_tokens=9, n=2)
         request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling)
-        state = ReqState(rid, request, model, [1], sampling, asyncio.Event())
+        state = ReqState(rid, request, model, [1], sampling, Wake())
         state.dispatched(scheduler, "detokenizer-0", 0.0)
         return state
 

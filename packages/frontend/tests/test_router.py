@@ -1,7 +1,5 @@
 """Which scheduler a request goes to, and which ones can be asked at all."""
 
-import asyncio
-
 import pytest
 
 from tercet.frontend.fleet import DetokenizerPeer, Fleet, SchedulerPeer
@@ -10,6 +8,7 @@ from tercet.frontend.req_state import ReqState
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.routing_policy import LeastLoaded, RoundRobin
 from tercet.frontend.served_model import ModelFiles, ServedModel
+from tercet.frontend.wake import Wake
 from tercet.protocol.messages import Heartbeat, Ready
 from tercet.protocol.values import Load, ModelIdentity, ModelLimits, Phase, Role, SamplingParams
 
@@ -19,7 +18,7 @@ def state(files: dict[str, bytes], limits: ModelLimits) -> ReqState:
     model = ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
     sampling = SamplingParams(max_new_tokens=1)
     request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling)
-    return ReqState("r", request, model, [1], sampling, asyncio.Event())
+    return ReqState("r", request, model, [1], sampling, Wake())
 
 
 def peers(count: int) -> list[SchedulerPeer]:

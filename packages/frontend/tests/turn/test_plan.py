@@ -1,6 +1,5 @@
 """A turn becomes a request, and what comes back is read by what the prompt and the model's notation say."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -17,6 +16,7 @@ from tercet.frontend.served_model import ModelFiles, ServedModel
 from tercet.frontend.turn.chat_turn import Calls, ChatTurn, ToolChoice
 from tercet.frontend.turn.plan import TurnPlan, TurnPlanner
 from tercet.frontend.turn.reader import ChoiceReader, Said, add_up
+from tercet.frontend.wake import Wake
 from tercet.protocol.values import FinishReason, FinishType, ModelIdentity, ModelLimits, SamplingParams
 
 CHAT = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}{{ tools }}"
@@ -48,7 +48,7 @@ async def planned(template: str, config: ServingConfig = ServingConfig(), **opti
     model = model_of(template)
     plan = await TurnPlanner(config).plan(turn(**options), model)
     request = plan.request
-    return plan, ReqState("1", request, model, model.prompt_ids(request.prompt), request.sampling, asyncio.Event())
+    return plan, ReqState("1", request, model, model.prompt_ids(request.prompt), request.sampling, Wake())
 
 
 def read(reader: ChoiceReader, text: str) -> Said:

@@ -12,6 +12,9 @@ _T = TypeVar("_T")
 
 DONE = b"data: [DONE]\n\n"
 
+SERVERS_SEND = "tercet.send"
+"""Where the scope holds the server's own `send`, below every middleware."""
+
 
 class ClientGoneError(Exception):
     """The client closed its connection: there is nobody to answer."""
@@ -51,7 +54,11 @@ def named_event(name: str, data: bytes) -> bytes:
 
 
 class EventStream(Response):
-    """Streams `body`; `on_close` runs exactly once, however the connection ends."""
+    """Streams `body`; `on_close` runs exactly once, however the connection ends.
+
+    What is between the first and the last message goes past the middleware, which has nothing to do with it and costs
+    more for each chunk than the chunk itself.
+    """
 
     media_type = "text/event-stream"
 
@@ -62,9 +69,9 @@ class EventStream(Response):
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the body ends or the client leaves."""
-        sending = asyncio.ensure_future(self._send(send))
+        sending = asyncio.ensure_future(self._send(send, scope.get(SERVERS_SEND, send)))
         gone = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -76,8 +83,8 @@ class EventStream(Response):
                 each.cancel()
             await asyncio.gather(sending, gone, return_exceptions=True)
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, send_chunk: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._body:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send_chunk({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,11 +1,12 @@
 """The requests one HTTP request became, and what arrives for them, as their consumer sees it."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
 
+from tercet.frontend.errors import ApiError
 from tercet.frontend.req_state import ReqState, Update
+from tercet.frontend.wake import Wake
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -19,18 +20,20 @@ class Generation:
     """States that share one wake-up: whoever consumes them takes everything new at once."""
 
     def __init__(self) -> None:
-        self.wake = asyncio.Event()
+        self.wake = Wake()
         self.states: list[ReqState] = []
 
     async def arrivals(self) -> AsyncIterator[list[Arrival]]:
         """Non-empty lists until every request has its final answer. Raises the ApiError of one that failed."""
         while True:
             await self.wake.wait()
-            self.wake.clear()
-            news = [Arrival(prompt, update) for prompt, state in enumerate(self.states) for update in state.take()]
-            # What happens while the consumer has the news belongs to the next round.
-            error = next((state.error for state in self.states if state.error is not None), None)
-            done = all(state.done for state in self.states)
+            news: list[Arrival] = []
+            error: ApiError | None = None
+            done = True
+            for prompt, state in enumerate(self.states):
+                news += [Arrival(prompt, update) for update in state.take()]
+                # What happens while the consumer has the news belongs to the next round.
+                error, done = error or state.error, done and state.done
             if news:
                 yield news
             if error is not None:

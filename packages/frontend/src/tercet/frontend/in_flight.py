@@ -1,17 +1,17 @@
 """What every request in flight has, whatever it asks for: who it is, where it is, and how often it was sent there."""
 
-import asyncio
 from abc import ABC, abstractmethod
 
 from tercet.frontend.errors import ApiError
 from tercet.frontend.served_model import ServedModel
+from tercet.frontend.wake import Wake
 from tercet.protocol.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
 
 class InFlight(ABC):
     """A request from its first dispatch to its one final answer. `wake` may be shared with its siblings."""
 
-    def __init__(self, rid: str, model: ServedModel, prompt_ids: bytes, wake: asyncio.Event) -> None:
+    def __init__(self, rid: str, model: ServedModel, prompt_ids: bytes, wake: Wake) -> None:
         self.rid = rid
         self.model = model
         self.prompt_ids = prompt_ids

@@ -148,11 +148,6 @@ class Inbound:
     def _on_row(self, state: ReqState, row: Row) -> None:
         began = state.has_tokens
         match state.accept(row):
-            case Verdict.GAP:
-                logger.warning("tokens of %s before position %d are missing", state.rid, row.position)
-                self._recovery.again(state, self._clock(), Cause.GAP)
-            case Verdict.ABORTED:
-                self._recovery.again(state, self._clock(), Cause.ABORTED)
             case Verdict.ACCEPTED:
                 if state.has_tokens and not began:
                     self._counters.first_token.observe(self._clock() - state.began_at)
@@ -160,6 +155,11 @@ class Inbound:
                     self._recovery.retry(self._clock())  # whoever is next in line to run alone
                 if row.finish is not None and isinstance(row.finish.matched, str):
                     self._dispatcher.abort(state, [row.index], "stop string")
+            case Verdict.GAP:
+                logger.warning("tokens of %s before position %d are missing", state.rid, row.position)
+                self._recovery.again(state, self._clock(), Cause.GAP)
+            case Verdict.ABORTED:
+                self._recovery.again(state, self._clock(), Cause.ABORTED)
             case Verdict.STALE:
                 pass
 

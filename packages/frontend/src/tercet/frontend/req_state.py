@@ -4,7 +4,6 @@ Rows are accepted strictly in position order. A row seen before or of an older a
 next position is a gap, which means that a message was lost and the request has to be dispatched again.
 """
 
-import asyncio
 from array import array
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
@@ -15,6 +14,7 @@ from tercet.frontend.errors import RequestAbortedError, ServerError
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.in_flight import InFlight
 from tercet.frontend.served_model import ServedModel
+from tercet.frontend.wake import Wake
 from tercet.protocol.messages import BatchStrOutput, DecodeSpec, TextOpening, TokenizedGenerateReqInput
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, SamplingParams, pack_ints, unpack_ints
 
@@ -123,7 +123,7 @@ class ReqState(InFlight):
         model: ServedModel,
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
-        wake: asyncio.Event,
+        wake: Wake,
     ) -> None:
         super().__init__(rid, model, pack_ints(prompt_ids), wake)
         self.request = request
@@ -132,6 +132,7 @@ class ReqState(InFlight):
         self.cached_tokens = 0
         self.prompt_logprobs: Logprobs | None = None
         self._news: dict[int, None] = {}
+        self._unfinished = sampling.n
         self._tokens_at_dispatch = 0
         self.has_tokens = False
         """Whether any token has come."""
@@ -159,7 +160,7 @@ class ReqState(InFlight):
     @property
     def done(self) -> bool:
         """Whether the request has its final answer."""
-        return self.error is not None or all(choice.finish is not None for choice in self.choices)
+        return self.error is not None or not self._unfinished
 
     @property
     def output_tokens(self) -> int:
@@ -196,11 +197,17 @@ class ReqState(InFlight):
             self.prompt_logprobs = self.prompt_logprobs or row.opening.prompt_logprobs
         self._news[row.index] = None
         self._wake.set()
-        if row.finish is not None and row.finish.type is FinishType.ERROR:
-            self.error = ServerError(row.finish.message or "The server ended this request.")
-        if row.finish is not None and row.finish.type is FinishType.ABORT:
-            self.error = RequestAbortedError("The request was aborted.")
+        if row.finish is not None:
+            self._finished(row.finish)
         return verdict
+
+    def _finished(self, finish: FinishReason) -> None:
+        """One choice has."""
+        self._unfinished -= 1
+        if finish.type is FinishType.ERROR:
+            self.error = ServerError(finish.message or "The server ended this request.")
+        if finish.type is FinishType.ABORT:
+            self.error = RequestAbortedError("The request was aborted.")
 
     def take(self) -> list[Update]:
         """What is new of every choice that has something new, in the order it came."""

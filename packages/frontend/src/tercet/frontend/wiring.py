@@ -1,6 +1,7 @@
 """A frontend process put together."""
 
 import asyncio
+import gc
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -93,6 +94,7 @@ class Frontend:
     def _tell_ready(self) -> None:
         """Once clients are listened to and could be answered: /health then says the same."""
         if self._listens and self._servable:
+            gc.freeze()  # what start-up made stays: no collection need look at it, which would hold up every stream
             self._node.set_ready(Ready(url=url_of(self._listener)))
 
     def _status(self, peer: str) -> Heartbeat:

@@ -1,10 +1,10 @@
 """The inputs one HTTP request became, on their way a window at a time: no request fills a scheduler's queue alone."""
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 
 from tercet.frontend.embedding.state import EmbeddingState
+from tercet.frontend.wake import Wake
 
 AT_ONCE = 256
 """Inputs of one HTTP request that are with schedulers at a time."""
@@ -14,7 +14,7 @@ class EmbeddingBatch:
     """States that share one wake-up, in the order of the inputs."""
 
     def __init__(self) -> None:
-        self.wake = asyncio.Event()
+        self.wake = Wake()
         self.states: list[EmbeddingState] = []
 
     async def run(self, start: Callable[[EmbeddingState], None]) -> None:
@@ -25,7 +25,6 @@ class EmbeddingBatch:
                 running.append(waiting.popleft())
                 start(running[-1])
             await self.wake.wait()
-            self.wake.clear()
             for state in running:
                 if state.error is not None:
                     raise state.error

@@ -1,6 +1,5 @@
 """One input in flight: what its vector's way back, or another attempt, needs."""
 
-import asyncio
 import struct
 from collections.abc import Iterator
 
@@ -9,6 +8,7 @@ from tercet.frontend.errors import RequestAbortedError, ServerError
 from tercet.frontend.in_flight import InFlight
 from tercet.frontend.req_state import Verdict
 from tercet.frontend.served_model import ServedModel
+from tercet.frontend.wake import Wake
 from tercet.protocol.messages import BatchEmbeddingOutput, TokenizedEmbeddingReqInput
 from tercet.protocol.values import FinishReason, FinishType, unpack_ints
 
@@ -16,7 +16,7 @@ from tercet.protocol.values import FinishReason, FinishType, unpack_ints
 class EmbeddingState(InFlight):
     """An input of an embedding, a score or a classification. Its one choice has one position, the vector."""
 
-    def __init__(self, rid: str, given: EncodedInput, model: ServedModel, priority: int, wake: asyncio.Event) -> None:
+    def __init__(self, rid: str, given: EncodedInput, model: ServedModel, priority: int, wake: Wake) -> None:
         super().__init__(rid, model, given.ids, wake)
         self.vector = b""
         """Little-endian float32; empty until it has come."""

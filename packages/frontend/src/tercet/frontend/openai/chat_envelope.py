@@ -32,6 +32,7 @@ class ChatEnvelope:
         head = orjson.dumps({**self._head, "object": "chat.completion.chunk"})
         self._prefix = b"data: " + head[:-1] + b',"choices":['
         self._suffix = b'],"usage":null}\n\n' if body.include_usage else b"]}\n\n"
+        self._text_suffix = b'},"logprobs":null,"finish_reason":null}' + self._suffix
 
     def chunk(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: str | None = None) -> bytes:
         """An event with one choice's delta, which is JSON, as `logprobs` are."""
@@ -44,6 +45,10 @@ class ChatEnvelope:
             finish,
             self._suffix,
         )
+
+    def text_chunk(self, index: int, text: bytes) -> bytes:
+        """The event that nearly all are: text, which is JSON, and nothing else."""
+        return b'%b{"index":%d,"delta":{"content":%b%b' % (self._prefix, index, text, self._text_suffix)
 
     def logprobs(
         self, token_ids: Sequence[int], parts: Sequence[Logprobs], finish: FinishReason | None

@@ -19,11 +19,14 @@ class ChatForm:
 
     def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:  # noqa: ARG002
         """One chunk for each choice with news, after one with its role where it is the first."""
-        return b"".join(self._events_of(arrival.update) for arrival in arrivals)
+        return b"".join([self._events_of(arrival.update) for arrival in arrivals])
 
     def _events_of(self, update: Update) -> bytes:
         envelope, chunks = self._envelope, b""
-        if update.index not in self._begun:
+        if update.index in self._begun:
+            if update.text and update.finish is None and not envelope.has_logprobs:
+                return envelope.text_chunk(update.index, orjson.dumps(update.text))
+        else:
             self._begun.add(update.index)
             chunks = envelope.chunk(update.index, b'{"role":"assistant","content":"","refusal":null}')
         if not (update.text or update.finish or envelope.has_logprobs):
