@@ -13,6 +13,7 @@ import zmq
 from tercet.protocol.channel import Bounds, Connection, Context, Inbox, Outbox, make_private
 from tercet.protocol.codec import Frame
 from tercet.protocol.errors import AddressError, ChannelError
+from tercet.protocol.waiter import Waiter
 
 
 @pytest.fixture
@@ -28,9 +29,12 @@ def address(tmp_path: Path) -> str:
 
 
 def receive(inbox: Inbox, timeout: float = 10.0) -> list[Frame]:
-    assert inbox.wait(timeout), "nothing came"
-    received = inbox.receive()
-    assert received is not None
+    waiter = Waiter(inbox.filenos())
+    end = time.monotonic() + timeout
+    while (received := inbox.receive()) is None:
+        assert time.monotonic() < end, "nothing came"
+        waiter.wait(end - time.monotonic())
+    waiter.close()
     return received.frames
 
 

@@ -170,6 +170,6 @@ def test_a_node_takes_whatever_comes_and_goes_on(
     taken = [name for name in after if name == "received" or name.startswith("dropped")]
     assert sum(after[name] - before.get(name, 0) for name in taken) >= 0
     assert len(board.table.links) <= 2 * board.config.max_peers
-    assert len(board._outboxes) <= 2 * board.config.max_peers
+    assert len(board._opened.counters()) <= 2 * board.config.max_peers
     assert len(board._keys) <= 2 * board.config.max_peers
     assert len(board._sources) <= 4 * board.config.max_peers

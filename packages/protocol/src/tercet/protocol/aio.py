@@ -32,8 +32,7 @@ class AsyncNode:
         self._board = Switchboard(config, inbox_union, status, None, clock)
         self._on_deliveries = on_deliveries
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._receiving: asyncio.Handle | None = None
+        self._next: asyncio.Handle | None = None
         self.send = self._board.send
         self.peers = self._board.peers
 
@@ -56,9 +55,8 @@ class AsyncNode:
         """Bind the inbox and begin to look for peers. Raises ChannelError if it cannot be bound."""
         self._board.open()
         self._loop = asyncio.get_running_loop()
-        for descriptor in self._board.inbox.filenos():
-            self._loop.add_reader(descriptor, self._receive)
-        self._tick()
+        self._loop.add_reader(self._board.fileno(), self._turn)
+        self._turn()
 
     def set_ready(self, ready: Ready) -> None:
         """Tell every peer that we can take work."""
@@ -68,34 +66,25 @@ class AsyncNode:
         """Say Goodbye with this reason and close every socket."""
         if self._loop is None:
             return
-        for descriptor in self._board.inbox.filenos():
-            self._loop.remove_reader(descriptor)
-        for handle in (self._timer, self._receiving):
-            if handle:
-                handle.cancel()
+        self._loop.remove_reader(self._board.fileno())
+        if self._next:
+            self._next.cancel()
         loop, self._loop = self._loop, None
         await loop.run_in_executor(None, self._board.close, reason or "closed")
 
-    def _receive(self) -> None:
-        """One batch; the rest in the next turn of the loop."""
+    def _turn(self) -> None:
+        """What came and what is due; what is more than a batch comes in the loop's next turn."""
         if self._loop is None:
             return
-        deliveries, more = self._board.receive(BATCH)
-        self._hand_over(deliveries, more=more)
-
-    def _tick(self) -> None:
-        """What is due, after a look into the inbox in case an edge was missed."""
-        if self._loop is None:
-            return
-        deliveries, more = self._board.receive(BATCH)
-        deliveries += self._board.tick()
-        self._timer = self._loop.call_later(max(0.001, self._board.idle_time()), self._tick)
-        self._hand_over(deliveries, more=more)
-
-    def _hand_over(self, deliveries: list[Delivery], *, more: bool) -> None:
-        assert self._loop is not None
-        if self._receiving:
-            self._receiving.cancel()
-        self._receiving = self._loop.call_soon(self._receive) if more else None
+        board = self._board
+        board.wait(0)
+        deliveries, more = board.receive(BATCH)
+        deliveries += board.tick()
+        if self._next:
+            self._next.cancel()
+        if more:
+            self._next = self._loop.call_soon(self._turn)
+        else:
+            self._next = self._loop.call_later(max(0.001, board.idle_time()), self._turn)
         if deliveries:
             self._on_deliveries(deliveries)

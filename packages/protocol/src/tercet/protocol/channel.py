@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from tercet.protocol.codec import Frame
 from tercet.protocol.doorkeeper import DOMAIN, Doorkeeper
@@ -123,11 +123,6 @@ class Inbox:
         """ZeroMQ's own descriptors, edge-triggered: after one wakes you, receive until there is nothing left."""
         return [int(socket.getsockopt(zmq.FD)) for socket in self._readable()]
 
-    def wait(self, seconds: float) -> bool:
-        """Whether there is something to receive, or somebody to let in, at most `seconds` from now."""
-        timeout = max(0, round(seconds * 1000 + 0.5))
-        return bool(zmq.zmq_poll([(socket, zmq.POLLIN) for socket in self._readable()], timeout))
-
     def admit(self) -> int:
         """Let in those who wait outside and have a key; returns how many had none."""
         return self._door.answer() if self._door else 0
@@ -207,6 +202,8 @@ class Outbox:
         self._socket.reconnect_ivl_max = 500
         try:
             self._monitor = self._socket.get_monitor_socket(_WATCHED)
+            self.monitor = int(self._monitor.getsockopt(zmq.FD))
+            """ZeroMQ's own descriptor, edge-triggered: after it wakes you, ask for `connection_change`."""
             self._socket.connect(address)
         except zmq.ZMQError:
             self._socket.close()
@@ -246,13 +243,18 @@ class Outbox:
     def connection_change(self) -> Connection | None:
         """What happened last to the connection since last asked. Once it has failed, that stays its last."""
         change = None
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
+        while (event := self._event()) is not None:
             if event & _HANDSHAKE_FAILED or change is Connection.FAILED:
                 change = Connection.FAILED
             else:
                 change = Connection.UP if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else Connection.LOST
         return change
+
+    def _event(self) -> int | None:
+        try:
+            return int(parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"])
+        except zmq.Again:
+            return None
 
     def close(self, linger: float = 0) -> None:
         """Close; what is queued gets `linger` seconds in the background to leave, and is then discarded."""

@@ -93,3 +93,5 @@ class Timing:
     silence: float = 2.0
     lost: float = 0.125
     """A broken connection that is not back by then means that the process is gone."""
+    retell: float = 0.05
+    """Until a Ready that did not get away is tried again."""

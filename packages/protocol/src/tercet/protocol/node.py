@@ -116,11 +116,12 @@ class ThreadNode:
     def close(self, reason: str = "") -> None:
         """Say Goodbye with this reason, close every socket and end the thread."""
         self._stopping = reason or "closed"
+        self._board.ring()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        board = self._board
+        board, more = self._board, True
         try:
             while not self._stopping:
                 if self._delivered - self._drained > MAX_PENDING:
@@ -129,9 +130,9 @@ class ThreadNode:
                     board.admit()
                     time.sleep(PAUSE)
                     continue
-                if board.inbox.wait(board.idle_time()):
-                    self._deliver(board.receive(BATCH)[0])
-                self._deliver(board.tick())
+                board.wait(0 if more else board.idle_time())
+                deliveries, more = board.receive(BATCH)
+                self._deliver(deliveries + board.tick())
         except BaseException as error:
             logger.critical("the node's thread dies", exc_info=True)
             self._failure = error

@@ -203,9 +203,16 @@ class PeerTable:
                 effects += self._rest(link, now)
         return effects + self._speak(now)
 
-    def deadline(self) -> float:
-        """When the next Hello is due; infinity when none is."""
-        return min((link.next_try for link in self.links.values() if link.state not in _QUIET), default=float("inf"))
+    def deadline(self, now: float) -> float:
+        """When `tick` must come if nothing happens before. What is repeated in any case waits for a tick that comes."""
+        timing = self.timing
+        times = [link.next_try for link in self.links.values() if link.state not in _QUIET]
+        times += [link.expires for link in self.links.values() if link.expires and link.state is not LinkState.UP]
+        for peer in self.peers.values():
+            times.append(peer.heard + timing.silence if peer.lost is None else peer.lost + timing.lost)
+            if self.ready and peer.told_at is None:
+                times.append(now + timing.retell)
+        return min(times, default=float("inf"))
 
     def leave(self, reason: str) -> list[Effect]:
         """Say Goodbye to everybody."""

@@ -24,6 +24,11 @@ class Resolver:
         self._thread: threading.Thread | None = None
         self._due = self._names_due = float("-inf")
 
+    @property
+    def deadline(self) -> float:
+        """When a name server's answer may be there; files can wait for whoever looks anyway."""
+        return self._due if self._thread and self._thread.is_alive() else float("inf")
+
     def poll(self, now: float) -> dict[str, Role | None] | None:
         """Every address with the role expected there, if it is time to look again."""
         if now < self._due:

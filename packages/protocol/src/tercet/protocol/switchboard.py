@@ -12,28 +12,25 @@ import msgspec
 import zmq
 
 from tercet.protocol.__about__ import __version__
-from tercet.protocol.channel import Bounds, Connection, Context, Inbox, Outbox, Received
+from tercet.protocol.channel import Connection, Outbox, Received
 from tercet.protocol.codec import Codec, Envelope, Frame, decode_envelope, encode, encode_envelope, tag_of
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.counters import Counters
-from tercet.protocol.endpoints import address_towards, bind_address
-from tercet.protocol.errors import AddressError, DecodeError, ProtocolError
+from tercet.protocol.endpoints import address_towards
+from tercet.protocol.errors import AddressError, DecodeError
 from tercet.protocol.events import Delivery, PeerDown, PeerInfo, PeerReady, PeerUp
 from tercet.protocol.links import Close, Effect, Refused, Say, Timing
 from tercet.protocol.messages import Goodbye, Heartbeat, Hello, Introduce, Message, Ready
 from tercet.protocol.peers import PeerTable
+from tercet.protocol.pulse import Pulse, is_busy
 from tercet.protocol.resolver import Resolver
+from tercet.protocol.sockets import Sockets
 from tercet.protocol.values import WIRE_VERSION, Role
 
 logger = logging.getLogger(__name__)
 
 Answer = Callable[[str, Message], tuple[Message, *tuple[Frame, ...]] | None]
 """Replies to a message from a peer: the reply and its raw frames, or None for silence."""
-
-GOODBYE_TIME = 0.2
-"""Seconds that a Goodbye gets to leave before the sockets close."""
-MONITOR_INTERVAL = 0.05
-"""Seconds between looks at whether connections broke."""
 
 
 class Route(NamedTuple):
@@ -65,10 +62,8 @@ class Switchboard:
         self._status = status
         self._answers = dict(answers or {})
         self._clock = clock
-        self._bounds = Bounds(queue=config.queue)
-        self._context: Context | None = None
+        self._sockets: Sockets | None = None
         self._resolver = Resolver(config.specs)
-        self._outboxes: dict[str, Outbox] = {}
         self._routes: dict[str, Route] = {}
         self._sources: dict[tuple[Role | None, bytes], str] = {}
         """Peers by the key they showed and the envelope they use."""
@@ -77,7 +72,10 @@ class Switchboard:
         self._dialled: dict[str, Role | None] = {}
         """The same for what the configuration says."""
         self._counters = Counters()
-        self._next_beat = self._next_look = self._due = float("-inf")
+        self._pulse = Pulse(config.heartbeat_interval, config.silence)
+        self._due = float("-inf")
+        self._news = False
+        """Connections came up or broke."""
         self._to_tell: Ready | None = None
 
     # Any thread.
@@ -94,11 +92,19 @@ class Switchboard:
         if tag_of(type(message)) not in route.features:
             self._counters.count("refused_unannounced")
             return False
+        if not isinstance(message, Heartbeat):
+            self._stir(self._clock())
         return route.outbox.send([route.envelope, encode(message), *frames])
 
     def set_ready(self, ready: Ready) -> None:
-        """Tell every peer, from the next tick on, that we can take work."""
+        """Tell every peer, now and from now on, that we can take work."""
         self._to_tell = ready
+        self.ring()
+
+    def ring(self) -> None:
+        """Make a `wait` return."""
+        if sockets := self._sockets:
+            sockets.waiter.ring()
 
     @property
     def counters(self) -> dict[str, int]:
@@ -108,7 +114,7 @@ class Switchboard:
         this process; `dropped_unknown`: from a process that is no peer; `dropped_forbidden`: with another role's key
         than the peer's. `turned_away`: connections without a key.
         """
-        return self._counters.total(outbox.counters for outbox in list(self._outboxes.values()))
+        return self._counters.total(self._sockets.counters() if self._sockets else ())
 
     def peers(self) -> list[PeerInfo]:
         """The peers that are up."""
@@ -120,15 +126,8 @@ class Switchboard:
     def open(self) -> None:
         """Bind the inbox. Raises ChannelError or AddressError."""
         config = self.config
-        self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 8 * config.max_peers + 64)
-        try:
-            address = bind_address(config.listen, config.peer, self.incarnation, config.reach)
-            self.inbox = Inbox(self._context, address, self._bounds, config.security)
-        except ProtocolError:
-            self._context.term()
-            self._context = None
-            raise
+        self._sockets = Sockets(config, self.incarnation)
+        self.inbox = self._sockets.inbox
         me = Hello(
             peer=config.peer,
             incarnation=self.incarnation,
@@ -139,6 +138,14 @@ class Switchboard:
             software=f"tercet-protocol {__version__}",
         )
         self.table = PeerTable(me, Timing(config.heartbeat_interval, config.silence), config.max_peers, config.reach)
+
+    def fileno(self) -> int:
+        """Readable when `wait` would not have to wait."""
+        return self._opened.waiter.fileno()
+
+    def wait(self, seconds: float) -> None:
+        """Until there is something to receive or to do, at most so long. Receive all there is before the next time."""
+        self._news |= self._opened.waiter.wait(seconds)
 
     def receive(self, limit: int) -> tuple[list[Delivery], bool]:
         """Take in at most `limit` messages. Says also whether there may be more."""
@@ -162,7 +169,7 @@ class Switchboard:
         """Do what is due, if anything: look for peers, say Hello, notice who is gone, send heartbeats."""
         deliveries: list[Delivery] = []
         now = self._clock()
-        if now < self._due:
+        if now < self._next and not self._news and self._to_tell is None:
             return deliveries
         effects: list[Effect] = []
         if self._to_tell is not None:
@@ -171,44 +178,65 @@ class Switchboard:
         if (addresses := self._resolver.poll(now)) is not None:
             self._dialled = addresses
             effects += self.table.want(set(addresses), now)
-        if now >= self._next_look:
-            self._next_look = now + MONITOR_INTERVAL
-            for address, outbox in list(self._outboxes.items()):
-                if (change := outbox.connection_change()) is Connection.FAILED:
-                    self._counters.complain(f"{address} does not take our key, or is no part of a server", now)
-                    effects += self.table.failed(address, now)
-                elif change is not None:
-                    effects += self.table.connection(address, change is Connection.UP, now)
+        if self._news:
+            self._news = False
+            effects += self._connections(now)
         effects += self.table.tick(now)
         self._apply(effects, now, deliveries)
         self.beat()
-        self._due = min(self._next_beat, self._next_look, self.table.deadline())
+        self._due = min(self.table.deadline(now), self._resolver.deadline)
         return deliveries
+
+    def _connections(self, now: float) -> list[Effect]:
+        """What follows from what happened to connections."""
+        effects: list[Effect] = []
+        for address, change in self._opened.changes():
+            if change is Connection.FAILED:
+                self._counters.complain(f"{address} does not take our key, or is no part of a server", now)
+                effects += self.table.failed(address, now)
+            else:
+                effects += self.table.connection(address, change is Connection.UP, now)
+        return effects
 
     def beat(self) -> None:
         """Send heartbeats if they are due."""
         now = self._clock()
-        if now < self._next_beat:
+        if now < self._pulse.due:
             return
-        self._next_beat = now + self.config.heartbeat_interval
+        self._pulse.beaten(now)
         for peer in list(self._routes):
-            self.send(peer, self._status(peer))
+            heartbeat = self._status(peer)
+            if is_busy(heartbeat):
+                self._stir(now)
+            self.send(peer, heartbeat)
+
+    def _stir(self, now: float) -> None:
+        """Something goes on, here or with a peer: heartbeats are quick for a while."""
+        if self._pulse.stir(now):
+            self.ring()
+
+    @property
+    def _next(self) -> float:
+        return min(self._due, self._pulse.due)
 
     def idle_time(self) -> float:
-        """Seconds until the next tick has something to do."""
-        return max(0.0, self._due - self._clock())
+        """Seconds until the next tick has something to do, if nothing happens before."""
+        return max(0.0, self._next - self._clock())
 
     def close(self, reason: str) -> None:
         """Say Goodbye and close every socket. Waits a moment for what is queued to leave."""
-        if self._context is None:
+        if self._sockets is None:
             return
         self._apply(self.table.leave(reason), self._clock(), [])
         self._routes.clear()
-        for address in list(self._outboxes):
-            self._close(address, GOODBYE_TIME)
-        self.inbox.close()
-        self._context.term()
-        self._context = None
+        sockets, self._sockets = self._sockets, None
+        for counters in sockets.close():
+            self._counters.add(counters)
+
+    @property
+    def _opened(self) -> Sockets:
+        assert self._sockets is not None, "the node is not open"
+        return self._sockets
 
     # Receiving.
 
@@ -266,7 +294,7 @@ class Switchboard:
         if self._forbidden(key, hello.peer, hello.role, now):
             return []
         role = key or hello.role
-        if (outbox := self._outboxes.get(hello.address)) and outbox.key not in {None, role}:
+        if (outbox := self._opened.find(hello.address)) and outbox.key not in {None, role}:
             self._close(hello.address)
         return self._expect(role, hello.address, self.table.hello(hello, now))
 
@@ -295,6 +323,8 @@ class Switchboard:
             case Goodbye():
                 effects = self.table.goodbye(source, message, now)
             case _:
+                if not isinstance(message, Heartbeat) or is_busy(message):
+                    self._stir(now)
                 if answer := self._answers.get(type(message)):
                     if reply := answer(source, message):
                         self.send(source, *reply)
@@ -324,12 +354,14 @@ class Switchboard:
                     envelope = self._envelope(hello.incarnation)
                     self._routes[peer] = Route(self._outbox(hello.address), envelope, frozenset(features))
                     deliveries.append(Delivery(peer, event))
+                    self._stir(now)
                 case PeerReady(peer=peer) as event:
                     deliveries.append(Delivery(peer, event))
                 case PeerDown(peer=peer) as event:
                     self._routes.pop(peer, None)
                     self._sources = {frame: source for frame, source in self._sources.items() if source != peer}
                     deliveries.append(Delivery(peer, event))
+                    self._stir(now)
                 case other:
                     assert_never(other)
 
@@ -349,13 +381,7 @@ class Switchboard:
         return encode_envelope(Envelope(source=self.config.peer, incarnation=self.incarnation, target=target))
 
     def _outbox(self, address: str) -> Outbox:
-        if address not in self._outboxes:
-            assert self._context is not None
-            key = self._key_at(address)
-            self._outboxes[address] = Outbox(self._context, address, self._bounds, self.config.security, key)
-        return self._outboxes[address]
+        return self._opened.outbox(address, self._key_at(address))
 
-    def _close(self, address: str, linger: float = 0) -> None:
-        if outbox := self._outboxes.pop(address, None):
-            outbox.close(linger)
-            self._counters.add(outbox.counters)
+    def _close(self, address: str) -> None:
+        self._counters.add(self._opened.drop(address))

@@ -1,0 +1,45 @@
+"""How often a node says that it lives: several times a second while anything goes on, less often while nothing does.
+
+Who is up must be heard well within everybody's patience at all times, so a part that hangs is found as soon in the one
+case as in the other. What the quick beat adds is news: what a part holds, and how far it is.
+"""
+
+from tercet.protocol.messages import Heartbeat
+from tercet.protocol.values import Phase
+
+RESTS_AFTER = 2.0
+"""Seconds without anything going on."""
+_REST = 3
+"""Intervals between beats at rest."""
+_SHARE = 0.375
+"""Of the time after which others call us dead, at most: two beats may get lost or come late."""
+
+
+def is_busy(heartbeat: Heartbeat) -> bool:
+    """Whether whoever says this has work, or is about to."""
+    load = heartbeat.load
+    return heartbeat.phase is not Phase.IDLE or bool(load.running or load.queued or heartbeat.held.rids)
+
+
+class Pulse:
+    """The time of the next beat. Any thread may `stir`, the others belong to the node's."""
+
+    def __init__(self, interval: float, silence: float) -> None:
+        self._interval = interval
+        self._rest = max(interval, min(_REST * interval, _SHARE * silence))
+        self._stirred = self._beaten = float("-inf")
+
+    def stir(self, now: float) -> bool:
+        """Something goes on. Whether nothing had before: a beat may then be due sooner than was thought."""
+        rested = now - self._stirred > RESTS_AFTER
+        self._stirred = now
+        return rested
+
+    def beaten(self, now: float) -> None:
+        """A beat went out."""
+        self._beaten = now
+
+    @property
+    def due(self) -> float:
+        """When the next one should."""
+        return self._beaten + (self._interval if self._beaten - self._stirred <= RESTS_AFTER else self._rest)

@@ -1,0 +1,71 @@
+"""All the sockets of one node: its inbox, an outbox to each address, and what waits for news of any of them."""
+
+from collections.abc import Iterator
+
+import zmq
+
+from tercet.protocol.channel import Bounds, Connection, Context, Inbox, Outbox
+from tercet.protocol.config import NodeConfig
+from tercet.protocol.endpoints import bind_address
+from tercet.protocol.errors import ProtocolError
+from tercet.protocol.values import Role
+from tercet.protocol.waiter import Waiter
+
+GOODBYE_TIME = 0.2
+"""Seconds that a Goodbye gets to leave before the sockets close."""
+
+
+class Sockets:
+    """Belongs to one thread, but for `counters`, `waiter.ring` and sending. Raises ChannelError or AddressError."""
+
+    def __init__(self, config: NodeConfig, incarnation: str) -> None:
+        self._security = config.security
+        self._bounds = Bounds(queue=config.queue)
+        self._context: Context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 8 * config.max_peers + 64)
+        self._outboxes: dict[str, Outbox] = {}
+        try:
+            address = bind_address(config.listen, config.peer, incarnation, config.reach)
+            self.inbox = Inbox(self._context, address, self._bounds, config.security)
+        except ProtocolError:
+            self._context.term()
+            raise
+        self.waiter = Waiter(self.inbox.filenos())
+
+    def find(self, address: str) -> Outbox | None:
+        """The outbox to an address, if there is one."""
+        return self._outboxes.get(address)
+
+    def outbox(self, address: str, key: Role | None) -> Outbox:
+        """The outbox to an address: one that is made now expects this role's key there."""
+        if address not in self._outboxes:
+            outbox = self._outboxes[address] = Outbox(self._context, address, self._bounds, self._security, key)
+            self.waiter.watch(outbox.monitor)
+        return self._outboxes[address]
+
+    def changes(self) -> Iterator[tuple[str, Connection]]:
+        """The addresses whose connections came up or broke since last asked, and what happened there last."""
+        for address, outbox in list(self._outboxes.items()):
+            if (change := outbox.connection_change()) is not None:
+                yield address, change
+
+    def drop(self, address: str, linger: float = 0) -> dict[str, int]:
+        """Close the outbox to an address, if there is one. Returns what it had counted."""
+        outbox = self._outboxes.pop(address, None)
+        if outbox is None:
+            return {}
+        self.waiter.unwatch(outbox.monitor)
+        outbox.close(linger)
+        return outbox.counters
+
+    def counters(self) -> list[dict[str, int]]:
+        """Those of every outbox. Safe from any thread."""
+        return [outbox.counters for outbox in list(self._outboxes.values())]
+
+    def close(self) -> list[dict[str, int]]:
+        """Close everything, after a moment for what is queued to leave. Returns what the outboxes had counted."""
+        counters = [self.drop(address, GOODBYE_TIME) for address in list(self._outboxes)]
+        self.waiter.close()
+        self.inbox.close()
+        self._context.term()
+        return counters

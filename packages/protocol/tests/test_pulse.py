@@ -1,0 +1,65 @@
+"""When the next heartbeat is due, by a clock that a test moves."""
+
+import pytest
+
+from tercet.protocol.messages import Heartbeat
+from tercet.protocol.pulse import RESTS_AFTER, Pulse, is_busy
+from tercet.protocol.values import Held, Load, Phase
+
+
+def at_rest(interval: float = 0.25, silence: float = 2.0) -> Pulse:
+    """Beaten at 100, long after anything went on."""
+    pulse = Pulse(interval, silence)
+    pulse.stir(100.0 - 2 * RESTS_AFTER)
+    pulse.beaten(100.0)
+    return pulse
+
+
+def test_the_first_beat_is_due_at_once() -> None:
+    assert Pulse(0.25, 2.0).due < 0
+
+
+def test_beats_are_quick_while_something_goes_on_and_slow_after_a_while_of_nothing() -> None:
+    pulse = Pulse(0.25, 2.0)
+    pulse.stir(0.0)
+    now, gaps = 0.0, []
+    for _ in range(14):
+        pulse.beaten(now)
+        gaps.append(pulse.due - now)
+        now = pulse.due
+    assert gaps == [0.25] * 9 + [0.75] * 5
+
+
+def test_work_brings_the_next_beat_forward_and_says_so_once() -> None:
+    pulse = at_rest()
+    assert pulse.due == 100.75
+    assert pulse.stir(100.5)
+    assert pulse.due == 100.25, "overdue, so it goes out now"
+    assert not pulse.stir(100.6)
+
+
+@pytest.mark.parametrize(
+    ("interval", "silence", "rest"), [(0.25, 2.0, 0.75), (0.25, 60.0, 0.75), (0.5, 2.0, 0.75), (1.5, 2.0, 1.5)]
+)
+def test_a_beat_at_rest_comes_well_within_what_others_take_for_death(
+    interval: float, silence: float, rest: float
+) -> None:
+    assert at_rest(interval, silence).due - 100.0 == rest
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "busy"),
+    [
+        (Heartbeat(phase=Phase.IDLE), False),
+        (Heartbeat(phase=Phase.IDLE, steps=9, longest_step=1.0, load=Load(pages_cached=5, output_tokens=7)), False),
+        (Heartbeat(phase=Phase.STEP), True),
+        (Heartbeat(phase=Phase.LOADING), True),
+        (Heartbeat(phase=Phase.COMPILING), True),
+        (Heartbeat(phase=Phase.DRAINING), True),
+        (Heartbeat(phase=Phase.IDLE, load=Load(running=1)), True),
+        (Heartbeat(phase=Phase.IDLE, load=Load(queued=1)), True),
+        (Heartbeat(phase=Phase.IDLE, held=Held(rids=["r"])), True),
+    ],
+)
+def test_who_has_work_is_busy_and_who_had_some_is_not(heartbeat: Heartbeat, busy: bool) -> None:
+    assert is_busy(heartbeat) is busy
