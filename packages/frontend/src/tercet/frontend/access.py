@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tercet.frontend.anthropic.errors import ANTHROPIC_ROUTES, anthropic_error
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError, UnavailableError
-from tercet.frontend.event_stream import SERVERS_SEND, ClientGoneError
+from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.keys import Keys, remember
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ class Access:
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = f"req_{secrets.token_hex(16)}"
         started = ended = False
-        scope[SERVERS_SEND] = send
 
         async def send_with_id(message: Message) -> None:
             nonlocal started, ended

@@ -12,8 +12,10 @@ _T = TypeVar("_T")
 
 DONE = b"data: [DONE]\n\n"
 
-SERVERS_SEND = "tercet.send"
-"""Where the scope holds the server's own `send`, below every middleware."""
+Write = Callable[[bytes], bool]
+"""Sends a piece of a body at once. False, and nothing sent, when the client has to be waited for, or is gone."""
+WRITE = "tercet.write"
+"""Where the scope holds the server's own, below every middleware."""
 
 
 class ClientGoneError(Exception):
@@ -53,11 +55,16 @@ def named_event(name: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
+def _never(_: bytes) -> bool:
+    """The `Write` of a server that has none."""
+    return False
+
+
 class EventStream(Response):
     """Streams `body`; `on_close` runs exactly once, however the connection ends.
 
-    What is between the first and the last message goes past the middleware, which has nothing to do with it and costs
-    more for each chunk than the chunk itself.
+    What is between the first and the last message goes past the middleware where the server lets it: that has nothing
+    to do with it, and costs more for each chunk than the chunk itself.
     """
 
     media_type = "text/event-stream"
@@ -71,7 +78,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the body ends or the client leaves."""
-        sending = asyncio.ensure_future(self._send(send, scope.get(SERVERS_SEND, send)))
+        sending = asyncio.ensure_future(self._send(send, scope.get(WRITE, _never)))
         gone = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -83,8 +90,9 @@ class EventStream(Response):
                 each.cancel()
             await asyncio.gather(sending, gone, return_exceptions=True)
 
-    async def _send(self, send: Send, send_chunk: Send) -> None:
+    async def _send(self, send: Send, write: Write) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._body:
-            await send_chunk({"type": "http.response.body", "body": data, "more_body": True})
+            if data and not write(data):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tercet.frontend.config import HttpConfig
+from tercet.frontend.event_stream import WRITE, Write
 
 _HEAD_SECONDS = 30.0
 _TICK = 0.1
@@ -51,6 +52,8 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
             if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > limit:
                 raise ValueError("the request head is too long")
             super().on_headers_complete()
+            if self.cycle is not None:
+                self.scope[WRITE] = _writer(self.cycle)  # type: ignore[literal-required]
 
         def _count(self, size: int) -> None:
             self._head_bytes += size
@@ -62,6 +65,19 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
                 self.transport.close()
 
     return BoundedProtocol
+
+
+def _writer(cycle: RequestResponseCycle) -> Write:
+    """See WRITE. Its response has begun, and has no content-length."""
+    flow, transport = cycle.flow, cycle.transport
+
+    def write(data: bytes) -> bool:
+        if flow.write_paused or cycle.disconnected:
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    return write
 
 
 class HttpServer(uvicorn.Server):
