@@ -1,8 +1,9 @@
 """A dry run of every stage on the CPU, in Triton's interpreter, on shapes that mean nothing: is everything wired?"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,39 @@ pytest.importorskip("triton", reason="the GPU path needs it")
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.triton import missing_triton
 from tercet.kernels.triton.checks import CHECKS
-from tools import gpu_check, gpu_stages
-from tools.gpu_stages import SERVED_STAGES, STAGES, Scale, Shape
+from tools import gpu_check
+from tools.gpu_check import SERVED_STAGES, STAGES
+from tools.gpu_stages import kernels, serving
+from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Request, Results, Scale, Shape
+from tools.gpu_stages.table import ROWS, table
+from tools.gpu_stages.traces import idle_share
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 SHAPE = Shape("LlamaForCausalLM", 64, 96, 1, 2, 1, 32, 128)
 TINY = Scale(
     device=CPU,
     dtype=torch.float32,
     large=SHAPE,
-    others={"small": Shape("Qwen3ForCausalLM", 64, 96, 1, 2, 1, 32, 128, tied=True)},
+    others={"qwen3-0.6b": Shape("Qwen3ForCausalLM", 64, 96, 1, 2, 1, 32, 128, tied=True)},
     batches=(1, 2),
     context=16,
     prompt=32,
+    launched=(8, 16),
     decodes=4,
+    traced=3,
     requests=3,
     longest_input=6,
     longest_output=4,
+    sample=2,
+    sample_output=3,
     small_requests=11,
     small_lengths=(1, 4),
     prefix=8,
     operation_tokens=16,
     operation_width=64,
     operation_rows=2,
+    operation_context=8,
 )
 
 pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
@@ -59,53 +70,189 @@ def make_engine(model: str, **options: Any) -> Iterator[Engine]:
     yield Engine()
 
 
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def peer(directory: Path, scale: Scale, requests: Sequence[Request]) -> Results:
+    assert (directory / "config.json").exists()
+    return {"output_tokens_per_s": 0.5, "requests": len(requests)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short() -> Iterator[None]:
     def once(run: Any, device: torch.device, budget: float = 0.0) -> float:
         run()
         return 0.5
 
-    for where in ("tercet.kernels.bench", "tercet.kernels.triton.figures"):
-        monkeypatch.setattr(f"{where}.measure", once)
-    for where in ("tercet.kernels.bench", "tercet.kernels.triton.figures"):
-        monkeypatch.setattr(f"{where}.HEADS", 2)
-        monkeypatch.setattr(f"{where}.KV_HEADS", 1)
-    monkeypatch.setattr("tercet.kernels.bench.VOCAB", 64)
-    monkeypatch.setattr(gpu_stages, "CHECKS", {"triton embedding": CHECKS["triton embedding"]})
+    with pytest.MonkeyPatch.context() as patch:
+        for where in ("tercet.kernels.bench", "tercet.kernels.triton.figures"):
+            patch.setattr(f"{where}.measure", once)
+            patch.setattr(f"{where}.HEADS", 2)
+            patch.setattr(f"{where}.KV_HEADS", 1)
+        patch.setattr("tercet.kernels.bench.VOCAB", 64)
+        patch.setattr(kernels, "CHECKS", {"triton embedding": CHECKS["triton embedding"]})
+        patch.setattr("tercet.kernels.attention.verifying._HEAD_DIMS", (8,))
+        patch.setattr("tercet.kernels.attention.verifying._PAGE_SIZES", (4,))
+        patch.setattr("tercet.kernels.attention.verifying._ROWS", [(1, 9), (3, 5)])
+        patch.setattr("tools.gpu_stages.executor._SETTLING", 2)
+        patch.setattr(serving, "continuous_batching", peer)
+        yield
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every stage has written."""
+    out = tmp_path_factory.mktemp("results")
+    with np.errstate(all="ignore"):
+        for stage in (*STAGES, *SERVED_STAGES):
+            gpu_check.run_stage(stage, TINY, make_engine, out)
+    return out
 
 
 @pytest.mark.parametrize("stage", [*STAGES, *SERVED_STAGES])
-def test_a_stage_gives_a_record(stage: str, tmp_path: Path) -> None:
-    with np.errstate(all="ignore"):
-        record = gpu_check.run_stage(stage, TINY, make_engine)
-    path = gpu_check.write(record, tmp_path)
-    assert json.loads(path.read_text()) == json.loads(json.dumps(record))
+def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
+    (path,) = out.glob(f"*-{stage}.json")
+    record = json.loads(path.read_text())
+    assert record["complete"]
     assert record["ceilings"].keys() == {"copy_gb_per_s", "bf16_tflop_per_s"}
     assert {"date", "machine", "command", "seconds"} < record.keys()
     results = record["results"]
     match stage:
         case "correctness":
             assert results["wrong"] == []
-            assert results["checks"]["triton embedding"] == "ok"
-        case "decode":
+            assert results["checks"]["triton embedding"] == results["checks"]["grid triton"] == "ok"
+            assert results["checks"]["grid flashinfer"].startswith("not here")
+        case "decode" | "step":
             assert results.keys() == {"batch 1", "batch 2"}
-            assert all(row["share_of_limit"] > 0 for row in results.values())
+            assert all(value > 0 for row in results.values() for value in row.values())
+        case "idle":
+            assert results.keys() == {"batch 1", "batch 2", "qwen3-0.6b"}
+            assert all(0 <= row["idle_share"] < 1 and row["pieces"] > 3 for row in results.values())
+        case "launches":
+            assert results.keys() == {"8 tokens", "16 tokens"}
+            assert all(0 < row["launch_share"] <= 1 for row in results.values())
         case "model":
-            assert results == {"tokens": 4, "alike": 4}
+            assert results["torch_native"] == results["triton"] == {"tokens": 4, "alike": 4}
         case "offline":
             assert results["output_tokens"] >= 3
         case "shared_prefix":
             assert results["cached"]["output_tokens"] == results["plain"]["output_tokens"] == 11 * 32
+        case "transformers":
+            assert results["transformers"]["requests"] == 2
+            assert results["ratio"] == results["tercet"]["output_tokens_per_s"] / 0.5
+
+
+def test_the_table_has_every_figure_of_the_stages(out: Path) -> None:
+    """Of what the stages wrote: none is missing but those of sizes that the dry run has not."""
+    ((_, records),) = gpu_check.read(out).items()
+    lines = table(records).splitlines()[2:]
+    for row, line in zip(ROWS, lines, strict=True):
+        larger = row.work.startswith("Llama-3.1-8B, batch") and "batch 1," not in row.work
+        larger |= "Qwen3-14B" in row.work or row.work.endswith("of batch 256") or row.work.endswith("8B, batch 256")
+        assert ("not measured" in line) == larger, line
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "Llama-3.1-8B, batch 1, 1k",
+        "batch 32, 1k",
+        "batch 256, 1k",
+        "8k-token prompts",
+        "offline, 500 requests",
+        "Qwen3-0.6B, 256 requests",
+        "Qwen3-14B, 256 requests",
+        "Python adds to a step",
+        "transformers' continuous batching",
+        "90% shared 2k prefix",
+        "ready after start",
+        "GPU idle in a decode run",
+        "Python outside the forward",
+    ],
+)
+def test_a_figure_to_reach_has_a_stage_and_a_row(figure: str) -> None:
+    (row,) = [row for row in ROWS if figure in row.work]
+    assert row.stage in {**STAGES, **SERVED_STAGES}
+
+
+def test_targets_are_reached_or_not() -> None:
+    def record(results: Results, *, complete: bool = True) -> Results:
+        return {"results": results, "complete": complete}
+
+    row = {"ms_per_token": 3.9, "limit_ms": 3.5, "share_of_limit": 0.9}
+    slow = {"ms_per_token": 9.0, "limit_ms": 4.5, "share_of_limit": 0.5}
+    said = table({"decode": record({"batch 1": row, "batch 32": slow}, complete=False)})
+    assert "| 3.90 ms, 90% of the limit of 3.50 ms (cut off) | yes |" in said
+    assert "| 9.00 ms, 50% of the limit of 4.50 ms (cut off) | **no** |" in said
+    assert said.count("not measured") == len(ROWS) - 2
+    ratios = {"transformers": record({"ratio": 3.9}), "shared_prefix": record({"ratio": 2.6})}
+    assert "| 3.9 times | **no** |" in table(ratios)
+    assert "| 2.6 times | yes |" in table(ratios)
+
+
+def test_a_stage_that_is_cut_off_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(scale: Scale) -> Iterator[Results]:
+        yield {"first": 1}
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(gpu_check.STAGES, "decode", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.run_stage("decode", TINY, make_engine, tmp_path)
+    (path,) = tmp_path.iterdir()
+    record = json.loads(path.read_text())
+    assert record["results"] == {"first": 1}
+    assert not record["complete"]
 
 
 def test_a_wrong_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchNativeAttention, "attend", lambda _, q, *__, **___: q)
-    assert gpu_stages.correctness(TINY)["wrong"] == ["attention torch_native"]
+    *_, last = kernels.correctness(TINY)
+    assert last["wrong"] == ["attention torch_native"]
 
 
 def test_the_bytes_of_a_model_are_those_of_its_shape() -> None:
-    assert gpu_stages.LLAMA_8B.weights * 2 == pytest.approx(15.0e9, rel=0.01)
-    assert gpu_stages.QWEN_06B.weights == pytest.approx(0.596e9, rel=0.01)
+    assert LLAMA_8B.weights * 2 == pytest.approx(15.0e9, rel=0.01)
+    assert LLAMA_8B.cached * 2 == 131_072
+    assert QWEN_06B.weights == pytest.approx(0.596e9, rel=0.01)
+
+
+def test_idle_is_what_no_interval_covers() -> None:
+    assert idle_share([(10, 20), (40, 50)]) == pytest.approx(0.5)
+    assert idle_share([(15, 18), (10, 20), (20, 30), (25, 30)]) == 0
+    assert idle_share([(30, 40), (0, 25), (5, 20)]) == pytest.approx(5 / 40)
+    with pytest.raises(ValueError, match="nothing ran"):
+        idle_share([])
+
+
+def test_what_verified_json_says_is_shown_by_its_files() -> None:
+    verified = json.loads(resources.files("tercet.kernels.attention").joinpath("verified.json").read_text())
+    for backend, files in verified.items():
+        for architecture, name in files.items():
+            record = json.loads((ROOT / name).read_text())
+            assert gpu_check.shows_equality(record, backend, architecture), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"stage": "model"},
+        {"complete": False},
+        {"wrong": ["philox"]},
+        {"architecture": "sm80"},
+        {"grid": "not here: no flashinfer"},
+    ],
+)
+def test_only_a_whole_and_right_record_shows_equality(change: dict[str, Any]) -> None:
+    given: dict[str, Any] = {
+        "stage": "correctness",
+        "complete": True,
+        "wrong": [],
+        "architecture": "sm90",
+        "grid": "ok",
+    }
+    given |= change
+    results = {"wrong": given["wrong"], "architecture": given["architecture"]}
+    results["checks"] = {"grid flashinfer": given["grid"]}
+    record = {"stage": given["stage"], "complete": given["complete"], "results": results}
+    assert gpu_check.shows_equality(record, "flashinfer", "sm90") == (not change)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -113,3 +260,4 @@ def test_without_a_gpu_it_refuses(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert gpu_check.main(["--stage", "machine", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "no GPU is here: nothing was measured\n"
     assert list(tmp_path.iterdir()) == []
+    assert gpu_check.main(["--table", "--out", str(tmp_path)]) == 2

@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.bench import HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Figure, measure
+from tercet.kernels.check import make_batch
+from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.quantised import Format, quantise
 from tercet.kernels.ops.sampling import Filters
@@ -14,6 +17,7 @@ from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.largest import largest
 from tercet.kernels.triton.logprobs import token_logprobs
 from tercet.kernels.triton.moe import fused_moe
+from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.quantised import linear_quantised
 from tercet.kernels.triton.rmsnorm import add_rmsnorm
 from tercet.kernels.triton.rope import rope_store
@@ -31,8 +35,12 @@ def fused_figures(
     hidden: int = 4096,
     vocab: int = 128_256,
     rows: int = 64,
+    context: int = 4096,
 ) -> Iterator[Figure]:
-    """Each operation on `tokens` tokens of a model of width `hidden`; sampling on `rows`, linear layers on 16."""
+    """Each operation on `tokens` tokens of a model of width `hidden`; sampling on `rows`, linear layers on 16.
+
+    Attention decodes `rows` of `context` tokens, and extends one prompt of `context`.
+    """
     size = dtype.itemsize
     x, weight = torch.randn(tokens, hidden, device=device).to(dtype), torch.ones(hidden, device=device, dtype=dtype)
     norm = _seconds(lambda: add_rmsnorm(x, x, weight, 1e-5), device)
@@ -44,6 +52,7 @@ def fused_figures(
     look_up = _seconds(lambda: embedding(ids, x), device)
     yield Figure("fused embedding", look_up, 2.0 * x.numel() * size, "GB/s")
     yield _rope(device, dtype, tokens)
+    yield from _attention(device, dtype, rows, context)
     yield from _sampling(device, vocab, rows)
     few = x[:16]
     for kind, block in _QUANTISED:
@@ -63,6 +72,23 @@ def _rope(device: torch.device, dtype: torch.dtype, tokens: int) -> Figure:
     return Figure("fused rope_store", seconds, 2.0 * projection.numel() * dtype.itemsize, "GB/s")
 
 
+def _attention(device: torch.device, dtype: torch.dtype, rows: int, context: int) -> Iterator[Figure]:
+    cached = 2.0 * rows * context * KV_HEADS * HEAD_DIM * dtype.itemsize
+    yield Figure("fused decode", _attending(device, dtype, [(1, context)] * rows), cached, "GB/s")
+    seen = 4.0 * HEADS * HEAD_DIM * context * (context + 1) / 2
+    yield Figure("fused extend", _attending(device, dtype, [(context, context)]), seen, "GFLOP/s")
+
+
+def _attending(device: torch.device, dtype: torch.dtype, batch_rows: list[tuple[int, int]]) -> float:
+    batch = make_batch(batch_rows, PAGE_SIZE, device)
+    pages = int(batch.page_table.max()) + 1
+    k, v = torch.randn(2, pages, PAGE_SIZE, KV_HEADS, HEAD_DIM, device=device).to(dtype).unbind()
+    q = torch.randn(sum(batch.host_query_lens), HEADS, HEAD_DIM, device=device).to(dtype)
+    backend = TritonAttention()
+    backend.plan(batch)
+    return _seconds(lambda: backend.attend(q, k, v, scale=HEAD_DIM**-0.5), device)
+
+
 def _sampling(device: torch.device, vocab: int, rows: int) -> Iterator[Figure]:
     logits = torch.randn(rows, vocab, device=device) * 3
     size = 4.0 * logits.numel()
@@ -75,6 +101,16 @@ def _sampling(device: torch.device, vocab: int, rows: int) -> Iterator[Figure]:
     yield Figure("fused sample top-p", _seconds(lambda: sample(logits, one, filters, noise), device), size, "GB/s")
     mask = torch.full((rows, -(-vocab // 32)), 0x55555555, dtype=torch.int32, device=device)
     yield Figure("fused bitmask", _seconds(lambda: apply_bitmask_(logits, mask), device), size / 2, "GB/s")
+    yield _penalties(logits)
+
+
+def _penalties(logits: torch.Tensor) -> Figure:
+    rows, vocab = logits.shape
+    said = torch.zeros(rows, vocab, dtype=torch.int32, device=logits.device)
+    counts, one, who = TokenCounts(said, said.bool()), torch.ones(rows, device=logits.device), torch.arange(rows)
+    strengths, who = Penalties(repetition=one, frequency=one, presence=one), who.to(logits.device)
+    seconds = _seconds(lambda: apply_penalties_(logits, who, counts, who, strengths), logits.device)
+    return Figure("fused penalties", seconds, (4.0 + 4 + 4 + 1) * logits.numel(), "GB/s")
 
 
 def _moe(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> Figure:

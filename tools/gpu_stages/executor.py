@@ -1,0 +1,150 @@
+"""What the executor alone achieves: steps of the large model, without sockets."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from tercet.kernels.attention.select import attention_backend, backend_names
+from tercet.kernels.errors import UnavailableBackendError
+from tools.gpu_stages.kernels import ceilings_of
+from tools.gpu_stages.scale import Results, Scale, Shape, model_directory
+from tools.gpu_stages.traces import idle_share, traced
+from tools.gpu_stages.worker import Decoding, Offline, make_worker, time_model, wait
+
+_SETTLING = 40
+"""Steps after which every graph is recorded, one at a step."""
+
+
+def model(scale: Scale) -> Iterator[Results]:
+    """How many greedy tokens of a shallow model are those of plain torch attention, before rounding parts them."""
+    shape, prompt, steps = replace(scale.large, layers=2), min(scale.context, 256), min(scale.decodes, 64)
+    said: dict[str, list[int]] = {}
+    with model_directory(shape, scale.context * 2) as directory:
+        for name in ("torch_native", *_device_backends(scale.device)):
+            offline = Offline(directory, scale, slots=1, prompt=prompt, decodes=steps, attention=name)
+            offline.prefill(0, prompt)
+            said[name] = [tokens[0] for tokens in offline.decode(1, steps)[1]]
+            pairs = zip(said[name], said["torch_native"], strict=True)
+            alike = next((at for at, (mine, plain) in enumerate(pairs) if mine != plain), steps)
+            yield {name: {"tokens": steps, "alike": alike}}
+
+
+def _device_backends(device: torch.device) -> list[str]:
+    """Every backend that the device has, but for plain torch."""
+    found = []
+    for name in backend_names():
+        try:
+            attention_backend(name, device)
+        except UnavailableBackendError:
+            continue
+        found.append(name)
+    return [name for name in found if name != "torch_native"]
+
+
+def decode(scale: Scale) -> Iterator[Results]:
+    """Milliseconds a token of the large model, beside the time that its bytes take to be read."""
+    copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
+    shape, size = scale.large, scale.dtype.itemsize
+    decodes = len(scale.batches) * (scale.decodes + _SETTLING)
+    with model_directory(shape, scale.context + decodes + 64) as directory:
+        offline = Offline(directory, scale, slots=max(scale.batches), prompt=scale.context, decodes=decodes)
+        for slot in range(max(scale.batches)):
+            offline.prefill(slot, scale.context)
+        for batch in scale.batches:
+            offline.decode(batch, _SETTLING)
+            before = sum(offline.lengths[:batch])
+            steps, _ = offline.decode(batch, scale.decodes)
+            cached = (before + sum(offline.lengths[:batch])) / 2 * shape.cached * size
+            limit, median = (shape.weights * size + cached) / copy, statistics.median(steps)
+            yield {
+                f"batch {batch}": {
+                    "ms_per_token": median * 1e3,
+                    "limit_ms": limit * 1e3,
+                    "share_of_limit": limit / median,
+                }
+            }
+
+
+def prefill(scale: Scale) -> Iterator[Results]:
+    """Tokens a second of long prompts, beside what the machine's matrix products allow."""
+    rate = ceilings_of(scale)["bf16_tflop_per_s"] * 1e12
+    with model_directory(scale.large, scale.prompt * 2) as directory:
+        offline = Offline(directory, scale, slots=1, prompt=scale.prompt, decodes=0)
+        speed = 0.0
+        for repeats in range(1, 5):
+            speed = max(speed, scale.prompt / offline.prefill(0, scale.prompt))
+            share = speed * 2 * scale.large.weights / rate
+            yield {"tokens_per_s": speed, "share_of_matmul": share, "repeats": repeats}
+
+
+def launches(scale: Scale) -> Iterator[Results]:
+    """What Python takes to launch a prefill, beside what the device takes to compute it.
+
+    Only where the first is longer would recording the parts of a prefill as graphs pay.
+    """
+    longest = max(scale.launched)
+    with model_directory(scale.large, longest * 2) as directory:
+        offline = Offline(directory, scale, slots=1, prompt=longest, decodes=0)
+        timed = time_model(offline.worker)
+        for tokens in scale.launched:
+            offline.prefill(0, tokens)  # compiles what this length needs
+            launch, device = [], []
+            for _ in range(5):
+                plan = offline.prefill_plan(0, tokens)
+                wait()
+                timed.seconds, start = 0.0, time.perf_counter()
+                offline.worker.submit(plan).result()
+                wait()
+                device.append(time.perf_counter() - start)
+                launch.append(timed.seconds)
+            ratio = statistics.median(launch) / statistics.median(device)
+            yield {
+                f"{tokens} tokens": {
+                    "launch_ms": statistics.median(launch) * 1e3,
+                    "step_ms": statistics.median(device) * 1e3,
+                    "launch_share": ratio,
+                    "graphs_would_pay": ratio > 0.9,
+                }
+            }
+
+
+def step(scale: Scale) -> Iterator[Results]:
+    """Milliseconds of Python in a decode step outside the model: planning, tensors, sampling, results."""
+    turns = scale.traced
+    for batch in reversed(scale.batches):
+        context = scale.context + _SETTLING + turns + 64
+        with model_directory(_shallow(scale.large), context) as directory:
+            worker = make_worker(directory, scale, slots=batch, context=context, step=8192)
+            timed = time_model(worker)
+            decoding = Decoding(worker, batch, scale.context, _SETTLING + turns + 32)
+            for _ in range(_SETTLING):
+                decoding.timed(timed)
+            found = [decoding.timed(timed) for _ in range(turns)]
+        parts = ("plan", "submit", "finish", "outside")
+        medians = {f"{part}_ms": statistics.median(getattr(turn, part) for turn in found) * 1e3 for part in parts}
+        yield {f"batch {batch}": medians}
+
+
+def idle(scale: Scale) -> Iterator[Results]:
+    """The share of a decode run, overlapped as the loop does it, in which the device does nothing."""
+    most = max(scale.batches)
+    runs = [(f"batch {batch}", scale.large, batch) for batch in reversed(scale.batches)]
+    for name, shape, batch in [*runs, *((name, shape, most) for name, shape in scale.others.items())]:
+        context = scale.context + _SETTLING + scale.traced + 64
+        with model_directory(shape, context) as directory:
+            worker = make_worker(directory, scale, slots=batch, context=context, step=8192)
+            decoding = Decoding(worker, batch, scale.context, _SETTLING + scale.traced + 32)
+            decoding.overlapped(_SETTLING)
+            work = traced(partial(decoding.overlapped, scale.traced), scale.device)
+        yield {name: {"idle_share": idle_share(work), "pieces": len(work), "steps": scale.traced}}
+        worker.close()
+        del decoding, worker, work
+
+
+def _shallow(shape: Shape) -> Shape:
+    """What Python does outside the model is the same for any number of layers."""
+    return replace(shape, layers=2)

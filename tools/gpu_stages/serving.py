@@ -1,0 +1,107 @@
+"""What the whole of Tercet but HTTP achieves, and transformers beside it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tools.gpu_stages.scale import Request, Results, Scale, Shape, model_directory, random_requests, sharing_requests
+
+MakeEngine = Callable[..., AbstractContextManager[Any]]
+"""`tercet.frontend.engine.Engine`, or what stands in for it."""
+
+Peer = Callable[[Path, Scale, Sequence[Request]], Results]
+"""Another engine: answers requests to the model of a directory, which has random weights."""
+
+_OPTIONS: dict[str, Any] = {"max_running_requests": 256, "chunked_prefill_size": 8192}
+
+
+def served(make_engine: MakeEngine, shape: Shape, requests: Sequence[Request], **options: Any) -> Results:
+    """All requests at once."""
+    longest = max(len(ids) + output for ids, output in requests)
+    with model_directory(shape, longest + 8) as directory:
+        start = time.perf_counter()
+        with make_engine(str(directory), load_format="dummy", **_OPTIONS, **options) as engine:
+            ready = time.perf_counter() - start
+            engine.generate(input_ids=[requests[0][0][:8]], sampling_params=[_sampling(2)])  # the first is slower
+            start = time.perf_counter()
+            answers = engine.generate(
+                input_ids=[ids for ids, _ in requests], sampling_params=[_sampling(output) for _, output in requests]
+            )
+            seconds = time.perf_counter() - start
+    tokens = sum(len(answer["output_ids"]) for answer in answers)
+    return {"ready_s": ready, **_speed(seconds, tokens)}
+
+
+def _sampling(output: int) -> dict[str, Any]:
+    return {"max_new_tokens": output, "ignore_eos": True, "temperature": 0.0}
+
+
+def _speed(seconds: float, tokens: int) -> Results:
+    return {"seconds": seconds, "output_tokens": tokens, "output_tokens_per_s": tokens / seconds}
+
+
+def offline(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
+    """Requests of random lengths without a shared prefix."""
+    lengths = (1, scale.longest_input), (1, scale.longest_output)
+    yield served(make_engine, scale.large, random_requests(scale.requests, *lengths, scale.large.vocab))
+
+
+def small_models(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
+    """mini-sglang's offline benchmark, on the shapes it uses."""
+    for name, shape in scale.others.items():
+        lengths = scale.small_lengths, scale.small_lengths
+        yield {name: served(make_engine, shape, random_requests(scale.small_requests, *lengths, shape.vocab))}
+
+
+def shared_prefix(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
+    """Nine requests in ten begin alike; with the prefix cache and without it."""
+    requests = sharing_requests(scale)
+    cached = served(make_engine, scale.large, requests)
+    yield {"cached": cached}
+    plain = served(make_engine, scale.large, requests, disable_radix_cache=True)
+    yield {"plain": plain, "ratio": plain["seconds"] / cached["seconds"]}
+
+
+def ready(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
+    """Seconds from start to ready of the large model with random weights, first with cold caches and then with warm."""
+    for name in ("cold", "warm"):
+        with model_directory(scale.large, 4096) as directory:
+            start = time.perf_counter()
+            with make_engine(str(directory), load_format="dummy", **_OPTIONS):
+                yield {f"{name}_s": time.perf_counter() - start}
+
+
+def against_transformers(scale: Scale, make_engine: MakeEngine, peer: Peer | None = None) -> Iterator[Results]:
+    """The same sample of requests here and in transformers' continuous batching; every answer has one length."""
+    shape, output = scale.large, scale.sample_output
+    requests = random_requests(scale.sample, (1, scale.longest_input), (output, output), shape.vocab)
+    ours = served(make_engine, shape, requests)
+    yield {"tercet": ours}
+    with model_directory(shape, scale.longest_input + output + 8) as directory:
+        theirs = (peer or continuous_batching)(directory, scale, requests)
+    yield {"transformers": theirs, "ratio": ours["output_tokens_per_s"] / theirs["output_tokens_per_s"]}
+
+
+def continuous_batching(directory: Path, scale: Scale, requests: Sequence[Request]) -> Results:
+    """Transformers' own, as it chooses its options by itself."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    output = requests[0][1]
+    with scale.device:
+        config = AutoConfig.from_pretrained(directory)
+        model = AutoModelForCausalLM.from_config(config, dtype=scale.dtype).eval()
+    greedy = GenerationConfig(max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    model.generate_batch([requests[0][0][:8]], generation_config=greedy)  # compiles, and takes memory
+    start = time.perf_counter()
+    answers = model.generate_batch([ids for ids, _ in requests], generation_config=greedy)
+    seconds = time.perf_counter() - start
+    errors = [answer.error for answer in answers.values() if answer.error]
+    if errors or len(answers) != len(requests):
+        raise RuntimeError(f"transformers answered {len(answers)} of {len(requests)} requests: {errors[:1]}")
+    del model
+    torch.cuda.empty_cache()
+    return _speed(seconds, sum(len(answer.generated_tokens) for answer in answers.values()))

@@ -1,0 +1,130 @@
+"""The table of the README: every figure to reach, beside what the results of one machine say of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Found = tuple[str, bool | None]
+"""(what was measured, whether it reaches the target; None where there is no target)"""
+
+_MEMORY_BOUND = 0.85
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. `read` finds it in a stage's results, and raises KeyError where they have it not."""
+
+    work: str
+    target: str
+    stage: str
+    read: Callable[[Mapping[str, Any]], Found]
+
+
+def _decoded(batch: int, least: float) -> Callable[[Mapping[str, Any]], Found]:
+    def read(results: Mapping[str, Any]) -> Found:
+        found = results[f"batch {batch}"]
+        share = found["share_of_limit"]
+        return f"{found['ms_per_token']:.2f} ms, {share:.0%} of the limit of {found['limit_ms']:.2f} ms", share >= least
+
+    return read
+
+
+def _single(results: Mapping[str, Any]) -> Found:
+    said, _ = _decoded(1, 0.0)(results)
+    return said, results["batch 1"]["ms_per_token"] <= 4.0
+
+
+def _prefill(results: Mapping[str, Any]) -> Found:
+    share = results["share_of_matmul"]
+    return f"{results['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the matrix rate", share >= 0.65
+
+
+def _offline(results: Mapping[str, Any]) -> Found:
+    speed = results["output_tokens_per_s"]
+    return f"{speed:,.0f} output tokens/s", speed >= 5500
+
+
+def _small(name: str) -> Callable[[Mapping[str, Any]], Found]:
+    return lambda results: (f"{results[name]['output_tokens_per_s']:,.0f} output tokens/s", None)
+
+
+def _ratio(least: float) -> Callable[[Mapping[str, Any]], Found]:
+    return lambda results: (f"{results['ratio']:.1f} times", results["ratio"] >= least)
+
+
+def _ready(results: Mapping[str, Any]) -> Found:
+    return f"{results['warm_s']:.1f} s", results["warm_s"] < 20
+
+
+def _idle(name: str, most: float) -> Callable[[Mapping[str, Any]], Found]:
+    return lambda results: (f"{results[name]['idle_share']:.1%}", results[name]["idle_share"] <= most)
+
+
+def _python(results: Mapping[str, Any]) -> Found:
+    spent = results["batch 256"]["outside_ms"]
+    return f"{spent:.2f} ms", spent < 1
+
+
+def _launches(results: Mapping[str, Any]) -> Found:
+    parts = [f"{name}: {found['launch_share']:.0%}" for name, found in results.items()]
+    return f"launching takes {', '.join(parts)} of a step", not any(
+        found["graphs_would_pay"] for found in results.values()
+    )
+
+
+def _operations(results: Mapping[str, Any]) -> Found:
+    bound = {name: found["share"] for name, found in results.items() if found["unit"] == "GB/s" and "fused" in name}
+    low = [f"{name} {share:.0%}" for name, share in bound.items() if share < _MEMORY_BOUND]
+    said = f"{len(bound) - len(low)} of {len(bound)}"
+    return (f"{said}; below: {', '.join(low)}" if low else said), not low
+
+
+def _correct(results: Mapping[str, Any]) -> Found:
+    wrong = results["wrong"]
+    return f"wrong: {', '.join(wrong)}" if wrong else f"{len(results['checks'])} checks right", not wrong
+
+
+def _model(results: Mapping[str, Any]) -> Found:
+    parts = [f"{name} {found['alike']} of {found['tokens']}" for name, found in results.items()]
+    return ", ".join(parts), all(found["alike"] > 0 for found in results.values())
+
+
+ROWS: Sequence[Row] = [
+    Row("every kernel and attention backend against its definition", "all right", "correctness", _correct),
+    Row("greedy tokens alike with plain torch attention, two layers", "report", "model", _model),
+    Row("memory-bound fused operations at 85% of the copy bandwidth", "all", "operations", _operations),
+    Row("Llama-3.1-8B, batch 1, 1k context", "<= 4.0 ms a token", "decode", _single),
+    Row("Llama-3.1-8B, batch 32, 1k context", ">= 80% of the limit", "decode", _decoded(32, 0.8)),
+    Row("Llama-3.1-8B, batch 256, 1k context", ">= 80% of the limit", "decode", _decoded(256, 0.8)),
+    Row("prefill of 8k-token prompts", ">= 65% of the matrix rate", "prefill", _prefill),
+    Row("prefill: does launching hold the device up?", "no", "launches", _launches),
+    Row("offline, 500 requests, input U(1..4096), output U(1..2048)", ">= 5,500 output tokens/s", "offline", _offline),
+    Row("Qwen3-0.6B, 256 requests, in/out U(100..1024)", "report", "small_models", _small("qwen3-0.6b")),
+    Row("Qwen3-14B, 256 requests, in/out U(100..1024)", "report", "small_models", _small("qwen3-14b")),
+    Row("Qwen3-0.6B, batch 256: what Python adds to a step", "<= 10%", "idle", _idle("qwen3-0.6b", 0.1)),
+    Row("GPU idle in a decode run of Llama-3.1-8B, batch 256", "< 3%", "idle", _idle("batch 256", 0.03)),
+    Row("Python outside the forward, a step of batch 256", "< 1 ms", "step", _python),
+    Row("output tokens/s over transformers' continuous batching, 64 requests", ">= 4 times", "transformers", _ratio(4)),
+    Row("90% shared 2k prefix, over the prefix cache off", ">= 2.5 times", "shared_prefix", _ratio(2.5)),
+    Row("ready after start, 8B with random weights, warm caches", "< 20 s", "ready", _ready),
+]
+
+
+def table(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown, from the records of one machine by stage. What is not there was not measured."""
+    lines = ["| work | target | measured | reached |", "|---|---|---|---|"]
+    for row in ROWS:
+        said, reached = _read(row, records.get(row.stage))
+        word = "-" if reached is None else "yes" if reached else "**no**"
+        lines.append(f"| {row.work} | {row.target} | {said} | {word} |")
+    return "\n".join(lines)
+
+
+def _read(row: Row, record: Mapping[str, Any] | None) -> Found:
+    if record is None or not record["results"]:
+        return "not measured", None
+    try:
+        said, reached = row.read(record["results"])
+    except KeyError:
+        return "not measured: the stage was cut off", None
+    return (said, reached) if record["complete"] else (f"{said} (cut off)", reached)

@@ -1,0 +1,203 @@
+"""One worker without sockets: its slots hold prompts and go on from there, by plans made here or by the real core."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
+from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.executor.forward_batch import ForwardBatch
+from tercet.scheduler.executor.model_runner import Model
+from tercet.scheduler.executor.shrinking import release_cached
+from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.ports import Pending
+from tercet.scheduler.testing import request
+from tools.gpu_stages.scale import Scale, random_requests
+
+PAGE_SIZE = 16
+
+
+def make_worker(
+    directory: Path, scale: Scale, *, slots: int, context: int, step: int, attention: str = "auto"
+) -> TpModelWorker:
+    """With random weights."""
+    release_cached()  # what a worker before this one left
+    return TpModelWorker(
+        WorkerOptions(
+            model=directory,
+            dtype=str(scale.dtype).removeprefix("torch."),
+            device=str(scale.device),
+            load_format="dummy",
+            slots=slots,
+            context_length=context,
+            page_size=PAGE_SIZE,
+            step_tokens=max(step, slots),
+            attention_backend=attention,
+            grammar_backend="none",
+        )
+    )
+
+
+class Offline:
+    """A worker whose plans are made here: every slot has pages for all its tokens from the first."""
+
+    def __init__(
+        self, directory: Path, scale: Scale, *, slots: int, prompt: int, decodes: int, attention: str = "auto"
+    ) -> None:
+        self.pages = -(-(prompt + decodes + 8) // PAGE_SIZE)
+        context = self.pages * PAGE_SIZE
+        self.worker = make_worker(directory, scale, slots=slots, context=context, step=prompt, attention=attention)
+        self.lengths = [0] * slots
+        self._step = 0
+
+    def prefill_plan(self, slot: int, tokens: int) -> Plan:
+        """One slot's prompt, whatever the slot held before."""
+        vocab = self.worker.capacity.vocab_size
+        self.lengths[slot] = tokens
+        init = SlotInit(
+            slot=slot,
+            tokens=pack_ints((7919 * slot + 31 * place) % vocab for place in range(tokens)),
+            prompt_tokens=tokens,
+            choice=0,
+            sampling=SamplingParams(max_new_tokens=1 << 20, temperature=0.0),
+        )
+        pages = PageUpdate(slot, 0, [list(range(slot * self.pages, (slot + 1) * self.pages))])
+        return self._plan([Row(slot, 0, tokens, sample=True)], [init], [pages])
+
+    def decode_plan(self, slots: int) -> Plan:
+        """One more token for each of the first slots."""
+        rows = [Row(slot, self.lengths[slot], 1, sample=True) for slot in range(slots)]
+        for slot in range(slots):
+            self.lengths[slot] += 1
+        return self._plan(rows)
+
+    def prefill(self, slot: int, tokens: int) -> float:
+        """Seconds of one slot's prompt."""
+        plan = self.prefill_plan(slot, tokens)
+        start = time.perf_counter()
+        self.worker.submit(plan).result()
+        return time.perf_counter() - start
+
+    def decode(self, slots: int, steps: int) -> tuple[list[float], list[list[int]]]:
+        """(seconds between results, tokens of each step), the next step started before the last one's result."""
+        waiting = [self.worker.submit(self.decode_plan(slots))]
+        seconds, tokens = [], []
+        last = time.perf_counter()
+        for step in range(steps):
+            if step + 1 < steps:
+                waiting.append(self.worker.submit(self.decode_plan(slots)))
+            tokens.append(waiting.pop(0).result().token_ids)
+            now = time.perf_counter()
+            seconds.append(now - last)
+            last = now
+        return seconds, tokens
+
+    def _plan(self, rows: list[Row], inits: Sequence[SlotInit] = (), pages: Sequence[PageUpdate] = ()) -> Plan:
+        self._step += 1
+        return Plan(step=self._step, introduce=[*inits], pages=[*pages], rows=rows)
+
+
+class TimedModel:
+    """A model that adds up the seconds in which the host was busy with it."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.seconds = 0.0
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """See `Model`."""
+        return self._timed(lambda: self._model(input_ids, positions, batch))
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Model`."""
+        return self._timed(lambda: self._model.compute_logits(hidden))
+
+    def _timed(self, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        start = time.perf_counter()
+        try:
+            return run()
+        finally:
+            self.seconds += time.perf_counter() - start
+
+
+def time_model(worker: TpModelWorker) -> TimedModel:
+    """Put a clock around a worker's model."""
+    timed = TimedModel(worker._runner._model)
+    worker._runner._model = timed
+    return timed
+
+
+@dataclass
+class Turn:
+    """Seconds of the host in one turn of the scheduler's loop, without those that the model took."""
+
+    plan: float
+    submit: float
+    finish: float
+
+    @property
+    def outside(self) -> float:
+        """All of it."""
+        return self.plan + self.submit + self.finish
+
+
+@dataclass
+class Decoding:
+    """The real core over a worker: choices that decode and do not end while anybody looks."""
+
+    worker: TpModelWorker
+    batch: int
+    prompt: int
+    output: int
+    core: Scheduler = field(init=False)
+    in_flight: deque[Pending[StepResult]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        """Hand in the requests, and prefill until everybody decodes."""
+        budget = max(self.batch, 8192)
+        self.core = Scheduler(CoreConfig(token_budget=budget), self.worker.capacity)
+        lengths = (self.prompt, self.prompt), (self.output, self.output)
+        for number, (ids, output) in enumerate(random_requests(self.batch, *lengths, self.worker.capacity.vocab_size)):
+            asked = request(f"frontend-0-{number:022d}", ids, max_new_tokens=output, ignore_eos=True, temperature=0.8)
+            self.core.handle(Arrival("frontend-0", asked))
+        while True:
+            plan = self.core.schedule()
+            if plan is None:
+                raise RuntimeError("the choices ended before all of them decoded")
+            self.core.commit(self.worker.submit(plan).result())
+            if len(plan.rows) == self.batch and all(row.count == 1 for row in plan.rows):
+                break
+
+    def overlapped(self, turns: int) -> None:
+        """Turns as the loop makes them with `overlap` 1: the next step starts before the last one's result."""
+        for _ in range(turns):
+            if plan := self.core.schedule():
+                self.in_flight.append(self.worker.submit(plan))
+            if len(self.in_flight) > 1 or not plan:
+                self.core.commit(self.in_flight.popleft().result())
+
+    def timed(self, model: TimedModel) -> Turn:
+        """One turn in which nothing overlaps, so that no waiting for the device is counted."""
+        start, model.seconds = time.perf_counter(), 0.0
+        plan = self.core.schedule()
+        planned = time.perf_counter()
+        if plan is None:
+            raise RuntimeError("the choices ended while they were timed")
+        pending = self.worker.submit(plan)
+        submitted = time.perf_counter()
+        wait()
+        begin = time.perf_counter()
+        self.core.commit(pending.result())
+        return Turn(planned - start, submitted - planned - model.seconds, time.perf_counter() - begin)
+
+
+def wait() -> None:
+    """Until the device has done everything."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
