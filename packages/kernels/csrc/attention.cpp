@@ -9,6 +9,9 @@
 //     lay the values out as panels              16 elements of head_dim each, 64 keys deep
 //     sums += p @ values
 //
+// Panels pay where many queries share them. For a few, as in a decode, keys and values are read where they lie, in the
+// same order of additions.
+//
 // Blocks begin at multiples of 64 of a row's own positions and are summed up in spans of 256, which are then merged in
 // order. A span can be computed anywhere: so one long row keeps every core busy. And in float32 a token's result is the
 // same to the bit in every batch, in every chunking of its prompt, and on any number of threads.
@@ -18,113 +21,26 @@
 #include <vector>
 
 #include "buffer.h"
+#include "in_place.h"
+#include "lay_out.h"
 #include "linear.h"
 #include "pool.h"
 #include "product.h"
 
 namespace {
 
-constexpr int64_t BLOCK = 64;    // keys at a time
 constexpr int64_t SPAN = 256;    // keys that are summed up before they are merged with others
 constexpr int64_t QUERIES = 32;  // rows of the small matrix, unless one token has more query heads to a kv head
+constexpr int64_t FEW = 8;       // up to so many queries, keys and values are read where they lie; measured
 constexpr float NONE = -INFINITY;
-
-// Where the keys of a block lie in a cache, as offsets in elements; NOWHERE for those that no query sees.
-constexpr int64_t NOWHERE = -1;
-
-struct Places {
-    int64_t offset[BLOCK];
-
-    // Positions [first, last) of the block at `begin`, of a row with this page table.
-    void find(const Cache& cache, const int32_t* pages, int64_t head, int64_t begin, int64_t first, int64_t last) {
-        std::fill(offset, offset + BLOCK, NOWHERE);
-        int64_t token = cache.kv_heads * cache.head_dim;
-        for (int64_t position = first, next; position < last; position = next) {
-            int64_t page = position / cache.page_size;
-            next = std::min(last, (page + 1) * cache.page_size);
-            int64_t at = (pages[page] * cache.page_size + position % cache.page_size) * token + head * cache.head_dim;
-            for (; position < next; position++, at += token) offset[position - begin] = at;
-        }
-    }
-
-    // Calls for what will be read soon: pages lie anywhere, so the processor cannot guess.
-    template <class T>
-    void prefetch(const T* cache, int64_t head_dim) const {
-        for (int64_t at : offset)
-            for (int64_t d = 0; at != NOWHERE && d < head_dim; d += 64 / int64_t(sizeof(T)))
-                __builtin_prefetch(cache + at + d);
-    }
-};
-
-// LANES words of 4 bytes of an array of n elements, from element i on; zero past the end.
-template <class T>
-inline F32 load_words(const T* p, int64_t i, int64_t n) {
-    F32 words = {};
-    int64_t bytes = std::min<int64_t>((n - i) * int64_t(sizeof(T)), sizeof words);
-    if (bytes == sizeof words)
-        std::memcpy(&words, p + i, sizeof words);
-    else if (bytes > 0)
-        std::memcpy(&words, p + i, size_t(bytes));
-    return words;
-}
-
-// The keys of a block as panels with a key in each column.
-template <class Format, class T = typename Format::Element>
-void lay_out_keys(const T* cache, const Places& places, int64_t n, char* out) {
-    int64_t rows = panel_rows<Format>(n);
-    for (int64_t column = 0; column < BLOCK; column += LANES) {
-        char* panel = out + column / PANEL * rows * ROW_BYTES + column % PANEL * 4;
-        for (int64_t row = 0; row < rows; row += LANES) {
-            F32 square[LANES];
-            for (int64_t i = 0; i < LANES; i++) {
-                int64_t offset = places.offset[column + i];
-                square[i] = offset == NOWHERE ? F32{} : load_words(cache + offset, row * Format::GROUP, n);
-            }
-            transpose(square);
-            for (int64_t i = 0; i < LANES; i++) std::memcpy(panel + (row + i) * ROW_BYTES, &square[i], sizeof(F32));
-        }
-    }
-}
-
-inline F32 value_words(const float* const* values, int64_t d, int64_t n) {
-    return values[0] ? load_words(values[0], d, n) : F32{};
-}
-
-inline F32 value_words(const Bf16* const* values, int64_t d, int64_t n) {  // of two keys, side by side
-    U32 words = {};
-    for (int i = 0; i < 2; i++) {
-        U16 half = {};
-        if (values[i] && n - d >= LANES)
-            std::memcpy(&half, values[i] + d, sizeof half);
-        else if (values[i] && n > d)
-            std::memcpy(&half, values[i] + d, size_t(n - d) * 2);
-        words |= __builtin_convertvector(half, U32) << (16 * i);
-    }
-    return bit_cast<F32>(words);
-}
-
-// The values of a block as panels with an element of head_dim in each column.
-template <class Format, class T = typename Format::Element>
-void lay_out_values(const T* cache, const Places& places, int64_t n, char* out) {
-    int64_t rows = BLOCK / Format::GROUP;
-    for (int64_t row = 0; row < rows; row++) {
-        const T* values[Format::GROUP];
-        for (int64_t i = 0; i < Format::GROUP; i++) {
-            int64_t offset = places.offset[row * Format::GROUP + i];
-            values[i] = offset == NOWHERE ? nullptr : cache + offset;
-        }
-        for (int64_t d = 0; d < round_up(n, PANEL); d += LANES) {
-            F32 words = value_words(values, d, n);
-            std::memcpy(out + (d / PANEL * rows + row) * ROW_BYTES + d % PANEL * 4, &words, sizeof words);
-        }
-    }
-}
 
 // Sums over keys for each query: values weighed by exp(score - most), the weights, and the largest score.
 struct Sums {
     float* values;   // [queries][width]
     float* weights;  // [queries]
     float* most;     // [queries]
+
+    Sums from(int64_t query, int64_t width) const { return {values + query * width, weights + query, most + query}; }
 
     void clear(int64_t queries, int64_t width) const {
         std::fill(values, values + queries * width, 0.0f);
@@ -152,10 +68,17 @@ void merge(const Sums& total, const Sums& part, int64_t queries, int64_t width) 
     }
 }
 
-// A few consecutive new tokens of a row against one kv head, as far as the spans [first_span, last_span).
+// A few consecutive new tokens of a row against one kv head or more, as far as the spans [first_span, last_span).
 struct Item {
-    int32_t row, first_token, tokens, head, first_span, last_span;
+    int32_t row, first_token, tokens, head, heads, first_span, last_span;
     int64_t kept;  // number of its sums among those to be merged later, or -1
+
+    Item of(int32_t index) const {
+        Item one = *this;
+        one.head += index;
+        one.heads = 1;
+        return one;
+    }
 };
 
 class Attention {
@@ -172,7 +95,7 @@ class Attention {
           group_(heads / cache.kv_heads),
           width_(round_up(cache.head_dim, PANEL)),
           block_tokens_(std::max<int64_t>(1, QUERIES / group_)),
-          queries_(block_tokens_ * group_) {}
+          queries_(std::max(block_tokens_ * group_, FEW * cache.kv_heads)) {}
 
     void run() {
         plan();
@@ -199,8 +122,10 @@ class Attention {
                 int64_t first = std::max<int64_t>(0, scoring_.window ? last - tokens - scoring_.window + 1 : 0);
                 int32_t from = int32_t(first / SPAN), to = int32_t((last + SPAN - 1) / SPAN);
                 bool split = count <= block_tokens_ && rows_.rows * cache_.kv_heads < few && to - from > 1;
-                for (int32_t head = 0; head < cache_.kv_heads; head++) {
-                    Item item = {int32_t(row), start + token, tokens, head, from, to, -1};
+                bool whole = !split && count * group_ <= FEW && rows_.rows >= 2 * pool::threads();
+                int32_t heads = whole ? int32_t(cache_.kv_heads) : 1;  // tokens are read from end to end
+                for (int32_t head = 0; head < cache_.kv_heads; head += heads) {
+                    Item item = {int32_t(row), start + token, tokens, head, heads, from, to, -1};
                     if (!split) {
                         items_.push_back(item);
                         continue;
@@ -208,7 +133,7 @@ class Attention {
                     item.kept = kept_;
                     merges_.push_back(item);
                     for (int32_t span = from; span < to; span++)
-                        items_.push_back({item.row, item.first_token, tokens, head, span, span + 1, kept_++});
+                        items_.push_back({item.row, item.first_token, tokens, head, 1, span, span + 1, kept_++});
                 }
             }
         }
@@ -231,7 +156,7 @@ class Attention {
         typename Format::Input* weights;  // [queries][64]
         float* product;                   // [queries][width]
         Sums total, part;
-        amx::Tiles tiles;
+        amx::Tiles* tiles;
     };
 
     template <class Format>
@@ -253,16 +178,30 @@ class Attention {
         place.product = reinterpret_cast<float*>(take(queries_ * 4 * width_));
         place.total = sums_at(reinterpret_cast<float*>(take(4 * sums_size())));
         place.part = sums_at(item.kept < 0 ? reinterpret_cast<float*>(memory) : kept + item.kept * sums_size());
-        int64_t count = item.tokens * group_;
-        read_queries(item, place.queries, stride / int64_t(sizeof(Input)));
-        place.total.clear(count, width_);
+        amx::Tiles tiles;
+        place.tiles = &tiles;
+        int64_t count = item.tokens * group_, all = item.heads * count;
+        auto of_head = [&](int64_t head) {
+            Workplace<Format> mine = place;
+            mine.queries += head * count * (stride / int64_t(sizeof(Input)));
+            mine.total = place.total.from(head * count, width_);
+            mine.part = place.part.from(head * count, width_);
+            return mine;
+        };
+        for (int32_t head = 0; head < item.heads; head++)
+            read_queries(item.of(head), of_head(head).queries, stride / int64_t(sizeof(Input)));
+        place.total.clear(all, width_);
         for (int64_t span = item.first_span; span < item.last_span; span++) {
-            place.part.clear(count, width_);
+            place.part.clear(all, width_);
             for (int64_t begin = span * SPAN; begin < (span + 1) * SPAN; begin += BLOCK)
-                add_block<Format>(item, begin, place);
-            if (item.kept < 0) merge(place.total, place.part, count, width_);
+                for (int32_t head = 0; head < item.heads; head++) {
+                    Workplace<Format> mine = of_head(head);
+                    add_block<Format>(item.of(head), begin, mine);
+                }
+            if (item.kept < 0) merge(place.total, place.part, all, width_);
         }
-        if (item.kept < 0) write(item, place.total);
+        for (int32_t head = 0; item.kept < 0 && head < item.heads; head++)
+            write(item.of(head), of_head(head).total);
     }
 
     // Adds the block of keys at `begin` to `place.part`.
@@ -275,24 +214,45 @@ class Attention {
         using Element = typename Format::Element;
         const int32_t* pages = rows_.page_table + item.row * rows_.page_stride;
         const auto *k = reinterpret_cast<const Element*>(cache_.k), *v = reinterpret_cast<const Element*>(cache_.v);
-        Places places, next;
+        Places places, soon;
         places.find(cache_, pages, item.head, begin, first, last);
-        if (int64_t end = std::min(last + BLOCK, position + item.tokens); end > last) {
-            next.find(cache_, pages, item.head, last, last, end);
-            next.prefetch(k, cache_.head_dim);
-            next.prefetch(v, cache_.head_dim);
+        soon.find(cache_, pages, item.head, last, last, std::max(last, std::min(last + BLOCK, position + item.tokens)));
+        auto weigh_all = [&] {
+            for (int64_t i = 0; i < count; i++)
+                weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
+        };
+        if constexpr (READS_IN_PLACE<Format>)
+            if (count <= FEW) return add_in_place<Format>(k, v, places, soon, count, place, weigh_all);
+        for (int64_t key = 0; key < soon.last; key++) {
+            soon.prefetch(k, cache_.head_dim, key);
+            soon.prefetch(v, cache_.head_dim, key);
         }
         int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES;
         lay_out_keys<Format>(k, places, cache_.head_dim, place.keys);
         multiply<Format>(place, reinterpret_cast<char*>(place.queries), input_bytes<Format>(cache_.head_dim), count,
                          place.keys, key_bytes, BLOCK, place.scores);
-        for (int64_t i = 0; i < count; i++)
-            weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
+        weigh_all();
         lay_out_values<Format>(v, places, cache_.head_dim, place.values);
         multiply<Format>(place, reinterpret_cast<char*>(place.weights), input_bytes<Format>(BLOCK), count, place.values,
                          BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
         for (int64_t i = 0; i < count * width_; i += LANES)
             store(place.part.values + i, load(place.part.values + i) + load(place.product + i));
+    }
+
+    // The same for a few queries. `weigh_all` makes weights of scores.
+    template <class Format, class T, class Weigh>
+    void add_in_place(const T* k, const T* v, const Places& places, const Places& soon, int64_t count,
+                      Workplace<Format>& place, const Weigh& weigh_all) const {
+        int64_t n = cache_.head_dim;
+        int64_t stride = input_bytes<Format>(n) / int64_t(sizeof(typename Format::Input));
+        in_groups(n % (2 * LANES) == 0, count, [&](auto size, auto whole, int64_t i) {
+            score_in_place<size, whole>(place.queries + i * stride, stride, k, places, soon, n, place.scores + i * BLOCK);
+        });
+        weigh_all();
+        in_groups(n % (2 * LANES) == 0, count, [&](auto size, auto whole, int64_t i) {
+            weigh_in_place<size, whole>(place.weights + i * BLOCK, v, places, soon, n,
+                                        place.part.values + i * width_, width_);
+        });
     }
 
     // out [rows][columns] = x [rows] @ panels.
@@ -303,7 +263,7 @@ class Attention {
             for (int64_t column = 0; column < columns; column += 4 * PANEL) {
                 int width = int(std::min<int64_t>((columns - column) / PANEL, 4));
                 auto* sums = reinterpret_cast<F32*>(out + row * columns + column);
-                product::multiply<Format>(place.tiles, true, x + row * stride, stride,
+                product::multiply<Format>(*place.tiles, true, x + row * stride, stride,
                                           int(std::min(rows - row, QUERIES)), panels + column / PANEL * panel_bytes,
                                           panel_bytes, width, sums, columns / LANES);
             }

@@ -27,6 +27,9 @@ typedef uint32_t U32 __attribute__((vector_size(4 * LANES)));
 typedef uint16_t U16 __attribute__((vector_size(2 * LANES)));
 typedef int16_t S16 __attribute__((vector_size(4 * LANES)));
 
+// Before a loop over registers.
+#define UNROLLED _Pragma("GCC unroll 16")
+
 struct Bf16 {
     uint16_t bits;
 };
@@ -50,6 +53,7 @@ inline U32 broadcast(uint32_t x) { return U32{} + x; }
 // bfloat16 is the upper half of a float32.
 
 inline float to_float(float x) { return x; }
+inline float to_float(WideBf16 x) { return x.value; }
 inline float to_float(Bf16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
 
 inline Bf16 to_bf16(float x) {  // to nearest, ties to even; a NaN stays one
@@ -202,8 +206,30 @@ inline I32 lanes() {
 inline F32 interleave_lower(F32 a, F32 b) { return __builtin_shufflevector(a, b, TERCET_LOWER); }
 inline F32 interleave_upper(F32 a, F32 b) { return __builtin_shufflevector(a, b, TERCET_UPPER); }
 
-// Turns LANES rows into columns: interleaving the first half of the rows with the second moves every element's index
-// round by one bit, and after log2(LANES) times row and column have changed places.
+// Turns LANES rows into columns.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Elements, then pairs of them change places inside of each half of a vector, and halves at last: whole vectors are
+// interleaved in three steps here, halves in one.
+inline void transpose(F32 (&rows)[LANES]) {
+    F32 pairs[LANES], quads[LANES];
+    for (int i = 0; i < LANES; i += 2) {
+        pairs[i] = __builtin_shufflevector(rows[i], rows[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        pairs[i + 1] = __builtin_shufflevector(rows[i], rows[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < LANES; i += 4)
+        for (int j = 0; j < 2; j++) {
+            F32 left = pairs[i + j], right = pairs[i + j + 2];
+            quads[i + 2 * j] = __builtin_shufflevector(left, right, 0, 1, 8, 9, 4, 5, 12, 13);
+            quads[i + 2 * j + 1] = __builtin_shufflevector(left, right, 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int i = 0; i < 4; i++) {
+        rows[i] = __builtin_shufflevector(quads[i], quads[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        rows[i + 4] = __builtin_shufflevector(quads[i], quads[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+#else
+// Interleaving the first half of the rows with the second moves every element's index round by one bit, and after
+// log2(LANES) times row and column have changed places.
 inline void transpose(F32 (&rows)[LANES]) {
     for (int stage = 1; stage < LANES; stage *= 2) {
         F32 next[LANES];
@@ -214,3 +240,4 @@ inline void transpose(F32 (&rows)[LANES]) {
         for (int i = 0; i < LANES; i++) rows[i] = next[i];
     }
 }
+#endif

@@ -1,0 +1,71 @@
+// Keys and values of a block, from where they lie in the cache to panels (see format.h).
+#pragma once
+
+#include <algorithm>
+
+#include "format.h"
+#include "places.h"
+
+// LANES words of 4 bytes of an array of n elements, from element i on; zero past the end.
+template <class T>
+inline F32 load_words(const T* p, int64_t i, int64_t n) {
+    F32 words = {};
+    int64_t bytes = std::min<int64_t>((n - i) * int64_t(sizeof(T)), sizeof words);
+    if (bytes == sizeof words)
+        std::memcpy(&words, p + i, sizeof words);
+    else if (bytes > 0)
+        std::memcpy(&words, p + i, size_t(bytes));
+    return words;
+}
+
+// The keys of a block as panels with a key in each column.
+template <class Format, class T = typename Format::Element>
+void lay_out_keys(const T* cache, const Places& places, int64_t n, char* out) {
+    int64_t rows = panel_rows<Format>(n);
+    for (int64_t column = 0; column < BLOCK; column += LANES) {
+        char* panel = out + column / PANEL * rows * ROW_BYTES + column % PANEL * 4;
+        for (int64_t row = 0; row < rows; row += LANES) {
+            F32 square[LANES];
+            for (int64_t i = 0; i < LANES; i++) {
+                int64_t offset = places.offset[column + i];
+                square[i] = offset == NOWHERE ? F32{} : load_words(cache + offset, row * Format::GROUP, n);
+            }
+            transpose(square);
+            for (int64_t i = 0; i < LANES; i++) std::memcpy(panel + (row + i) * ROW_BYTES, &square[i], sizeof(F32));
+        }
+    }
+}
+
+inline F32 value_words(const float* const* values, int64_t d, int64_t n) {
+    return values[0] ? load_words(values[0], d, n) : F32{};
+}
+
+inline F32 value_words(const Bf16* const* values, int64_t d, int64_t n) {  // of two keys, side by side
+    U32 words = {};
+    for (int i = 0; i < 2; i++) {
+        U16 half = {};
+        if (values[i] && n - d >= LANES)
+            std::memcpy(&half, values[i] + d, sizeof half);
+        else if (values[i] && n > d)
+            std::memcpy(&half, values[i] + d, size_t(n - d) * 2);
+        words |= __builtin_convertvector(half, U32) << (16 * i);
+    }
+    return bit_cast<F32>(words);
+}
+
+// The values of a block as panels with an element of head_dim in each column.
+template <class Format, class T = typename Format::Element>
+void lay_out_values(const T* cache, const Places& places, int64_t n, char* out) {
+    int64_t rows = BLOCK / Format::GROUP;
+    for (int64_t row = 0; row < rows; row++) {
+        const T* values[Format::GROUP];
+        for (int64_t i = 0; i < Format::GROUP; i++) {
+            int64_t offset = places.offset[row * Format::GROUP + i];
+            values[i] = offset == NOWHERE ? nullptr : cache + offset;
+        }
+        for (int64_t d = 0; d < round_up(n, PANEL); d += LANES) {
+            F32 words = value_words(values, d, n);
+            std::memcpy(out + (d / PANEL * rows + row) * ROW_BYTES + d % PANEL * 4, &words, sizeof words);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+// A block of keys and values in a paged cache.
+#pragma once
+
+#include <algorithm>
+
+#include "attention.h"
+
+constexpr int64_t BLOCK = 64;  // keys at a time
+
+// Where the keys of a block lie in a cache, as offsets in elements; NOWHERE for those that no query sees.
+constexpr int64_t NOWHERE = -1;
+
+struct Places {
+    int64_t offset[BLOCK];
+    int64_t first, last;  // that have one
+
+    // Positions [from, to) of the block at `begin`, of a row with this page table.
+    void find(const Cache& cache, const int32_t* pages, int64_t head, int64_t begin, int64_t from, int64_t to) {
+        first = from - begin, last = to - begin;
+        std::fill(offset, offset + first, NOWHERE);
+        std::fill(offset + last, offset + BLOCK, NOWHERE);
+        int64_t token = cache.kv_heads * cache.head_dim;
+        for (int64_t position = from, next; position < to; position = next) {
+            int64_t page = position / cache.page_size;
+            next = std::min(to, (page + 1) * cache.page_size);
+            int64_t at = (pages[page] * cache.page_size + position % cache.page_size) * token + head * cache.head_dim;
+            for (; position < next; position++, at += token) offset[position - begin] = at;
+        }
+    }
+
+    // Where a key lies; for one that is not seen, any place that can be read.
+    int64_t somewhere(int64_t key) const { return std::max<int64_t>(offset[key], 0); }
+
+    // Calls for a key that will be read soon: pages lie anywhere, so the processor cannot guess.
+    template <class T>
+    void prefetch(const T* cache, int64_t head_dim, int64_t key) const {
+        for (int64_t d = 0; d < head_dim; d += 64 / int64_t(sizeof(T)))
+            __builtin_prefetch(cache + somewhere(key) + d);
+    }
+};
