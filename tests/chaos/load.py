@@ -54,7 +54,7 @@ class Job:
         return {
             "text": self.prompt,
             "sampling_params": {
-                "max_new_tokens": self.tokens + 8 * (self.number % 7),
+                "max_new_tokens": self.tokens + self.number % 7,
                 "temperature": 0.0 if self.greedy else TEMPERATURE,
                 "sampling_seed": self.number,
                 "n": self.n,
