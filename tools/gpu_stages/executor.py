@@ -49,12 +49,13 @@ def decode(scale: Scale) -> Iterator[Results]:
     """Milliseconds a token of the large model, beside the time that its bytes take to be read."""
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
     shape, size = scale.large, scale.dtype.itemsize
-    decodes = len(scale.batches) * (scale.decodes + _SETTLING)
+    decodes = scale.decodes + _SETTLING
     with model_directory(shape, scale.context + decodes + 64) as directory:
         offline = Offline(directory, scale, slots=max(scale.batches), prompt=scale.context, decodes=decodes)
         for slot in range(max(scale.batches)):
             offline.prefill(slot, scale.context)
         for batch in scale.batches:
+            offline.rewind(scale.context)
             offline.decode(batch, _SETTLING)
             before = sum(offline.lengths[:batch])
             steps, _ = offline.decode(batch, scale.decodes)

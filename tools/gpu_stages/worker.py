@@ -53,6 +53,11 @@ class Offline:
         self.pages = -(-(prompt + decodes + 8) // PAGE_SIZE)
         context = self.pages * PAGE_SIZE
         self.worker = make_worker(directory, scale, slots=slots, context=context, step=prompt, attention=attention)
+        room = self.worker.capacity.groups[0].pages
+        if room < slots * self.pages:
+            raise RuntimeError(
+                f"{slots} slots of {context} tokens need {slots * self.pages} pages, and there are {room}"
+            )
         self.lengths = [0] * slots
         self._step = 0
 
@@ -83,6 +88,10 @@ class Offline:
         start = time.perf_counter()
         self.worker.submit(plan).result()
         return time.perf_counter() - start
+
+    def rewind(self, tokens: int) -> None:
+        """Go on from there: what follows is computed again, and is the same."""
+        self.lengths = [tokens] * len(self.lengths)
 
     def decode(self, slots: int, steps: int) -> tuple[list[float], list[list[int]]]:
         """(seconds between results, tokens of each step), the next step started before the last one's result."""

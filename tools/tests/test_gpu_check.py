@@ -19,9 +19,10 @@ from tercet.kernels.triton.checks import CHECKS
 from tools import gpu_check
 from tools.gpu_check import SERVED_STAGES, STAGES
 from tools.gpu_stages import kernels, serving
-from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Request, Results, Scale, Shape
+from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Request, Results, Scale, Shape, model_directory
 from tools.gpu_stages.table import ROWS, table
 from tools.gpu_stages.traces import idle_share
+from tools.gpu_stages.worker import Offline
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -205,6 +206,16 @@ def test_a_wrong_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchNativeAttention, "attend", lambda _, q, *__, **___: q)
     *_, last = kernels.correctness(TINY)
     assert last["wrong"] == ["attention torch_native"]
+
+
+def test_what_is_decoded_again_is_the_same() -> None:
+    with model_directory(SHAPE, 64) as directory:
+        offline = Offline(directory, TINY, slots=2, prompt=16, decodes=6)
+        for slot in range(2):
+            offline.prefill(slot, 16)
+        first = offline.decode(2, 6)[1]
+        offline.rewind(16)
+        assert offline.decode(2, 6)[1] == first
 
 
 def test_the_bytes_of_a_model_are_those_of_its_shape() -> None:
