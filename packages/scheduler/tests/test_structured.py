@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from packages.scheduler.tests.raising_backend import Bomb
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.values import FinishReason, FinishType, Grammar, GrammarKind, LogprobParams, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.slot_grammars import FAILED
 from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.grammar.backends import BACKENDS
 from tercet.scheduler.testing import Driver, request
 
 Serve = Callable[..., "Server"]
@@ -111,6 +113,7 @@ CASES: dict[str, tuple[Grammar, Check]] = {
     "sum": (Grammar(GrammarKind.LARK, SUM), is_sum),
 }
 cases = pytest.mark.parametrize("case", CASES)
+BOMB = regex("[a-z0-9]{12,40}")
 PERSON_GRAMMAR = CASES["person"][0]
 
 
@@ -300,6 +303,25 @@ def test_what_a_grammar_cannot_do_ends_one_request_with_an_error(serve: Serve, c
     assert all(server.output[key] == given for key, given in alone.output.items())
     assert caplog.text.count("its grammar fails") == 4
     assert secret not in caplog.text
+
+
+@pytest.mark.parametrize("where", ["compile", "copy", "fill", "advance", "forced", "error"])
+def test_a_backend_that_raises_ends_one_request(where: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its first step or later, while others with and without grammars go on as if it were not there."""
+    made = BACKENDS["llguidance"]
+    monkeypatch.setitem(BACKENDS, "llguidance", lambda *given: Bomb(made(*given), where, BOMB.text))
+    alone = serve()
+    plain(alone)
+    alone.run()
+    server = serve()
+    server.ask("bomb", BOMB)
+    server.ask("fine", CASES["date"][0])
+    plain(server)
+    server.run()
+    assert server.finishes["bomb", 0] == FinishReason(FinishType.ERROR, message=FAILED)
+    assert server.finishes["fine", 0] == STOP
+    server.assert_valid("fine", "date")
+    assert all(server.output[key] == given for key, given in alone.output.items())
 
 
 def test_end_tokens_come_only_where_the_grammar_accepts(serve: Serve) -> None:

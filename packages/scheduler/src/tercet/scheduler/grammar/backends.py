@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tercet.scheduler.grammar.guarded import GuardedBackend
 from tercet.scheduler.grammar.port import GrammarBackend
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[i
     if not file.is_file():
         return None
     try:
-        return BACKENDS[name](file.read_text(encoding="utf-8"), vocab_size, end_ids)
+        return GuardedBackend(BACKENDS[name](file.read_text(encoding="utf-8"), vocab_size, end_ids))
     except ValueError as error:
         logger.warning("%s cannot be used for grammars: %s", file, error)
         return None

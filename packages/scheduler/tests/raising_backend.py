@@ -1,0 +1,53 @@
+"""A grammar backend that does what none should: it raises."""
+
+from typing import Any
+
+from tercet.protocol.values import Grammar
+from tercet.scheduler.grammar.port import GrammarBackend, Masks, Matcher
+
+
+class Panic(BaseException):
+    """As what a panic in Rust becomes, it is no Exception."""
+
+
+class Fuse:
+    """A matcher that raises where it is asked a thing; of a mask, not before it has two tokens."""
+
+    def __init__(self, inner: Matcher, where: str, seen: int = 0) -> None:
+        self.inner, self.where, self.seen = inner, where, seen
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.where:
+            raise Panic(name)
+        return getattr(self.inner, name)
+
+    def advance(self, tokens: list[int]) -> None:
+        if self.where == "advance":
+            raise Panic("advance")
+        self.seen += len(tokens)
+        self.inner.advance(tokens)
+
+    def copy(self) -> "Fuse":
+        if self.where == "copy":
+            raise Panic("copy")
+        return Fuse(self.inner.copy(), self.where, self.seen)
+
+
+class Bomb:
+    """A backend that raises for one grammar."""
+
+    def __init__(self, inner: GrammarBackend[Any], where: str, text: str) -> None:
+        self.inner, self.where, self.text = inner, where, text
+        self.name, self.end_ids = inner.name, inner.end_ids
+
+    def compile(self, grammar: Grammar) -> Any:
+        if grammar.text != self.text:
+            return self.inner.compile(grammar)
+        if self.where == "compile":
+            raise Panic("compile")
+        return Fuse(self.inner.compile(grammar), self.where)
+
+    def fill(self, matchers: list[Any], masks: Masks) -> None:
+        if any(isinstance(each, Fuse) and each.where == "fill" and each.seen > 1 for each in matchers):
+            raise Panic("fill")
+        self.inner.fill([each.inner if isinstance(each, Fuse) else each for each in matchers], masks)
