@@ -248,6 +248,20 @@ def test_a_request_called_off_as_a_whole_loses_every_choice(byte_level: Vocabula
     assert len(bench.manager) == 0
 
 
+def test_the_loop_wakes_by_itself_to_ask_again(byte_level: Vocabulary) -> None:
+    """Nothing else may come: heartbeats do not wake it."""
+    bench = Bench(byte_level)
+    bench.node.full = {"s"}
+    bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
+    assert bench.loop.patience() == RETRY_SECONDS, "it could not be asked at all"
+    bench.node.full = set()
+    bench.loop.turn(0)
+    bench.clock.advance(1.0)
+    assert bench.loop.patience() == ASK_AGAIN_SECONDS - 1.0
+    bench.begin()
+    assert bench.loop.patience() is None
+
+
 def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()

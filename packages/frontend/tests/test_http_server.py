@@ -3,7 +3,9 @@
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 
 import httpx2
 import pytest
@@ -69,6 +71,17 @@ async def test_a_request_in_flight_may_finish_after_stop(engine_of: EngineOf, ht
         for delay in (0.05, 0.06):
             asyncio.get_running_loop().call_later(delay, engine.step)
     assert (await asked).json()["text"] == "xy"
+
+
+async def test_answers_tell_the_date_as_it_is(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        async with asyncio.timeout(10):
+            dates = set[str]()
+            while len(dates) < 2:
+                answer = await http_of(served).get("/live")
+                dates.add(answer.headers["date"])
+                assert abs(parsedate_to_datetime(answer.headers["date"]).timestamp() - time.time()) < 3
+                await asyncio.sleep(0.05)
 
 
 async def test_a_client_that_reads_late_gets_everything(engine_of: EngineOf) -> None:

@@ -152,6 +152,26 @@ def test_silence_kills_once_and_the_part_starts_again() -> None:
     assert parts.tick(15.0) == [Start("a")]
 
 
+def test_the_deadline_is_the_next_start_or_the_end_of_patience_with_the_longest_silent() -> None:
+    parts = Roster(("a", "b"), PATIENCE, 5.0)
+    assert parts.deadline == 5.0
+    parts.tick(5.0)
+    assert parts.deadline == float("inf"), "what loads libraries may be silent"
+    parts.heard("a", 6.0)
+    assert parts.deadline == 6.0 + PATIENCE.loading_silence
+    for name, now in (("a", 7.0), ("b", 8.0)):
+        parts.ready(name, now)
+    assert parts.deadline == 7.0 + PATIENCE.silence
+    parts.heard("a", 9.0)
+    assert parts.deadline == 8.0 + PATIENCE.silence
+    assert quiet(parts, 5.25, parts.deadline) == []
+    assert parts.tick(parts.deadline + 0.01) == [Kill("b", "no heartbeat for 10 s")]
+    assert parts.deadline == 9.0 + PATIENCE.silence, "it is not killed twice"
+    parts.exited("b", -9, "", 18.5)
+    parts.exited("a", -9, "", 18.6)
+    assert parts.deadline == 18.5
+
+
 def test_a_part_that_is_still_starting_may_be_silent() -> None:
     parts = roster()
     assert quiet(parts, 0.0, 120.0) == []

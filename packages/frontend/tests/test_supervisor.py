@@ -233,6 +233,17 @@ def test_a_part_that_will_not_stop_is_killed_in_the_end(start: Start, monkeypatc
     wait_gone(pid)
 
 
+def test_nothing_that_happens_waits_for_a_look_at_the_clock(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "TICK", 60.0)
+    run = start(part("scheduler-0", "serve"))
+    run.wait_ready()
+    os.kill(run.supervisor.pids()["scheduler-0"], signal.SIGKILL)
+    run.wait(lambda: sum("scheduler-0 is ready" in line for line in run.screen.lines) == 2)
+    began = time.monotonic()
+    assert run.end() == 0
+    assert time.monotonic() - began < 10.0
+
+
 def test_a_second_stop_waits_for_nobody(start: Start) -> None:
     run = start(part("frontend-0", "stubborn"))
     run.wait_ready()

@@ -8,10 +8,10 @@ from tercet.protocol.values import Held, Load, Phase
 
 
 def at_rest(interval: float = 0.25, silence: float = 2.0) -> Pulse:
-    """Beaten at 100, long after anything went on."""
+    """Beaten at 90, long after anything went on."""
     pulse = Pulse(interval, silence)
-    pulse.stir(100.0 - 2 * RESTS_AFTER)
-    pulse.beaten(100.0)
+    pulse.stir(90.0 - 2 * RESTS_AFTER)
+    pulse.beaten(90.0)
     return pulse
 
 
@@ -32,10 +32,20 @@ def test_beats_are_quick_while_something_goes_on_and_slow_after_a_while_of_nothi
 
 def test_work_brings_the_next_beat_forward_and_says_so_once() -> None:
     pulse = at_rest()
-    assert pulse.due == 100.75
-    assert pulse.stir(100.5)
-    assert pulse.due == 100.25, "overdue, so it goes out now"
-    assert not pulse.stir(100.6)
+    assert pulse.due == 90.75
+    assert pulse.stir(90.5)
+    assert pulse.due == 90.25, "overdue, so it goes out now"
+    assert not pulse.stir(90.6)
+
+
+def test_those_who_rest_beat_together_and_never_later_than_an_eighth_beyond_their_time() -> None:
+    dues = set()
+    for late in range(75):
+        pulse = at_rest()
+        pulse.beaten(90.0 + late / 100)
+        assert 0.75 / 8 <= pulse.due - (90.0 + late / 100) <= 0.75 * 9 / 8
+        dues.add(pulse.due)
+    assert dues == {90.75, 91.5}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +54,7 @@ def test_work_brings_the_next_beat_forward_and_says_so_once() -> None:
 def test_a_beat_at_rest_comes_well_within_what_others_take_for_death(
     interval: float, silence: float, rest: float
 ) -> None:
-    assert at_rest(interval, silence).due - 100.0 == rest
+    assert at_rest(interval, silence).due - 90.0 == rest
 
 
 @pytest.mark.parametrize(

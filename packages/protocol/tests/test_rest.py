@@ -28,7 +28,7 @@ SOON = 4.0
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
-    monkeypatch.setattr(pulse, "RESTS_AFTER", 0.6)
+    monkeypatch.setattr(pulse, "RESTS_AFTER", 0.7)
     with Network(heartbeat_interval=INTERVAL, silence=2.0) as network:
         yield network
 
@@ -55,9 +55,9 @@ def test_a_part_that_rests_beats_seldom_and_quickly_again_from_its_first_work_on
     listener.wait_for(Heartbeat, "scheduler-0")
     assert frontend.send("scheduler-0", AbortReq(rid="r"))
     start = time.monotonic()
-    listener.wait_for(Heartbeat, "scheduler-0")
-    assert time.monotonic() - start < 0.8 * REST, "it does not sleep on until its beat at rest"
-    assert gap(listener, "scheduler-0", 2) < 0.8 * REST
+    for _ in range(6):
+        listener.wait_for(Heartbeat, "scheduler-0")
+    assert time.monotonic() - start < 4 * REST, "six quick beats take as long as two at rest"
     assert scheduler.counters["received"]
 
 

@@ -19,8 +19,8 @@ from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.protocol.errors import AddressError, ChannelError, KeysError
 from tercet.protocol.lifecycle import exit_with_parent
-from tercet.protocol.messages import DetokenizerInbox
-from tercet.protocol.node import NodeConfig, ThreadNode
+from tercet.protocol.messages import DetokenizerInbox, Heartbeat
+from tercet.protocol.node import NodeConfig, ThreadNode, unanswered
 from tercet.protocol.probe import probe as ask
 from tercet.protocol.security import Security
 from tercet.protocol.values import Role
@@ -40,7 +40,7 @@ def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     tokenizers = TokenizerStore()
     manager = DetokenizerManager(tokenizers, config.max_choices)
     board = StatusBoard(manager, time.monotonic)
-    node = ThreadNode(links, DetokenizerInbox, board.heartbeat)
+    node = ThreadNode(links, DetokenizerInbox, board.heartbeat, {Heartbeat: unanswered})
     outbox = Outbox(node, config.max_backlog, manager.counters)
     loop = DetokenizerLoop(node, manager, tokenizers, outbox, board, time.monotonic)
     for number in (signal.SIGTERM, signal.SIGINT):

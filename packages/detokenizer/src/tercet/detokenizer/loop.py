@@ -63,7 +63,7 @@ class DetokenizerLoop:
     def run(self, drain_grace: float) -> None:
         """Serve until `stop`; then finish the choices held, for so many seconds at most, or until `stop` once more."""
         while not self._stops:
-            self.turn(RETRY_SECONDS if self._outbox else None)
+            self.turn(self.patience())
         self._board.drain()
         began = self._clock()
         busy = True
@@ -76,6 +76,14 @@ class DetokenizerLoop:
         """Drain, and end `run` then; called again, end it at once. Safe from a signal handler and from any thread."""
         self._stops += 1
         self._node.wake()
+
+    def patience(self) -> float | None:
+        """How long there will be nothing to do unless something comes; None: for ever."""
+        if self._outbox:
+            return RETRY_SECONDS
+        if self._unanswered:
+            return max(RETRY_SECONDS, min(self._unanswered.values()) - self._clock())
+        return None
 
     def turn(self, wait: float | None) -> bool:
         """One round, after waiting so long for news; whether there were any tokens in it."""
@@ -107,7 +115,7 @@ class DetokenizerLoop:
             case PeerDown(peer):
                 self._forget(peer)
             case _:
-                pass  # heartbeats, and news of peers that nothing here depends on
+                pass  # news of peers that nothing here depends on
 
     def _detokenize(self, output: BatchTokenIDOutput, scheduler: str) -> None:
         for frontend, text in self._manager.handle(output, scheduler):

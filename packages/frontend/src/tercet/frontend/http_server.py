@@ -14,7 +14,10 @@ from tercet.frontend.config import HttpConfig
 from tercet.frontend.event_stream import WRITE, Write
 
 _HEAD_SECONDS = 30.0
-_TICK = 0.1
+_TICK = 1.0
+"""Seconds between looks at the clock, for the date in answers."""
+_DRAIN_TICK = 0.1
+"""The same while the end of what is under way is waited for."""
 
 
 def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
@@ -131,12 +134,10 @@ class HttpServer(uvicorn.Server):
         self._stopping.set()
 
     async def main_loop(self) -> None:
-        """uvicorn's, but it wakes up at once when told to stop."""
-        ticks = 0
-        while not await self.on_tick(ticks):
-            ticks += 1
+        """uvicorn's, but it looks less often, and wakes up at once when told to stop."""
+        while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _TICK)
+                await asyncio.wait_for(self._stopping.wait(), _DRAIN_TICK if self._drained else _TICK)
             self._stopping.clear()
             if self._drained is not None:
                 self._look_after(self._drained)

@@ -230,7 +230,7 @@ class Roster:
         )
 
     def tick(self, now: float) -> list[Action]:
-        """What is due by now. Call it several times a second."""
+        """What is due by now. Call it at `deadline`, and at least every second."""
         if now - self._ticked > self._patience.own_pause:
             for watch in self._watches.values():
                 watch.heard = None if watch.heard is None else now
@@ -239,6 +239,21 @@ class Roster:
         for name, watch in self._watches.items():
             actions += self._due(name, watch, now)
         return actions
+
+    @property
+    def deadline(self) -> float:
+        """When somebody is to be started, or will have been silent for too long, if nothing happens before."""
+        return min(map(self._deadline_of, self._watches.values()), default=float("inf"))
+
+    def _deadline_of(self, watch: _Watch) -> float:
+        if watch.restart_at is not None:
+            return watch.restart_at
+        if watch.heard is None or watch.killed_for:
+            return float("inf")
+        return watch.heard + self._silence_of(watch)
+
+    def _silence_of(self, watch: _Watch) -> float:
+        return self._patience.loading_silence if watch.ready is None else self._patience.silence
 
     def _due(self, name: str, watch: _Watch, now: float) -> list[Action]:
         patience = self._patience
@@ -249,8 +264,7 @@ class Roster:
             return [Start(name)]
         if watch.ready is not None and now - watch.ready > patience.forgiven_after:
             watch.deaths = 0
-        silence = patience.loading_silence if watch.ready is None else patience.silence
-        if watch.heard is not None and now - watch.heard > silence:
+        if watch.heard is not None and now - watch.heard > self._silence_of(watch):
             return self._kill(name, watch, f"no heartbeat for {now - watch.heard:.0f} s")
         if watch.ready is None and now - (watch.started if watch.ever_ready else self._began) > patience.startup:
             if watch.ever_ready:

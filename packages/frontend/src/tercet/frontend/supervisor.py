@@ -4,7 +4,8 @@ import contextlib
 import queue
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import assert_never
@@ -12,12 +13,12 @@ from typing import assert_never
 from tercet.frontend.display import Display, QueuedDisplay
 from tercet.frontend.launch import Action, GiveUp, Kill, Later, Part, Patience, Roster, Start
 from tercet.frontend.part_process import PartProcess
-from tercet.protocol.messages import Heartbeat, Progress, Ready, SupervisorInbox
-from tercet.protocol.node import Delivery, NodeConfig, PeerReady, PeerUp, ThreadNode
+from tercet.protocol.messages import Heartbeat, Message, Progress, Ready, SupervisorInbox
+from tercet.protocol.node import Answer, NodeConfig, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.values import Phase, Role, Task
 
-TICK = 0.25
-"""Seconds between looks at the clock."""
+TICK = 1.0
+"""Seconds between looks at what parts say of themselves; what happens to them is seen at once."""
 DRAIN = 10.0
 """Seconds that frontends get, at a stop, to finish what they serve."""
 GRACE = 5.0
@@ -62,13 +63,17 @@ class Supervisor:
         self._readies: dict[str, Ready] = {}
         self._processes: dict[str, PartProcess] = {}
         self._exits: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
+        self._beats: deque[tuple[str, float, Heartbeat]] = deque()
+        """Noted by the node's thread, which nobody need wake for."""
         self._stops = 0
         config = NodeConfig(Role.SUPERVISOR, "supervisor", f"ipc://{directory}", silence=2 * patience.loading_silence)
-        self._node = ThreadNode(config, SupervisorInbox, lambda _: Heartbeat(phase=Phase.IDLE))
+        answers: dict[type[Message], Answer] = {Heartbeat: self._note_beat}
+        self._node = ThreadNode(config, SupervisorInbox, lambda _: Heartbeat(phase=Phase.IDLE), answers)
 
     def stop(self) -> None:
         """Stop every part and let `run` return; called again, do not wait for them. Safe in a signal handler."""
         self._stops += 1
+        self._node.wake()
 
     def pids(self) -> dict[str, int]:
         """Process ids of the parts that run."""
@@ -91,9 +96,9 @@ class Supervisor:
 
     def _watch(self) -> GiveUp | None:
         while not self._stops:
-            actions = self._roster.tick(time.monotonic())
-            actions += self._take_deliveries(TICK)
+            actions = self._take_deliveries(min(TICK, self._roster.deadline - time.monotonic()))
             actions += self._take_exits()
+            actions += self._roster.tick(time.monotonic())
             for action in actions:
                 if isinstance(action, GiveUp):
                     return action
@@ -135,16 +140,21 @@ class Supervisor:
         self._exits.put((name, code, last_words))
         self._node.wake()
 
+    def _note_beat(self, name: str, message: Message) -> None:
+        if isinstance(message, Heartbeat):
+            self._beats.append((name, time.monotonic(), message))
+
     def _take_deliveries(self, wait: float) -> list[Action]:
         """Wait for messages at most so long, then learn from all there are."""
-        deliveries: Iterable[Delivery] = self._node.drain(wait)
+        deliveries = self._node.drain(max(0.0, wait))
         now = time.monotonic()
         actions: list[Action] = []
+        while self._beats:
+            name, then, heartbeat = self._beats.popleft()
+            actions += self._roster.heard(name, then, heartbeat)
         for delivery in deliveries:
             name, message = delivery.source, delivery.message
-            if isinstance(message, Heartbeat):
-                actions += self._roster.heard(name, now, message)
-            elif isinstance(message, PeerUp):
+            if isinstance(message, PeerUp):
                 actions += self._roster.heard(name, now)
             elif isinstance(message, PeerReady):
                 self._note_ready(name, message.ready, now)
@@ -190,8 +200,8 @@ class Supervisor:
             for process in group:
                 process.terminate()
             deadline = time.monotonic() + grace
-            while any(p.alive for p in group) and time.monotonic() < deadline and self._stops < 2:
-                self._node.drain(TICK)
+            while any(p.alive for p in group) and (left := deadline - time.monotonic()) > 0 and self._stops < 2:
+                self._node.drain(left)
                 self._take_exits()
             for process in group:
                 process.kill()

@@ -13,7 +13,7 @@ from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import NodeFailed
 from tercet.protocol.events import Delivery, PeerDown, PeerEvent, PeerInfo, PeerReady, PeerUp
 from tercet.protocol.messages import Heartbeat, Message
-from tercet.protocol.switchboard import Answer, Switchboard
+from tercet.protocol.switchboard import Answer, Switchboard, unanswered
 
 __all__ = [
     "Answer",
@@ -26,6 +26,7 @@ __all__ = [
     "PeerUp",
     "Sender",
     "ThreadNode",
+    "unanswered",
 ]
 
 logger = logging.getLogger(__name__)

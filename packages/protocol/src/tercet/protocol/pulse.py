@@ -14,6 +14,8 @@ _REST = 3
 _SHARE = 0.375
 """Of the time after which others call us dead, at most: two beats may get lost or come late."""
 
+_LONG_AGO = -1e9
+
 
 def is_busy(heartbeat: Heartbeat) -> bool:
     """Whether whoever says this has work, or is about to."""
@@ -27,7 +29,7 @@ class Pulse:
     def __init__(self, interval: float, silence: float) -> None:
         self._interval = interval
         self._rest = max(interval, min(_REST * interval, _SHARE * silence))
-        self._stirred = self._beaten = float("-inf")
+        self._stirred = self._beaten = _LONG_AGO
 
     def stir(self, now: float) -> bool:
         """Something goes on. Whether nothing had before: a beat may then be due sooner than was thought."""
@@ -41,5 +43,11 @@ class Pulse:
 
     @property
     def due(self) -> float:
-        """When the next one should."""
-        return self._beaten + (self._interval if self._beaten - self._stirred <= RESTS_AFTER else self._rest)
+        """When the next one should.
+
+        The parts of one machine, which share its clock, beat together at rest: they wake it once for all.
+        """
+        if self._beaten - self._stirred <= RESTS_AFTER or self._rest == self._interval:
+            return self._beaten + self._interval
+        periods = (self._beaten + self._rest / 8) // self._rest
+        return (periods + 1) * self._rest

@@ -33,6 +33,10 @@ Answer = Callable[[str, Message], tuple[Message, *tuple[Frame, ...]] | None]
 """Replies to a message from a peer: the reply and its raw frames, or None for silence."""
 
 
+def unanswered(source: str, message: Message) -> None:
+    """An `Answer` to messages that mean nothing to a part: it need not wake for them."""
+
+
 class Route(NamedTuple):
     """How to reach a peer that is up."""
 

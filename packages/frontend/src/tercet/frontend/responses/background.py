@@ -148,7 +148,7 @@ class Background:
         looks = 0
         while True:
             try:
-                for lease in await self._store.renew(list(self._working)):
+                for lease in await self._store.renew(list(self._working)) if self._working else ():
                     if task := self._working.get(lease):
                         task.cancel()
                 if looks % _LOOKS_FOR_EACH_TAKING == 0 and self._manager.ready:
