@@ -9,8 +9,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from tercet.protocol.messages import Message, Progress, Ready, SchedulerInbox, TokenizerFiles, TokenizerFilesReq
-from tercet.protocol.node import NodeConfig, ThreadNode
+from tercet.protocol.messages import (
+    Heartbeat,
+    Message,
+    Progress,
+    Ready,
+    SchedulerInbox,
+    TokenizerFiles,
+    TokenizerFilesReq,
+)
+from tercet.protocol.node import Answer, NodeConfig, ThreadNode, unanswered
 from tercet.protocol.security import Security
 from tercet.protocol.values import ModelLimits, Role, Task
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
@@ -119,9 +127,8 @@ class SchedulerProcess:
             security=Security.load(process.keys, Role.SCHEDULER) if process.keys else None,
             insecure_loopback=process.insecure_loopback,
         )
-        self._node = ThreadNode(
-            config, SchedulerInbox, self._board.heartbeat, answers={TokenizerFilesReq: self._answer_files}
-        )
+        answers: dict[type[Message], Answer] = {TokenizerFilesReq: self._answer_files, Heartbeat: unanswered}
+        self._node = ThreadNode(config, SchedulerInbox, self._board.heartbeat, answers)
         self._stopped = False
         self._leaving: threading.Thread | None = None
         self._loop: AnyLoop | None = None
