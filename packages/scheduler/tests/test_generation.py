@@ -66,7 +66,16 @@ def expected(checkpoints: Callable[[str], Path], reference: Reference) -> Expect
 class Server(Driver):
     """The core over the real executor, its invariants checked at every step."""
 
-    def __init__(self, directory: Path, *, backend: str, pages: int = 200, overlap: int = 0, **config: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        backend: str,
+        pages: int = 200,
+        overlap: int = 0,
+        kv_cache_dtype: str = "auto",
+        **config: Any,
+    ) -> None:
         shape = ModelConfig.load(directory)
         page = 2 * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * shape.layers  # float32 keys and values
         options = WorkerOptions(
@@ -75,6 +84,7 @@ class Server(Driver):
             page_size=PAGE_SIZE,
             slots=4,
             kv_cache_bytes=pages * page,
+            kv_cache_dtype=kv_cache_dtype,
             attention_backend=backend,
             overlap=overlap > 0,
         )
@@ -145,6 +155,16 @@ def test_with_radix_hits(family: str, serve: Serve, expected: Expected) -> None:
     assert server.output["branch", 0] == expected(family, "branch")
     assert server.output["further", 0] == expected(family, "long")[61:]
     assert server.core.counters.cached_tokens == 144 + 88 + 208  # whole pages of all but the last token in common
+
+
+def test_a_cache_of_8_bits_gives_again_what_it_gave(serve: Serve, expected: Expected) -> None:
+    """A prompt's end is computed over cached pages as it was over its own keys and values: both are rounded."""
+    server = serve("qwen3_moe", kv_cache_dtype="fp8_e4m3")
+    for name in ("first", "again"):
+        server.ask(name, "long", max_new_tokens=60)
+        server.run()
+    assert server.core.counters.cached_tokens == 144
+    assert server.output["first", 0] == server.output["again", 0] != expected("qwen3_moe", "long")[:60]
 
 
 @families

@@ -105,6 +105,28 @@ def test_equals_the_reference(name: str, case: Case) -> None:
     torch.testing.assert_close(outputs[0], outputs[1], rtol=2 * step, atol=max(4e-6, step))
 
 
+@pytest.mark.parametrize("name", [*BACKENDS, "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_cache_of_8_bits_means_its_numbers(name: str, dtype: torch.dtype) -> None:
+    """Every one of the 254 finite codes is in the cache, and what is computed is what wide caches of them give."""
+    torch.manual_seed(0)
+    batch = make_batch((*MIXED, (1, 300), (40, 90)), 1024)
+    codes = torch.randint(0, 254, (2, 1024, PAGE, 2, 8), dtype=torch.uint8)
+    codes = codes + (codes >= 0x7F)  # not the NaN of 0x7F; that of 0xFF is beyond the largest
+    k, v = codes.view(torch.float8_e4m3fn)
+    q = torch.randn(sum(batch.host_query_lens), 4, 8).to(dtype)
+    backend = ReferenceAttention() if name == "reference" else attention_backend(name, CPU)()
+    outputs = []
+    for keys, values in ((k, v), (k.to(dtype), v.to(dtype))):
+        backend.plan(batch)
+        outputs.append(backend.attend(q, keys, values, scale=0.01, window=70))
+    if name in ("torch_native", "reference"):
+        assert torch.equal(outputs[0], outputs[1])
+    else:  # other tiles, or native kernels for the wide ones alone: another order of sums of numbers up to 448
+        step = torch.finfo(dtype).eps
+        torch.testing.assert_close(outputs[0], outputs[1], rtol=2 * step, atol=max(3e-4, 100 * step))
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_long_extend_is_cut_into_blocks_without_a_seam(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tercet.kernels.attention.torch_native._SCORES", 4 * 300 * 7)

@@ -11,6 +11,8 @@ from tercet.kernels.attention import triton as backend
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.check import make_batch
 from tercet.kernels.device import default_device
+from tercet.kernels.ops.store_kv import E4M3
+from tercet.kernels.triton import fp8
 
 DEVICE = default_device()
 Rows = list[tuple[int, int]]
@@ -78,6 +80,20 @@ def test_pages_and_heads(page_size: int, head_dim: int) -> None:
 
 def test_half_precision() -> None:
     check([(1, 70), (20, 50)], head_dim=128, dtype=torch.float16, softcap=20.0)
+
+
+@pytest.mark.parametrize("widens", [False, True])
+def test_8_bits_with_and_without_the_instruction(widens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8, "_widens", lambda _: widens)
+    batch = make_batch([(1, 70), (1, 3), (33, 100)], 16, DEVICE)
+    k, v = (torch.randn(2, int(batch.page_table.max()) + 1, 16, 2, 64, device=DEVICE) * 3).to(E4M3).unbind()
+    q = torch.randn(35, 4, 64, device=DEVICE)
+    outputs = []
+    for keys, values in ((k, v), (k.float(), v.float())):
+        attention = backend.TritonAttention()
+        attention.plan(batch)
+        outputs.append(attention.attend(q, keys, values, scale=0.1))
+    assert torch.equal(outputs[0], outputs[1])
 
 
 def test_what_is_not_contiguous_is_refused() -> None:

@@ -5,7 +5,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
-from tercet.kernels.ops.store_kv import store_kv
+from tercet.kernels.ops.store_kv import E4M3, store_kv
 from tercet.kernels.triton.rope import rope_store
 
 
@@ -34,3 +34,22 @@ def test_a_table_of_part_of_a_head_is_refused(device: torch.device) -> None:
     cache, zero = torch.zeros(1, 1, 1, 16, device=device), torch.zeros(1, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match="a table of 8"):
         rope_store(q, q, q, zero, rope_cache(4, 8, 10.0).to(device), cache, cache, zero)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_stores_8_bits_as_the_reference_does(dtype: torch.dtype, device: torch.device) -> None:
+    projection = (torch.randn(5, 4 + 2 * 2, 16, device=device) * 30).to(dtype)
+    projection[3, 5, 2] = torch.nan
+    q, k, v = torch.split(projection, [4, 2, 2], 1)
+    table = rope_cache(64, 16, 100.0).to(device)
+    positions, slots = torch.tensor([3, 0, 63, 7, 8], device=device), torch.tensor([11, 2, 7, 0, 5], device=device)
+    caches = torch.zeros(4, 3, 4, 2, 16, device=device, dtype=E4M3)
+    rope_store(q, k, v, positions, table, caches[0], caches[1], slots, scales=(0.3, 0.03))
+    _, k = apply_rope(q, k, positions, table)
+    store_kv(k, v, caches[2], caches[3], slots, (0.3, 0.03))
+    bits = caches.view(torch.uint8)
+    assert torch.equal(bits[1], bits[3])  # values are copied
+    actual, expected = caches[0].float().nan_to_num(nan=1e4), caches[2].float().nan_to_num(nan=1e4)
+    assert (actual == expected).float().mean() > 0.97  # keys are rotated with another rounding
+    torch.testing.assert_close(actual, expected, rtol=0.13, atol=0.002)
+    assert (caches[1].float().abs() == 448).any()

@@ -1,3 +1,6 @@
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -5,6 +8,7 @@ from tercet.scheduler.core.plan import PageCopy
 from tercet.scheduler.executor.forward_batch import ForwardMode
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 
+CPU = torch.device("cpu")
 SHAPE = KVShape(page_size=4, kv_heads=2, head_dim=3, dtype=torch.float16)
 
 
@@ -61,3 +65,35 @@ def test_modes() -> None:
     assert ForwardMode.of([1, 1]) is ForwardMode.DECODE
     assert ForwardMode.of([3, 2]) is ForwardMode.EXTEND
     assert ForwardMode.of([1, 2]) is ForwardMode.MIXED
+
+
+def test_8_bits_take_half_of_16_and_are_copied() -> None:
+    groups, small = [KVGroup(name="full", layers=[0], pages=4)], replace(SHAPE, dtype=torch.float8_e4m3fn)
+    pool, wide = (KVPool(groups, shape, torch.device("cpu")) for shape in (small, SHAPE))
+    assert pool.bytes * 2 == wide.bytes
+    k = torch.arange(12.0).view(2, 2, 3)
+    pool.store(0, k, -k, torch.tensor([5, 6]))
+    pool.copy_pages([PageCopy(0, 1, 3), PageCopy(0, 3, 0)])
+    for cache, sign in zip(pool.layer(0), (1, -1), strict=True):
+        assert torch.equal(cache[0, 1:3].float(), sign * k)
+
+
+def test_scales_are_of_8_bits_alone() -> None:
+    with pytest.raises(ValueError, match=r"keys and values in torch\.float16 have no scales"):
+        KVPool([], SHAPE, torch.device("cpu"), scales={0: (1.0, 2.0)})
+
+
+def test_attention_sees_the_multiples_of_the_scales(steps: Any) -> None:
+    """Over a pool of 8 bits it is that over wide caches of what was stored, also with a soft cap and a window."""
+    served, scales = steps(), (0.5, 0.03)
+    layer = KVGroup(name="full", layers=[0], pages=len(served.pool.layer(0)[0]))
+    pool = KVPool([layer], replace(served.pool.shape, dtype=torch.float8_e4m3fn), CPU, scales={0: scales})
+    served.pool = pool
+    batch = served.step([(0, 6, 6), (1, 3, 3)])
+    q, k, v = torch.randn(3, 9, 2, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    for options in ({}, {"softcap": 2.0, "window": 2}):
+        out = batch.attend(0, q, k[:, :1] * 9, v[:, :1], scale=0.7, **options)
+        meant = [cache.float() * scale for cache, scale in zip(pool.layer(0), scales, strict=True)]
+        expected = served.backend.attend(q, *meant, scale=0.7, **options)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+        assert (meant[0].flatten(0, 1)[batch.attention[0].slot_mapping] - k[:, :1] * 9).abs().max() < 1

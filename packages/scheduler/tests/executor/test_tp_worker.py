@@ -2,14 +2,17 @@
 
 import json
 import logging
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
@@ -82,6 +85,7 @@ def test_the_cache_is_never_larger_than_all_slots_can_fill(
         ({"context_length": 129}, "beyond the model's 128"),
         ({"attention_backend": "none"}, "no attention backend 'none'"),
         ({"attention_backend": "torch_native", "quantization": "int8"}, "int8 needs native kernels"),
+        ({"kv_cache_dtype": "fp8_e4m3", "quantization": "int8"}, "int8 needs native kernels"),
     ],
 )
 def test_what_cannot_be_built_is_refused(options: WorkerOptions, changes: dict[str, object], message: str) -> None:
@@ -90,7 +94,15 @@ def test_what_cannot_be_built_is_refused(options: WorkerOptions, changes: dict[s
 
 
 @pytest.mark.parametrize(
-    "changes", [{"slots": 0}, {"threads": 0}, {"page_size": 0}, {"kv_cache_share": 0.0}, {"context_length": 0}]
+    "changes",
+    [
+        {"slots": 0},
+        {"threads": 0},
+        {"page_size": 0},
+        {"kv_cache_share": 0.0},
+        {"context_length": 0},
+        {"kv_cache_dtype": "fp8"},
+    ],
 )
 def test_options_refuse_nonsense(options: WorkerOptions, changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -159,3 +171,50 @@ def test_a_model_with_experts_runs_on_torch_and_says_so_once(
     assert said == ["native kernels run no mixture of experts: the layers of MixtralForCausalLM run on torch"]
     with pytest.raises(ValueError, match="int8 needs native kernels: native kernels run no mixture of experts"):
         TpModelWorker(replace(options, quantization="int8"))
+
+
+def test_a_cache_of_8_bits_has_room_for_twice_the_tokens_of_16(
+    options: WorkerOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    pages = {}
+    for dtype in ("auto", "bfloat16", "fp8_e4m3"):
+        worker = TpModelWorker(replace(options, kv_cache_dtype=dtype, kv_cache_bytes=5 * PAGE_BYTES))
+        pages[dtype] = worker.capacity.groups[0].pages
+        assert len({worker.submit(plan).result().token_ids[0] for plan in (prefill(), *decodes(6))}) > 2
+    assert pages == {"auto": 5, "bfloat16": 10, "fp8_e4m3": 20}
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    native = "native kernels do not read keys and values in float8_e4m3fn: the layers of LlamaForCausalLM run on torch"
+    assert said == ([] if missing_library() else [native])
+
+
+def test_caches_are_near_the_one_of_the_models_dtype(options: WorkerOptions) -> None:
+    """The log-probabilities of a token after five in the cache; what bfloat16 rounds is less than what 8 bits do."""
+    chosen = {}
+    for dtype in ("auto", "bfloat16", "fp8_e4m3"):
+        worker = TpModelWorker(replace(options, kv_cache_dtype=dtype))
+        result = worker.submit(prefill(top_logprobs=5)).result()
+        chosen[dtype] = unpack_floats(result.logprobs[0].top_logprobs)
+    errors = [max(abs(a - b) for a, b in zip(chosen["auto"], chosen[name], strict=True)) for name in list(chosen)[1:]]
+    assert 0 < errors[0] < errors[1] < 0.01
+
+
+def test_a_checkpoints_scales_are_those_of_the_cache(
+    options: WorkerOptions, checkpoints: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = shutil.copytree(checkpoints("qwen3"), tmp_path / "model")
+    asked = replace(options, model=directory, load_format="safetensors", kv_cache_dtype="fp8_e4m3")
+    plain = TpModelWorker(asked).submit(prefill(top_logprobs=5)).result()
+    assert "no scales for keys and values in 8 bits: they are 1" in caplog.text
+    tensors = load_file(directory / "model.safetensors")
+    scales = {
+        f"model.layers.{layer}.self_attn.{name}": torch.tensor(0.37)
+        for layer in range(3)
+        for name in ("k_scale", "v_scale")
+    }
+    save_file(tensors | scales, directory / "model.safetensors")
+    caplog.clear()
+    scaled = TpModelWorker(asked).submit(prefill(top_logprobs=5)).result()
+    assert "no scales" not in caplog.text
+    a, b = (unpack_floats(result.logprobs[0].chosen)[0] for result in (plain, scaled))
+    assert a != b
+    assert a == pytest.approx(b, abs=0.3)  # rounded elsewhere, but the same keys and values

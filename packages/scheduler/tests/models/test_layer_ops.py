@@ -33,16 +33,19 @@ PARAMS = [
 pytestmark = pytest.mark.skipif(bool(missing_triton(DEVICE)), reason=missing_triton(DEVICE))
 
 
-def generate(directory: Path, *, fused: bool, steps: int = 2) -> tuple[list[list[int]], list[float]]:
+def generate(
+    directory: Path, *, fused: bool, steps: int = 2, cached: torch.dtype | None = None
+) -> tuple[list[list[int]], list[float]]:
     """(tokens of every step, the log-probability of each) of two choices, prefilled together and then decoded."""
     config = ModelConfig.load(directory)
     model = build_model(config, DEVICE)
     load_weights(model, directory)
     use_ops(model, TritonLayerOps() if fused else TORCH)
-    shape = KVShape(page_size=4, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
+    shape = KVShape(page_size=4, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=cached or config.dtype)
+    scales = {0: (0.7, 1.3)} if cached else None
     runner = ModelRunner(
         model,
-        KVPool([KVGroup(name="full", layers=range(config.layers), pages=8)], shape, DEVICE),
+        KVPool([KVGroup(name="full", layers=range(config.layers), pages=8)], shape, DEVICE, scales=scales),
         TritonAttention if fused else TorchNativeAttention,
         slots=2,
         context_length=16,
@@ -76,6 +79,16 @@ def test_a_fused_model_says_the_same(name: str, checkpoints: Callable[[str], Pat
     plain, expected = generate(checkpoints(name), fused=False)
     assert fused == plain
     assert scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_fused_model_with_a_cache_of_8_bits_says_the_same(checkpoints: Callable[[str], Path]) -> None:
+    with np.errstate(all="ignore"):
+        fused, scores = generate(checkpoints("llama_tied"), fused=True, cached=torch.float8_e4m3fn)
+    plain, expected = generate(checkpoints("llama_tied"), fused=False, cached=torch.float8_e4m3fn)
+    assert fused == plain
+    assert scores == pytest.approx(expected, abs=1e-4)
+    _, exact = generate(checkpoints("llama_tied"), fused=False)
+    assert scores != pytest.approx(exact, abs=1e-2)
 
 
 def test_a_cpu_is_served_by_torch() -> None:

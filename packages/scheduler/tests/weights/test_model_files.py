@@ -111,6 +111,10 @@ def test_identity(copy: Path, checkpoints: Checkpoints) -> None:
     assert model_identity(copy, "auto").weights == original.weights
     assert model_identity(copy, "bfloat16").weights != original.weights
     assert model_identity(copy, "float32", "int8").weights != original.weights
+    assert model_identity(copy, "float32", "none", "fp8_e4m3").weights != original.weights
+    bfloat16 = model_identity(copy, "bfloat16").weights
+    assert model_identity(copy, "bfloat16", "none", "bfloat16").weights == bfloat16
+    assert model_identity(copy, "bfloat16", "none", "fp8_e4m3").weights != bfloat16
     assert model_identity(checkpoints("llama/sharded"), "float32").weights != original.weights
 
 

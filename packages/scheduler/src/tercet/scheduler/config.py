@@ -59,7 +59,7 @@ class ModelOptions:
     executor: Literal["torch", "fake"] = "torch"
     """What runs the plans; fake computes nothing and serves load tests."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of weights and cache; auto takes the model's own."""
+    """Number format of weights; auto takes the model's own."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """Where weights come from; dummy makes random ones."""
     device: str = "auto"
@@ -72,6 +72,8 @@ class ModelOptions:
     """What makes outputs follow grammars; none refuses requests with one."""
     threads: int | None = None
     """Cores that native CPU kernels use; otherwise all that this process may run on."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"
+    """Number format of keys and values; auto takes that of the weights, fp8_e4m3 half the memory of 16 bits."""
     kv_cache_bytes: int | None = None
     """Memory for keys and values; otherwise a stated share of what is free."""
     page_size: int = 16

@@ -33,6 +33,8 @@ def build_torch(options: ModelOptions, task: Task, path: Path, report: Callable[
         raise ConfigError(f"--device {options.device}: this machine has no such device")
     if options.quantization != "none":
         raise ConfigError(f"--quantization {options.quantization} is for models that generate")
+    if options.kv_cache_dtype != "auto":
+        raise ConfigError(f"--kv-cache-dtype {options.kv_cache_dtype} is for models that generate")
     worker = EncoderWorker(
         EncoderOptions(
             model=path,

@@ -142,13 +142,15 @@ def file_hashes(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
-def model_identity(directory: Path, dtype: str, quantization: str = "none") -> ModelIdentity:
+def model_identity(
+    directory: Path, dtype: str, quantization: str = "none", kv_cache_dtype: str = "auto"
+) -> ModelIdentity:
     """What must be equal for a request to go on elsewhere, and the hashes that frontends cache files by.
 
     The fingerprint covers config.json, the hub's revision where there is one, the header and size of every
-    safetensors file, the first bytes of each tensor, the dtype they are served in ("auto": as saved), and how they are
-    quantized. It reads a few hundred KiB of a checkpoint of any size. A directory without weights, good for dummy ones,
-    has an identity too.
+    safetensors file, the first bytes of each tensor, the dtype they are served in ("auto": as saved), how they are
+    quantized, and the dtype of keys and values ("auto": that of the weights). It reads a few hundred KiB of a
+    checkpoint of any size. A directory without weights, good for dummy ones, has an identity too.
     """
     if dtype == "auto":
         dtype = saved_dtype(read_json(directory / "config.json"))
@@ -162,7 +164,8 @@ def model_identity(directory: Path, dtype: str, quantization: str = "none") -> M
         if (directory / name).is_file():
             add((directory / name).read_bytes())
     add(_revision(directory).encode())
-    add(dtype.encode() if quantization == "none" else f"{dtype} as {quantization}".encode())
+    served = dtype if quantization == "none" else f"{dtype} as {quantization}"
+    add((served if kv_cache_dtype in ("auto", dtype) else f"{served}, cached in {kv_cache_dtype}").encode())
     for path in weight_files(directory) if any(directory.glob("*.safetensors")) else []:
         add(f"{path.name} {path.stat().st_size}".encode())
         tensors = read_header(path)

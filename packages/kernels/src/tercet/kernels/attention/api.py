@@ -69,7 +69,8 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Attention of q [tokens, heads, head_dim] over caches [pages, page_size, kv_heads, head_dim].
 
-        The new tokens' keys and values are in the caches already. `window` > 0 shows a token only itself and the
+        The new tokens' keys and values are in the caches already, which may be of another dtype than q, float8_e4m3fn
+        among them: numbers in them mean what they are. `window` > 0 shows a token only itself and the
         `window - 1` tokens before it; `softcap` > 0 turns a score s into softcap * tanh(s / softcap); `sinks` [heads]
         adds a score without a value to each head's softmax. Returns [tokens, heads, head_dim] in q's dtype.
         """

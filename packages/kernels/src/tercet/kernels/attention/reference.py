@@ -57,4 +57,4 @@ class ReferenceAttention:
 def _gather(cache: torch.Tensor, batch: AttentionBatch, row: int, positions: range) -> torch.Tensor:
     """The cached vectors of a row at some positions, one lookup each: float64 [positions, kv_heads, head_dim]."""
     size = batch.page_size
-    return torch.stack([cache[int(batch.page_table[row, p // size]), p % size] for p in positions]).double()
+    return torch.stack([cache[int(batch.page_table[row, p // size]), p % size].double() for p in positions])

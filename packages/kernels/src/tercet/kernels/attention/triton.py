@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.triton.fp8 import readable
 from tercet.kernels.triton.launch import multiprocessors, power_of_two
 from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, merge_kernel
 
@@ -24,12 +25,15 @@ class _Blocks:
     stages: int
 
     @classmethod
-    def of_extend(cls, queries: int, group: int, dim: int, itemsize: int) -> "_Blocks":
-        """For tiles of `queries` tokens at most, each with `group` heads of `dim` (a power of two)."""
-        room = 32 if itemsize > 2 or dim > 256 else 128 if dim <= 128 else 64
+    def of_extend(cls, queries: int, group: int, dim: int, itemsize: int, *, bits: bool = False) -> "_Blocks":
+        """For tiles of `queries` tokens at most, each with `group` heads of `dim` (a power of two).
+
+        A cache of `bits` takes much code to widen, which grows with the tile.
+        """
+        room = 32 if itemsize > 2 or dim > 256 else 64 if dim > 128 or bits else 128
         tile = max(16, power_of_two(group), min(room, power_of_two(queries * group)))
         keys = 64 if dim * itemsize <= 256 else 32
-        return cls(queries=tile, keys=keys, warps=8 if tile * dim >= 128 * 128 else 4, stages=2)
+        return cls(queries=tile, keys=keys, warps=8 if bits or tile * dim >= 128 * 128 else 4, stages=2)
 
     @classmethod
     def of_decode(cls, group: int, dim: int, itemsize: int) -> "_Blocks":
@@ -69,6 +73,7 @@ class TritonAttention:
             raise RuntimeError("attend was called before plan")
         if q.stride()[1:] != (q.shape[2], 1) or not k_cache.is_contiguous() or not v_cache.is_contiguous():
             raise ValueError("triton attention needs contiguous heads and caches")
+        k_cache, v_cache = readable(k_cache), readable(v_cache)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         options = {
             "scale": scale,
@@ -145,7 +150,8 @@ class TritonAttention:
         options: dict[str, int | float],
     ) -> None:
         group = int(options["GROUP"])
-        blocks = _Blocks.of_extend(batch.max_query, group, int(options["BLOCK_D"]), q.element_size())
+        bits = k_cache.dtype == torch.uint8
+        blocks = _Blocks.of_extend(batch.max_query, group, int(options["BLOCK_D"]), q.element_size(), bits=bits)
         queries = blocks.queries // group
         if queries not in self._tiles:
             self._tiles[queries] = _tiles(batch, queries).to(q.device, non_blocking=True)

@@ -2,13 +2,32 @@
 
 import torch
 
+E4M3 = torch.float8_e4m3fn
+LARGEST = 448.0
+"""The largest number in e4m3."""
+
 
 def store_kv(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Write k and v [tokens, kv_heads, head_dim] into caches [pages, page_size, kv_heads, head_dim], in place.
 
-    `slot_mapping` int64 [tokens] is page * page_size + offset, without repeats.
+    `slot_mapping` int64 [tokens] is page * page_size + offset, without repeats. Into caches of e4m3 go keys and values
+    in steps of their `scales`, and what is beyond the largest number becomes that; other caches have no scales.
     """
-    k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k.to(k_cache.dtype))
-    v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v.to(v_cache.dtype))
+    for new, cache, scale in zip((k, v), (k_cache, v_cache), scales, strict=True):
+        if cache.dtype == E4M3:
+            bits = to_e4m3(new, scale).view(torch.uint8)
+            cache.view(torch.uint8).flatten(0, 1).index_copy_(0, slot_mapping, bits)
+        else:
+            cache.flatten(0, 1).index_copy_(0, slot_mapping, new.to(cache.dtype))
+
+
+def to_e4m3(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """The multiples of `scale`, rounded to nearest; NaN stays NaN."""
+    return (x.float() * (1 / scale)).clamp(-LARGEST, LARGEST).to(E4M3)

@@ -11,6 +11,7 @@ from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.quantised import Format, QuantisedWeight
 from tercet.kernels.ops.sampling import Filters
+from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.embedding import embedding
@@ -39,11 +40,12 @@ def _attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: bool = False,
+    cached: torch.dtype | None = None,
 ) -> None:
     cpu = torch.device("cpu")
     batch = make_batch(rows, page_size, cpu)
     pages = int(batch.page_table.max()) + 1
-    cache = torch.empty(pages, page_size, KV_HEADS, head_dim, dtype=dtype)
+    cache = torch.empty(pages, page_size, KV_HEADS, head_dim, dtype=cached or dtype)
     q = torch.empty(sum(batch.host_query_lens), HEADS, head_dim, dtype=dtype)
     backend = TritonAttention()
     backend.plan(batch)
@@ -51,9 +53,9 @@ def _attention(
     backend.attend(q, cache, cache, scale=0.1, window=window, softcap=softcap, sinks=given)
 
 
-def _rope(norms: bool) -> None:
+def _rope(norms: bool, cached: torch.dtype = BF16) -> None:
     q, k, v = torch.empty(4, HEADS + 2 * KV_HEADS, 128, dtype=BF16).split([HEADS, KV_HEADS, KV_HEADS], 1)
-    cache, table = torch.empty(2, 16, KV_HEADS, 128, dtype=BF16), torch.empty(64, 128)
+    cache, table = torch.empty(2, 16, KV_HEADS, 128, dtype=cached), torch.empty(64, 128)
     index = torch.arange(4)
     weights = (torch.empty(128, dtype=BF16), torch.empty(128, dtype=BF16)) if norms else None
     rope_store(q, k, v, index, table, cache, cache, index, norms=weights, eps=1e-6)
@@ -101,16 +103,21 @@ CASES: dict[str, Callable[[], object]] = {
     "decode head 256": partial(_attention, DECODE, head_dim=256, softcap=50.0),
     "decode window, sinks": partial(_attention, DECODE, head_dim=64, page_size=64, window=128, sinks=True),
     "decode float32": partial(_attention, DECODE, dtype=torch.float32),
+    "decode fp8": partial(_attention, DECODE, cached=E4M3),
+    "decode fp8, head 256": partial(_attention, DECODE, head_dim=256, cached=E4M3),
     "extend": partial(_attention, EXTEND),
     "extend head 64": partial(_attention, EXTEND, head_dim=64, page_size=1),
     "extend head 256": partial(_attention, EXTEND, head_dim=256, softcap=50.0),
     "extend window, sinks": partial(_attention, EXTEND, head_dim=64, page_size=64, window=128, sinks=True),
     "extend float32": partial(_attention, EXTEND, dtype=torch.float32),
+    "extend fp8": partial(_attention, EXTEND, cached=E4M3),
+    "extend fp8, float32": partial(_attention, EXTEND, dtype=torch.float32, cached=E4M3),
     "rmsnorm": lambda: rmsnorm(_hidden(), _hidden()[0], 1e-5),
     "rmsnorm of heads": lambda: rmsnorm(_hidden(64, 128).view(2, 32, 128), _hidden(1, 128)[0], 1e-5),
     "add_rmsnorm": lambda: add_rmsnorm(_hidden(), _hidden(), _hidden()[0], 1e-5),
     "rope_store": partial(_rope, norms=False),
     "rope_store, norms": partial(_rope, norms=True),
+    "rope_store, fp8": partial(_rope, norms=False, cached=E4M3),
     "silu_and_mul": lambda: silu_and_mul(_hidden(4, 28672)),
     "gelu_and_mul": lambda: gelu_and_mul(_hidden(4, 28672)),
     "gelu_and_mul tanh": lambda: gelu_and_mul(_hidden(4, 28672), "tanh"),

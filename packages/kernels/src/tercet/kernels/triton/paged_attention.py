@@ -12,6 +12,8 @@ Lengths, pages and windows decide what is loaded at all, so what lies past the e
 import triton
 import triton.language as tl
 
+from tercet.kernels.triton.fp8 import widened
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(float("-inf"))
 
@@ -45,7 +47,8 @@ def _stream(
         there = key < last
         page = tl.load(pages_ptr + key // PAGE_SIZE, mask=there, other=0)
         at = (page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE) * (kv_heads * HEAD_DIM)
-        k = tl.load(k_ptr + at[None, :] + dim[:, None], mask=there[None, :] & in_head[:, None], other=0.0).to(q.dtype)
+        k = tl.load(k_ptr + at[None, :] + dim[:, None], mask=there[None, :] & in_head[:, None], other=0.0)
+        k = widened(k, q.dtype)
         scores = tl.dot(q, k, input_precision="tf32x3") * scale
         if SOFTCAP > 0:
             scores = SOFTCAP - 2 * SOFTCAP / (tl.exp(2 / SOFTCAP * scores) + 1)  # SOFTCAP * tanh(scores / SOFTCAP)
@@ -60,7 +63,8 @@ def _stream(
         base = tl.where(higher == NOTHING, 0.0, higher)  # a query may have seen nothing yet
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
-        v = tl.load(v_ptr + at[:, None] + dim[None, :], mask=there[:, None] & in_head[None, :], other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + at[:, None] + dim[None, :], mask=there[:, None] & in_head[None, :], other=0.0)
+        v = widened(v, q.dtype)
         acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="tf32x3")
         total = total * shrink + tl.sum(weights, 1)
         top = higher
@@ -96,7 +100,7 @@ def _sinks(sinks_ptr, head, there):
 @triton.jit
 def decode_kernel(
     q_ptr,  # [rows, heads, HEAD_DIM], rows `stride_row` apart
-    k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr
+    k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr; of e4m3 perhaps its bits (`readable`)
     v_ptr,
     out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, SPLITS, HEAD_DIM] where there are several splits
     lse_ptr,  # float32 [rows, heads, SPLITS]

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tercet.kernels.triton.fp8 import as_bits, e4m3_bits
 from tercet.kernels.triton.launch import power_of_two
 
 
@@ -30,6 +31,14 @@ def _rotated(at, heads, weight_ptr, cos, sin, eps, HALF: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
+def _cached(x, inverse, dtype: tl.constexpr):
+    """A key or value as a cache keeps it; `inverse` is of its scale, in a cache of bits."""
+    if dtype == tl.uint8:
+        return e4m3_bits(x.to(tl.float32) * inverse)
+    return x.to(dtype)
+
+
+@triton.jit
 def rope_store_kernel(
     q_ptr,
     k_ptr,
@@ -47,6 +56,8 @@ def rope_store_kernel(
     stride_v,
     stride_slot,
     eps,
+    k_inverse,
+    v_inverse,
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
@@ -75,12 +86,12 @@ def rope_store_kernel(
     low, high = _rotated(k_at, one < 1, k_weight_ptr, cos, sin, eps, HALF, BLOCK)
     cache_at = k_cache_ptr + place + one[:, None] + column[None, :]
     cached = k_cache_ptr.dtype.element_ty
-    tl.store(cache_at, low.to(cached), mask=in_half[None, :])
-    tl.store(cache_at + HALF, high.to(cached), mask=in_half[None, :])
+    tl.store(cache_at, _cached(low, k_inverse, cached), mask=in_half[None, :])
+    tl.store(cache_at + HALF, _cached(high, k_inverse, cached), mask=in_half[None, :])
     v_at = v_ptr + token * stride_v + kv_head * 2 * HALF + column
     for half in tl.static_range(2):
         v = tl.load(v_at + half * HALF, mask=in_half, other=0.0)
-        tl.store(v_cache_ptr + place + half * HALF + column, v.to(cached), mask=in_half)
+        tl.store(v_cache_ptr + place + half * HALF + column, _cached(v, v_inverse, cached), mask=in_half)
 
 
 def rope_store(
@@ -95,11 +106,13 @@ def rope_store(
     *,
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
     """Rotate q and k to `positions`, write k and v into the caches, and return the rotated q [tokens, heads, head_dim].
 
     q, k and v [tokens, heads, head_dim] may be parts of one projection. `norms` are the weights of RMS norms over the
-    heads of q and of k, before they are rotated. `table` is that of `rope_cache`, over the whole of a head.
+    heads of q and of k, before they are rotated. `table` is that of `rope_cache`, over the whole of a head, and
+    `scales` those of `store_kv`.
     """
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]
@@ -113,8 +126,8 @@ def rope_store(
         k,
         v,
         out,
-        k_cache,
-        v_cache,
+        as_bits(k_cache),
+        as_bits(v_cache),
         positions,
         slot_mapping,
         table,
@@ -125,6 +138,8 @@ def rope_store(
         v.stride(0),
         k_cache.stride(1),
         eps,
+        1 / scales[0],
+        1 / scales[1],
         GROUP=group,
         HALF=head_dim // 2,
         BLOCK_GROUP=power_of_two(group),

@@ -8,6 +8,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.models.layer_ops import LayerCache
 
 
 class ForwardMode(Enum):
@@ -55,9 +56,10 @@ class ForwardBatch:
         self.pool.store(layer_id, k, v, self.attention[group].slot_mapping)
         return self.attend_cached(layer_id, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
-    def cache_of(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(keys, values, where those of the new tokens belong), for kernels that store them themselves."""
-        return *self.pool.layer(layer_id), self.attention[self.pool.group_of[layer_id]].slot_mapping
+    def cache_of(self, layer_id: int) -> LayerCache:
+        """A layer's cache, for kernels that store new keys and values themselves."""
+        slots = self.attention[self.pool.group_of[layer_id]].slot_mapping
+        return LayerCache(*self.pool.layer(layer_id), slots, self.pool.scales_of(layer_id))
 
     def attend_cached(
         self,
@@ -71,5 +73,7 @@ class ForwardBatch:
     ) -> torch.Tensor:
         """`attend`, where the new tokens' keys and values are in the cache already."""
         keys, values = self.pool.layer(layer_id)
+        key_scale, value_scale = self.pool.scales_of(layer_id)
         backend = self.backends[self.pool.group_of[layer_id]]
-        return backend.attend(q, keys, values, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        out = backend.attend(q, keys, values, scale=scale * key_scale, window=window, softcap=softcap, sinks=sinks)
+        return out if value_scale == 1.0 else out * value_scale  # attention is linear in values

@@ -1,11 +1,11 @@
 """The memory that keys and values live in: pages, for each layer of each cache group."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from tercet.kernels.ops.store_kv import store_kv
+from tercet.kernels.ops.store_kv import E4M3, store_kv
 from tercet.scheduler.core.plan import PageCopy
 
 
@@ -34,16 +34,33 @@ class KVGroup:
     window: int = 0
 
 
+Scales = tuple[float, float]
+"""What keys and what values are multiples of, in a layer whose cache has 8 bits."""
+
+
 class KVPool:
     """Keys and values [pages, page_size, kv_heads, head_dim] of every layer. A page id means one page in each layer.
+
+    In float8_e4m3fn they are multiples of a layer's `scales`, by default of 1; in other dtypes there are no scales.
 
     Memory is zeroed: what is padded is weighed with 0, and 0 times garbage need not be 0. With a `spare` page, each
     group has one more than it says, of the id `pages`: what pads a step is written there.
     """
 
-    def __init__(self, groups: Sequence[KVGroup], shape: KVShape, device: torch.device, *, spare: bool = False) -> None:
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        shape: KVShape,
+        device: torch.device,
+        *,
+        spare: bool = False,
+        scales: Mapping[int, Scales] | None = None,
+    ) -> None:
+        if scales and shape.dtype != E4M3:
+            raise ValueError(f"keys and values in {shape.dtype} have no scales")
         self.groups = groups
         self.shape = shape
+        self._scales = scales or {}
         self._spare = spare
         self.group_of = {layer: index for index, group in enumerate(groups) for layer in group.layers}
         self._keys: dict[int, torch.Tensor] = {}
@@ -63,9 +80,13 @@ class KVPool:
         """The key and value caches of a layer."""
         return self._keys[layer_id], self._values[layer_id]
 
+    def scales_of(self, layer_id: int) -> Scales:
+        """Those of a layer's keys and values."""
+        return self._scales.get(layer_id, (1.0, 1.0))
+
     def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Write the new tokens' k and v [tokens, kv_heads, head_dim] of a layer."""
-        store_kv(k, v, self._keys[layer_id], self._values[layer_id], slot_mapping)
+        store_kv(k, v, self._keys[layer_id], self._values[layer_id], slot_mapping, self.scales_of(layer_id))
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages in list order: a page that is both a target and, later, a source, passes on what it was given."""

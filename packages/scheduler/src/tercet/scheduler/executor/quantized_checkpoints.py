@@ -24,8 +24,8 @@ Read = Callable[[str], torch.Tensor]
 """The stored tensor of a name, on the host."""
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_UNUSED = ("input_scale", "activation_scale", "k_scale", "v_scale", "k_proj.output_scale", "v_proj.output_scale")
-"""Stored for activations and caches, which are not rounded here."""
+_UNUSED = ("input_scale", "activation_scale")
+"""Stored for activations, which are not rounded here."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """`TpModelWorker`: the executor of one rank. It loads a model, sizes the KV cache, and runs plans in order."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +18,13 @@ from tercet.kernels.native.library import load_library
 from tercet.kernels.native.linear import Quantization
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampling
+from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder
 from tercet.scheduler.executor.device_memory import available_bytes
-from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
+from tercet.scheduler.executor.kv_scales import read_kv_scales
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
@@ -39,6 +41,7 @@ from tercet.scheduler.models.registry import build_model
 logger = logging.getLogger(__name__)
 
 _CPU_SHARE, _GPU_SHARE = 0.5, 0.9
+_KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": E4M3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,8 @@ class WorkerOptions:
     """Tokens of a KV page."""
     kv_cache_bytes: int | None = None
     """Memory of the KV cache; by default a share of what is available."""
+    kv_cache_dtype: str = "auto"
+    """auto (the model's), bfloat16, or fp8_e4m3 in half the memory."""
     kv_cache_share: float | None = None
     """The share of memory available after loading that the KV cache takes; half on a CPU, most of it on a GPU."""
     step_tokens: int = 512
@@ -79,6 +84,8 @@ class WorkerOptions:
     """Tokens that a grammar leaves no choice about take no step of their own."""
 
     def __post_init__(self) -> None:
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in _KV_DTYPES:
+            raise ValueError(f"kv_cache_dtype must be auto, {' or '.join(_KV_DTYPES)}, not {self.kv_cache_dtype!r}")
         if self.threads is not None and self.threads < 1:
             raise ValueError("threads must be at least 1")
         if self.slots < 1 or self.page_size < 1 or self.step_tokens < 1:
@@ -111,17 +118,21 @@ class TpModelWorker:
         except UnavailableBackendError as error:
             raise ValueError(str(error)) from error
         context_length = _context_length(options, config)
-        model = _load(options, config, device, native=backend is CpuAttention, progress=progress)
         shape = KVShape(
-            page_size=options.page_size, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype
+            page_size=options.page_size,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=_KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
         )
+        model = _load(options, config, shape, device, native=backend is CpuAttention, progress=progress)
         ops = _sampling_ops(model, device)
         given = options.kv_cache_bytes
         if given is None:
             given = _kv_bytes(options, config, context_length, shape, device, model, backend, ops)
         pages = _pages(given, options, shape, config.layers, context_length)
         group = KVGroup(name="full", layers=range(config.layers), pages=pages)
-        self._pool = KVPool([group], shape, device, spare=device.type == "cuda")
+        scales = _kv_scales(options, config, shape)
+        self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
         self._graphs: CudaGraphRunner | None = None
@@ -188,10 +199,16 @@ def _done(run: Callable[[], StepOutput]) -> Future[StepOutput]:
 
 
 def _load(
-    options: WorkerOptions, config: ModelConfig, device: torch.device, *, native: bool, progress: Progress | None
+    options: WorkerOptions,
+    config: ModelConfig,
+    shape: KVShape,
+    device: torch.device,
+    *,
+    native: bool,
+    progress: Progress | None,
 ) -> Model:
     """The model with its weights, on native kernels where they know it."""
-    missing = missing_native(config) if native else "they come with attention backend 'cpu'"
+    missing = missing_native(config, shape.dtype) if native else "they come with attention backend 'cpu'"
     if options.quantization != "none" and missing:
         raise ValueError(f"quantization {options.quantization} needs native kernels: {missing}")
     model = build_model(config, device)
@@ -240,6 +257,16 @@ def _context_length(options: WorkerOptions, config: ModelConfig) -> int:
     if wanted > config.context_length:
         raise ValueError(f"context_length {wanted} is beyond the model's {config.context_length}")
     return wanted
+
+
+def _kv_scales(options: WorkerOptions, config: ModelConfig, shape: KVShape) -> Mapping[int, Scales] | None:
+    """Those that a checkpoint has, where the cache has 8 bits."""
+    if shape.dtype != E4M3 or options.load_format == "dummy":
+        return None
+    scales = read_kv_scales(options.model, config.layers)
+    if not scales:
+        logger.warning("the checkpoint has no scales for keys and values in 8 bits: they are 1")
+    return scales
 
 
 def _kv_bytes(

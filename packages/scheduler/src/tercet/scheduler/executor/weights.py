@@ -10,6 +10,7 @@ from safetensors import safe_open
 from torch import nn
 
 from tercet.scheduler.executor.checkpoint_names import ExpertNames
+from tercet.scheduler.executor.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, quantized_linears
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
@@ -20,7 +21,8 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_COMPUTED = ".rotary_emb.inv_freq"  # saved by old versions of transformers, and computed here
+_ELSEWHERE = (".rotary_emb.inv_freq", *KV_SCALES)
+"""Names of what old versions of transformers saved and is computed here, and of what a cache in 8 bits reads."""
 _DUMMY_BLOCK = 1_048_573  # a prime, so that repeats of the block fall differently on every row
 
 
@@ -135,7 +137,7 @@ def check_fit(
     tied_head: bool,
 ) -> None:
     """Raise ModelError for whatever does not fit. A tied head may be stored beside the embedding it equals."""
-    names = [name for header in files.values() for name in header if not name.endswith(_COMPUTED)]
+    names = [name for header in files.values() for name in header if not name.endswith(_ELSEWHERE)]
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     problems = {
         "missing": targets.keys() - stored.keys(),

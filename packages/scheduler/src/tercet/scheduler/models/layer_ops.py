@@ -1,6 +1,6 @@
 """What the layers of a decoder compute with: plain torch, or fused kernels on a GPU. Chosen once for a whole model."""
 
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -23,11 +23,20 @@ class Batch(Protocol):
         ...
 
 
+class LayerCache(NamedTuple):
+    """Where a layer's keys and values lie, and how new ones are written there: see `tercet.kernels.ops.store_kv`."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    slots: torch.Tensor
+    scales: tuple[float, float]
+
+
 class CachedBatch(Batch, Protocol):
     """A step over a paged cache: see `ForwardBatch`."""
 
-    def cache_of(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(keys, values, where the new tokens' belong)."""
+    def cache_of(self, layer_id: int) -> LayerCache:
+        """A layer's cache."""
         ...
 
     def attend_cached(self, layer_id: int, q: torch.Tensor, *, scale: float, window: int = 0) -> torch.Tensor:
@@ -137,9 +146,9 @@ class TritonLayerOps:
     ) -> torch.Tensor:
         """See `LayerOps.attend`."""
         cached = cast("CachedBatch", batch)
-        keys, values, slots = cached.cache_of(layer_id)
+        keys, values, slots, scales = cached.cache_of(layer_id)
         weights, eps = (norms[:2], norms[2]) if norms is not None else (None, 0.0)
-        q = self._rope_store(*heads, positions, table, keys, values, slots, norms=weights, eps=eps)
+        q = self._rope_store(*heads, positions, table, keys, values, slots, norms=weights, eps=eps, scales=scales)
         return cached.attend_cached(layer_id, q, scale=scale, window=window)
 
 

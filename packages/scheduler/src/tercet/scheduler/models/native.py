@@ -18,12 +18,13 @@ from tercet.scheduler.models.layers import GatedMLP, Linear, RMSNorm, Rotary
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-def missing_native(config: ModelConfig) -> str:
-    """Why native kernels cannot run a model; empty where they can."""
+def missing_native(config: ModelConfig, cached: torch.dtype) -> str:
+    """Why native kernels cannot run a model over keys and values of a dtype; empty where they can."""
     if config.moe is not None:
         return "native kernels run no mixture of experts"
-    if config.dtype not in _DTYPES:
-        return f"native kernels do not compute in {str(config.dtype).removeprefix('torch.')}"
+    for dtype, what in ((config.dtype, "weights"), (cached, "keys and values")):
+        if dtype not in _DTYPES:
+            return f"native kernels do not read {what} in {str(dtype).removeprefix('torch.')}"
     return ""
 
 
