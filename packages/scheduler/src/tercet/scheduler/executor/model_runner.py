@@ -10,14 +10,15 @@ from typing import Protocol
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.ops import sampling
 from tercet.kernels.ops.logprobs import token_logprobs
-from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.sampler import Sampled, Sampler, SamplingOps
 from tercet.scheduler.executor.slot_grammars import GuidedRows, Outcome, SlotGrammars
+from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
 
 _PROMPT_CHUNK = 256
@@ -55,11 +56,10 @@ class ModelRunner:
         self._model = model
         self._pool = pool
         self._backends = [backend() for _ in pool.groups]
-        self._device = device
         self._inits: list[SlotInit | None] = [None] * slots
-        self._tokens = torch.zeros(slots, context_length + 1, dtype=torch.int32, device=device)
-        pages = -(-(context_length + 1) // pool.shape.page_size)
-        self._page_tables = [torch.zeros(slots, pages, dtype=torch.int32, device=device) for _ in pool.groups]
+        self._tables = SlotTables(
+            slots, context_length + 1, page_size=pool.shape.page_size, groups=len(pool.groups), device=device
+        )
         self._sampler = Sampler(slots, vocab_size, device, sampling_ops)
         self._grammars = grammars
 
@@ -67,88 +67,51 @@ class ModelRunner:
     def execute(self, plan: Plan) -> StepOutput:
         """Run one step: introduce, pages, copies, rows. Returns before an accelerator has finished it."""
         self._introduce(plan.introduce)
-        self._update_pages(plan.pages)
+        self._tables.update_pages(plan.pages)
         self._pool.copy_pages(plan.copies)
         sampling_rows = [index for index, row in enumerate(plan.rows) if row.sample]
         rows = [plan.rows[index] for index in sampling_rows]
         guided = self._grammars.begin([row.slot for row in rows]) if self._grammars else None  # fills masks meanwhile
-        batch = self._batch(plan.rows, sampling_rows)
-        hidden = self._model(batch.input_ids, batch.positions, batch)
-        sampled = self._sample(hidden, batch, rows, guided)
+        inputs = self._tables.gather(plan.rows, sampling_rows)
+        hidden = self._model(inputs.input_ids, inputs.positions, self._batch(inputs))
+        sampled = self._sample(hidden, inputs, rows, guided)
         settle = None if guided is None else partial(self._settle, guided, rows)
         return StepOutput(plan, sampling_rows, sampled, self._prompt_logprobs(hidden, plan.rows), settle)
 
     def _introduce(self, inits: Sequence[SlotInit]) -> None:
         for init in inits:
             self._inits[init.slot] = init
-            tokens = torch.frombuffer(bytearray(init.tokens), dtype=torch.int32)
-            self._tokens[init.slot, : len(tokens)] = tokens.to(self._device)
+            self._tables.introduce(init)
         self._sampler.introduce(inits)
         if self._grammars is not None:
             self._grammars.introduce(inits)
 
-    def _update_pages(self, updates: Sequence[PageUpdate]) -> None:
-        """All updates of a group in one write; of two for the same entry, the later one holds."""
-        for group, table in enumerate(self._page_tables):
-            entries: dict[tuple[int, int], int] = {}
-            for update in updates:
-                for offset, page in enumerate(update.pages[group]):
-                    entries[update.slot, update.first + offset] = page
-            if entries:
-                index = self._tensor([*entries])
-                table[index[:, 0], index[:, 1]] = self._tensor([*entries.values()]).int()
-
-    def _batch(self, rows: Sequence[Row], sampling_rows: Sequence[int]) -> ForwardBatch:
-        """Gather what the rows compute."""
-        counts = [row.count for row in rows]
-        ends = [row.start + row.count for row in rows]
-        tokens = sum(counts)
-        slots, starts, lengths, kv_lens = self._tensor(
-            [[row.slot for row in rows], [row.start for row in rows], counts, ends]
-        )
-        query_start = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-        row_of = torch.arange(len(rows), device=self._device).repeat_interleave(lengths, output_size=tokens)
-        positions = torch.arange(tokens, device=self._device) + (starts - query_start[:-1])[row_of]
-        page_size = self._pool.shape.page_size
-        pages = -(-max(ends) // page_size)
-        attention = []
-        for table, backend in zip(self._page_tables, self._backends, strict=True):
-            page_table = table[:, :pages][slots]
-            slot_mapping = page_table[row_of, positions // page_size].long() * page_size + positions % page_size
-            group = AttentionBatch(
-                query_start=query_start.int(),
-                kv_lens=kv_lens.int(),
-                page_table=page_table,
-                slot_mapping=slot_mapping,
-                page_size=page_size,
-                host_query_lens=counts,
-                host_kv_lens=ends,
-            )
+    def _batch(self, inputs: StepInputs) -> ForwardBatch:
+        """What the model reads of a step."""
+        for backend, group in zip(self._backends, inputs.attention, strict=True):
             backend.plan(group)
-            attention.append(group)
         return ForwardBatch(
-            mode=ForwardMode.of(counts),
-            input_ids=self._tokens[slots[row_of], positions].long(),
-            positions=positions,
-            sample_index=query_start[1:][self._tensor(sampling_rows)] - 1,
-            attention=attention,
+            mode=ForwardMode.of(inputs.attention[0].host_query_lens),
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
+            sample_index=inputs.sample_index,
+            attention=inputs.attention,
             backends=self._backends,
             pool=self._pool,
         )
 
     def _sample(
-        self, hidden: torch.Tensor, batch: ForwardBatch, rows: Sequence[Row], guided: GuidedRows | None
+        self, hidden: torch.Tensor, inputs: StepInputs, rows: Sequence[Row], guided: GuidedRows | None
     ) -> Sampled | None:
         """Sample for `rows`, all of which want it, and give each slot its new token."""
         if not rows:
             return None
-        logits = self._model.compute_logits(hidden[batch.sample_index])
+        logits = self._model.compute_logits(hidden[inputs.sample_index])
         slots = [row.slot for row in rows]
-        ends = [row.start + row.count for row in rows]
-        positions = [end - self._init(slot).prompt_tokens for slot, end in zip(slots, ends, strict=True)]
-        sampled = self._sampler.sample(logits, slots, positions, None if guided is None else guided.masks.result)
-        index = self._tensor([slots, ends])
-        self._tokens[index[0], index[1]] = sampled.tokens.clamp(min=0).int()  # -1 must not reach an embedding
+        sampled = self._sampler.sample(
+            logits, slots, inputs.output_positions, None if guided is None else guided.masks.result
+        )
+        self._tables.write_sampled(inputs.sampled_places, sampled.tokens)
         return sampled
 
     @torch.inference_mode()
@@ -160,8 +123,8 @@ class ModelRunner:
         lengths = [row.start + row.count + 1 for row in rows]
         outcome = guided.settle(tokens, lengths)
         for index, forced in outcome.forced.items():
-            slot, length = rows[index].slot, lengths[index]
-            self._tokens[slot, length : length + len(forced)] = self._tensor(forced).int()
+            slot = rows[index].slot
+            self._tables.append(slot, lengths[index], forced)
             self._sampler.count(slot, forced)
         return outcome
 
@@ -174,7 +137,7 @@ class ModelRunner:
             last = min(row.start + row.count, init.prompt_tokens - 1)
             if init.prompt_logprobs and last > row.start:
                 states = hidden[first : first + last - row.start]
-                targets = self._tokens[row.slot, row.start + 1 : last + 1].long()
+                targets = self._tables.read(row.slot, row.start + 1, last + 1)
                 results.append(self._score(index, states, targets, max(init.top_logprobs, 0)))
             first += row.count
         return results
@@ -193,6 +156,3 @@ class ModelRunner:
         if init is None:
             raise ValueError(f"slot {slot} was never introduced")
         return init
-
-    def _tensor(self, values: Sequence[object]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device)

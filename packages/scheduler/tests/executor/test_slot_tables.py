@@ -1,0 +1,71 @@
+"""What a step reads of its slots, against a reading token by token."""
+
+import random
+
+import pytest
+import torch
+
+from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.scheduler.core.plan import PageUpdate, Row, SlotInit
+from tercet.scheduler.executor.slot_tables import SlotTables
+
+SLOTS, LENGTH, PAGE = 5, 40, 4
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
+def init(slot: int, tokens: list[int], prompt: int) -> SlotInit:
+    sampling = SamplingParams(max_new_tokens=9)
+    return SlotInit(slot=slot, tokens=pack_ints(tokens), prompt_tokens=prompt, choice=0, sampling=sampling)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_step_reads_every_token_and_page_that_its_rows_name(device: str, seed: int) -> None:
+    chance = random.Random(seed)
+    tables = SlotTables(SLOTS, LENGTH, page_size=PAGE, groups=2, device=torch.device(device))
+    tokens = {slot: [chance.randrange(1000) for _ in range(chance.randint(1, LENGTH - 1))] for slot in range(SLOTS)}
+    pages = {slot: [chance.sample(range(99), LENGTH // PAGE) for _ in range(2)] for slot in range(SLOTS)}
+    prompts = {slot: chance.randint(1, len(known)) for slot, known in tokens.items()}
+    for slot in range(SLOTS):
+        tables.introduce(init(slot, tokens[slot], prompts[slot]))
+    tables.update_pages([PageUpdate(slot, 2, [[7, 7, 7], [8, 8, 8]]) for slot in range(SLOTS)])
+    tables.update_pages([PageUpdate(slot, 0, pages[slot]) for slot in range(SLOTS)])  # the later one holds
+    rows = []
+    for slot in chance.sample(range(SLOTS), chance.randint(1, SLOTS)):
+        end = len(tokens[slot])
+        start = chance.choice([end - 1, chance.randrange(end)])
+        rows.append(Row(slot, start, end - start, sample=chance.random() < 0.7))
+    rows.sort(key=lambda row: row.count > 1)
+    sampling = [index for index, row in enumerate(rows) if row.sample]
+
+    inputs = tables.gather(rows, sampling)
+
+    each = [(row.slot, position) for row in rows for position in range(row.start, row.start + row.count)]
+    assert inputs.input_ids.tolist() == [tokens[slot][position] for slot, position in each]
+    assert inputs.positions.tolist() == [position for _, position in each]
+    last = [sum(row.count for row in rows[: index + 1]) - 1 for index in sampling]
+    assert inputs.sample_index.tolist() == last
+    assert inputs.output_positions == [len(tokens[rows[i].slot]) - prompts[rows[i].slot] for i in sampling]
+    for group, batch in enumerate(inputs.attention):
+        assert batch.query_start.tolist() == [sum(row.count for row in rows[:i]) for i in range(len(rows) + 1)]
+        assert batch.kv_lens.tolist() == batch.host_kv_lens == [row.start + row.count for row in rows]
+        assert batch.host_query_lens == [row.count for row in rows]
+        places = [pages[slot][group][position // PAGE] * PAGE + position % PAGE for slot, position in each]
+        assert batch.slot_mapping.tolist() == places
+        for row, page_table in zip(rows, batch.page_table.tolist(), strict=True):
+            used = -(-(row.start + row.count) // PAGE)
+            assert page_table[:used] == pages[row.slot][group][:used]
+        assert (batch.query_start.dtype, batch.slot_mapping.dtype) == (torch.int32, torch.int64)
+        assert batch.page_table.is_contiguous()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sampled_and_given_tokens_are_read_by_the_next_step(device: str) -> None:
+    tables = SlotTables(SLOTS, LENGTH, page_size=PAGE, groups=1, device=torch.device(device))
+    for slot in range(3):
+        tables.introduce(init(slot, [10 * slot, 10 * slot + 1], 2))
+    inputs = tables.gather([Row(slot, 0, 2, sample=slot != 1) for slot in range(3)], [0, 2])
+    tables.write_sampled(inputs.sampled_places, torch.tensor([77, -1], device=device))
+    tables.append(0, 3, [78, 79])
+    assert tables.read(0, 0, 5).tolist() == [0, 1, 77, 78, 79]
+    assert tables.gather([Row(2, 2, 1, sample=True)], [0]).input_ids.tolist() == [0]
