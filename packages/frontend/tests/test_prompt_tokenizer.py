@@ -1,6 +1,7 @@
 """A user's text never becomes a special token, and ordinary text is tokenized as the whole rendered string."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -163,3 +164,22 @@ def test_guarding_takes_linear_time_with_thousands_of_control_tokens() -> None:
             times.append(time.perf_counter() - began)
         assert times[1] < 8 * times[0] + 0.05
         assert times[1] < 2.0
+
+
+def test_other_threads_run_while_a_long_text_is_encoded_and_decoded() -> None:
+    """The event loop is one of them."""
+    tokenizer = PromptTokenizer(byte_level().to_str())
+    text = "the quick brown fox " * 40_000
+    ids: list[int] = []
+    turns, longest, last = 0, 0.0, time.monotonic()
+    began = last
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(lambda: ids.extend(tokenizer.encode(text, add_special_tokens=False)))
+        while not work.done():
+            time.sleep(0.001)
+            now = time.monotonic()
+            turns, longest, last = turns + 1, max(longest, now - last), now
+        work.result()
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert turns > 5
+    assert longest < (last - began) / 2

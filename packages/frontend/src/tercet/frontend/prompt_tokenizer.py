@@ -26,7 +26,11 @@ _LONG_TOKEN = 64
 
 
 class PromptTokenizer:
-    """Encodes prompts with a model's tokenizer.json. Thread-safe; calls release the GIL."""
+    """Encodes prompts with a model's tokenizer.json. Thread-safe.
+
+    Texts go through as batches of one: that way alone the library lets other threads run meanwhile, and a long prompt
+    must not hold up the event loop.
+    """
 
     def __init__(self, tokenizer_json: str) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
@@ -52,6 +56,8 @@ class PromptTokenizer:
         self._most_chars = max([_LONG_TOKEN, *map(len, vocabulary)])
         self._tokenizer.add_special_tokens([AddedToken(self._mark, normalized=False, special=True)])
         self._mark_id = self._tokenizer.token_to_id(self._mark)
+        has_offsets = bool(self._normalized)
+        self._encode_batch = self._tokenizer.encode_batch if has_offsets else self._tokenizer.encode_batch_fast
         self.decoder_types = _decoder_types(json.loads(tokenizer_json).get("decoder"))
 
     def guard(self, text: str, *, param: str | None = None) -> str:
@@ -80,7 +86,7 @@ class PromptTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of rendered text. Raises BadRequestError where guarded text normalizes to a control token nonetheless."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        [encoding] = self._encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         if self._normalized and not self._normalized.isdisjoint(ids):
             for token_id, (start, end) in zip(ids, encoding.offsets, strict=True):
@@ -95,8 +101,8 @@ class PromptTokenizer:
         for token_id in ids:
             if not 0 <= token_id < self.vocab_size:
                 raise BadRequestError(f"{token_id} is not a token id of this model.")
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        [text] = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def token(self, token_id: int) -> str:
         """A token as the vocabulary spells it; empty for an id beyond the vocabulary (padded embedding rows)."""
