@@ -17,6 +17,7 @@ from tercet.protocol.node import PeerDown, PeerReady
 from tercet.protocol.testing import Listener, Network
 from tercet.protocol.values import ModelLimits, Role, Task, unpack_floats, unpack_ints
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.encoders import ENCODERS
 from tercet.scheduler.model_files import ModelError, model_identity
 from tercet.scheduler.model_task import read_sentences, task_of
 from tercet.scheduler.testing import embedding_request, request
@@ -169,6 +170,12 @@ def test_another_way_of_pooling_is_another_model(encoder: Path) -> None:
     assert model_identity(encoder, "float32").weights != before
     path.write_text(kept)
     assert model_identity(encoder, "float32").weights == before
+
+
+def test_an_encoder_has_no_cache(encoder: Path) -> None:
+    options = ModelOptions(model=str(encoder), device="cpu", kv_cache_dtype="fp8_e4m3")
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8_e4m3 is for models that generate"):
+        ENCODERS["torch"](options, Task.EMBED, encoder, lambda *_: None)
 
 
 def test_what_an_encoder_does_is_not_recorded(encoder: Path, tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ SAMPLES: dict[type, dict[str, object]] = {
         "load_format": "dummy",
         "device": "cuda:1",
         "attention_backend": "torch_native",
+        "kv_cache_dtype": "fp8_e4m3",
         "kv_cache_bytes": 1000,
         "page_size": 8,
         "max_running_requests": 9,

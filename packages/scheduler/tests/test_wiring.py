@@ -31,7 +31,7 @@ from tercet.scheduler.event_log import read_events, replay
 from tercet.scheduler.model_files import tokenizer_files
 from tercet.scheduler.ports import Executor
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
-from tercet.scheduler.wiring import EXECUTORS, SchedulerProcess, build_fake
+from tercet.scheduler.wiring import EXECUTORS, SchedulerProcess, build_fake, build_torch
 
 PATIENCE = 60.0
 LONGEST_GAP = 0.5
@@ -83,6 +83,22 @@ def expected(count: int, choice: int = 0) -> list[int]:
     for _ in range(count):
         tokens.append(model.next_token(tokens, choice))
     return tokens[len(PROMPT) :]
+
+
+def test_the_dtype_of_the_cache_decides_what_fits_and_who_may_take_over(
+    checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = checkpoints("llama")
+    pages, weights = [], []
+    for dtype in ("bfloat16", "fp8_e4m3"):
+        model = ModelOptions(model=str(path), device="cpu", kv_cache_dtype=dtype, kv_cache_bytes=1 << 16)
+        executor = build_torch(model, ScheduleOptions(), path, lambda *_: None)
+        pages.append(executor.capacity.groups[0].pages)
+        executor.close()
+        process = SchedulerProcess(ProcessOptions(listen=f"ipc://{tmp_path}"), model, ScheduleOptions())
+        weights.append(process._identity.weights)
+    assert pages[1] == 2 * pages[0]
+    assert weights[0] != weights[1]
 
 
 def test_tokenizer_files_are_given_while_the_model_still_loads(

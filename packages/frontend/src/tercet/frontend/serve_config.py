@@ -94,9 +94,11 @@ class SchedulerOptions:
     task: str | None = None
     """What the model is for: auto (as its files say), generate, embed or classify."""
     dtype: str | None = None
-    """Number format of weights and cache: auto, float32, bfloat16 or float16."""
+    """Number format of weights: auto, float32, bfloat16 or float16."""
     load_format: str | None = None
     """Where weights come from: auto, safetensors, or dummy for random ones."""
+    kv_cache_dtype: str | None = None
+    """Number format of keys and values: auto (that of the weights), bfloat16 or fp8_e4m3."""
     kv_cache_bytes: str | None = None
     """Memory for keys and values, such as 2GiB."""
     max_running_requests: int | None = None

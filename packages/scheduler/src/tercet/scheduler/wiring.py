@@ -63,6 +63,7 @@ def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, re
         context_length=options.context_length,
         page_size=options.page_size,
         step_tokens=schedule.chunked_prefill_size,
+        kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_bytes=options.kv_cache_bytes,
         attention_backend=options.attention_backend,
         quantization=options.quantization,
@@ -116,7 +117,7 @@ class SchedulerProcess:
         self._task = task_of(self._path, model.task)
         if self._task is not Task.GENERATE and process.event_log:
             raise ConfigError("--event-log: what an encoder does is not recorded")
-        self._identity = model_identity(self._path, model.dtype, model.quantization)
+        self._identity = model_identity(self._path, model.dtype, model.quantization, model.kv_cache_dtype)
         self._board = StatusBoard(time.monotonic)
         config = NodeConfig(
             role=Role.SCHEDULER,
