@@ -24,6 +24,11 @@ BODY_SECONDS = 60.0
 """Time a body has to arrive in, so that slow senders hold no connection for ever."""
 
 MAX_DEPTH = 128
+MAX_VALUES = 131_072
+"""Of objects and arrays, and of what has a name in an object: validating so many holds up nobody for long."""
+_MOST_BRACKETS = 8 * MAX_VALUES
+"""Of a body that is parsed at all. Some may stand in texts, where they are no values."""
+_ERRORS_READ = 100
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -55,19 +60,29 @@ async def read_json(request: Request, limit: int) -> object:
         raise RequestTimeoutError(f"The body did not arrive within {BODY_SECONDS:g} seconds.") from None
     except ClientDisconnect:
         raise ClientGoneError from None
+    brackets = body.count(b"{") + body.count(b"[")
+    if brackets > _MOST_BRACKETS:
+        raise BadRequestError(f"The body has more than {MAX_VALUES} values.")
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"The body is not standard JSON (line {error.lineno}, column {error.colno}).") from None
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _nested_too_deep(data):
-        raise BadRequestError(f"The body is nested deeper than {MAX_DEPTH} levels.")
+    if brackets + body.count(b":") > MAX_DEPTH:
+        _check_shape(data)
     return data
 
 
-def _nested_too_deep(data: object) -> bool:
-    """Whether more than MAX_DEPTH objects and arrays stand in one another: what reads or writes JSON ends somewhere."""
-    level = [data]
+def _check_shape(data: object) -> None:
+    """What reads or writes JSON ends somewhere, and every value that a schema refuses costs time.
+
+    Raises BadRequestError for more than MAX_DEPTH objects and arrays in one another, and for more than MAX_VALUES that
+    are named or hold others; bare numbers and texts in arrays, such as the ids of a prompt, are not counted.
+    """
+    level, values = [data], 0
     for _ in range(MAX_DEPTH):
+        values += len(level) + sum(len(each) for each in level if isinstance(each, dict))
+        if values > MAX_VALUES:
+            raise BadRequestError(f"The body has more than {MAX_VALUES} values.")
         level = [
             inner
             for each in level
@@ -75,13 +90,13 @@ def _nested_too_deep(data: object) -> bool:
             if isinstance(inner, dict | list)
         ]
         if not level:
-            return False
-    return True
+            return
+    raise BadRequestError(f"The body is nested deeper than {MAX_DEPTH} levels.")
 
 
 def _refusal(error: ValidationError, data: object) -> BadRequestError:
     """What is wrong farthest inside, where a union came closest to fitting, and the parameter it is about."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    errors = error.errors(include_url=False, include_context=False, include_input=False)[:_ERRORS_READ]
     param, first = max(((_param(each["loc"], data), each) for each in errors), key=lambda pair: len(pair[0] or ""))
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:

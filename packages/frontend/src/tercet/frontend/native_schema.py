@@ -11,7 +11,7 @@ from tercet.frontend.openai.structured_schema import NativeStructuredFields
 from tercet.frontend.sessions.schema import SessionParams
 
 Text = Annotated[str, Field(max_length=16_777_216)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True)]
 
 
 class NativeSampling(NativeStructuredFields):
@@ -77,5 +77,5 @@ class Detokenize(Strict):
     """Ids to turn into text."""
 
     model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=4_194_304)]
+    tokens: Annotated[list[TokenId], Field(max_length=4_194_304, fail_fast=True)]
     skip_special_tokens: bool | None = None

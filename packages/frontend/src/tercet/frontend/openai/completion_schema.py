@@ -12,8 +12,8 @@ from tercet.frontend.openai.structured_schema import StructuredFields
 _MOST_CHOICES = 2048
 
 Text = Annotated[str, Field(max_length=16_777_216)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304)]
-Batch = Field(min_length=1, max_length=_MOST_CHOICES)
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True)]
+Batch = Field(min_length=1, max_length=_MOST_CHOICES, fail_fast=True)
 
 
 class CompletionRequest(SamplingFields, StructuredFields):

@@ -11,8 +11,8 @@ from tercet.frontend.openai.sampling_schema import Name, Strict, TokenId
 MOST_INPUTS = 2048
 
 Text = Annotated[str, Field(min_length=1, max_length=16_777_216)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1_048_576)]
-Batch = Field(min_length=1, max_length=MOST_INPUTS)
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1_048_576, fail_fast=True)]
+Batch = Field(min_length=1, max_length=MOST_INPUTS, fail_fast=True)
 Texts = Annotated[list[Text], Batch]
 
 

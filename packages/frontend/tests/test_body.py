@@ -1,0 +1,77 @@
+"""What a body may hold, so that reading it never holds up the event loop for long."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.types import Message
+
+from tercet.frontend.body import MAX_VALUES, read_json
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.native_schema import Detokenize, NativeGenerate
+from tercet.frontend.openai.completion_schema import CompletionRequest
+from tercet.frontend.openai.embedding_schema import EmbeddingCreate
+
+LIMIT = 64 << 20
+
+
+async def read(value: Any) -> object:
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
+    return await read_json(Request(scope, receive), LIMIT)
+
+
+MANY = MAX_VALUES + 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [{}] * MANY},
+        {f"key{number}": 1 for number in range(MANY)},
+        {"a": {"b": {f"key{number}": 1 for number in range(MANY)}}},
+        {"a": [[[]]] * (MANY // 2)},
+        b"[" + b"[],[]," * 8 * MAX_VALUES + b"[]]",
+    ],
+    ids=["objects", "keys", "inner keys", "arrays", "far too many"],
+)
+async def test_too_many_values_are_refused(value: Any) -> None:
+    with pytest.raises(BadRequestError, match="more than 131072 values"):
+        await read(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"prompt": [5] * 3 * MANY}, {"prompt": "{[:" * 2 * MANY}, {"messages": [{"role": "user"}] * 16_384}],
+    ids=["ids", "text", "messages"],
+)
+async def test_what_people_send_is_read(value: Any) -> None:
+    assert await read(value) == value
+
+
+async def test_a_body_nested_without_end_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="nested deeper than 128 levels"):
+        await read(b"[" * 200 + b"]" * 200)
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (CompletionRequest, {"model": "m", "prompt": ["a", 5] * 1000}),
+        (CompletionRequest, {"model": "m", "prompt": [[5, "a"] * 1000] * 100}),
+        (NativeGenerate, {"input_ids": [-1] * 1000}),
+        (Detokenize, {"tokens": ["a"] * 1000}),
+        (EmbeddingCreate, {"model": "m", "input": ["a", 5] * 1000}),
+    ],
+)
+def test_one_wrong_item_of_a_list_is_enough(schema: type[BaseModel], body: dict[str, Any]) -> None:
+    """Not one error for each: a list may have millions."""
+    with pytest.raises(ValidationError) as error:
+        schema.model_validate(body)
+    assert error.value.error_count() < 10
