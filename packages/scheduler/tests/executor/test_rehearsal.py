@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
-from tercet.kernels.ops import sampling
+from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse, worst_plan
 
@@ -45,7 +45,7 @@ def test_it_runs_on_a_model(attending: Any) -> None:
     rehearse(
         attending,
         TorchNativeAttention,
-        sampling,
+        sampler_ops,
         KVShape(page_size=4, kv_heads=1, head_dim=4, dtype=torch.float32),
         layers=[0],
         slots=3,

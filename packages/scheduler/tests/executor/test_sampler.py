@@ -1,21 +1,24 @@
 """The sampler over rows of every kind at once, against a reference that treats one row and one token at a time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
-from tercet.kernels.ops import sampling
+from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.philox import gumbel_reference
+from tercet.kernels.triton import missing_triton
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
 
 VOCAB = 37
+TRITON = pytest.mark.skipif(bool(missing_triton(torch.device("cpu"))), reason="no interpreter of Triton's kernels")
 NATIVE = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 CPU = torch.device("cpu")
 PROMPT = [1, 2, 3, 2, 30]
@@ -99,9 +102,15 @@ def logits_of(step: int, rows: int) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(100 + step)) * 2
 
 
-@pytest.fixture(params=["torch", pytest.param("native", marks=NATIVE)])
-def ops(request: pytest.FixtureRequest) -> SamplingOps:
-    return NativeOps(load_library()) if request.param == "native" else sampling
+@pytest.fixture(params=["torch", pytest.param("native", marks=NATIVE), pytest.param("triton", marks=TRITON)])
+def ops(request: pytest.FixtureRequest) -> Iterator[SamplingOps]:
+    with np.errstate(all="ignore"):  # the interpreter's numpy warns where a GPU would say inf
+        if request.param == "triton":
+            from tercet.kernels.triton import sampler_ops as fused_ops
+
+            yield fused_ops
+        else:
+            yield NativeOps(load_library()) if request.param == "native" else sampler_ops
 
 
 def test_every_kind_of_row_in_one_batch_equals_the_reference(ops: SamplingOps) -> None:
@@ -170,7 +179,7 @@ def test_small_blocks_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = Sampler(8, VOCAB, CPU)
     sampler.introduce([init(slot, top_p=0.9 if slot % 2 else 1.0) for slot in range(8)])
     whole = sampler.sample(logits_of(0, 8), range(8), [0] * 8).tokens
-    monkeypatch.setattr("tercet.scheduler.executor.sampler._BLOCK", 1)
+    monkeypatch.setattr("tercet.kernels.ops.sampling._BLOCK", 1)
     assert torch.equal(sampler.sample(logits_of(0, 8), range(8), [0] * 8).tokens, whole)
 
 

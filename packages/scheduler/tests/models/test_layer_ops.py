@@ -12,8 +12,9 @@ pytest.importorskip("triton", reason="the fused operations are Triton's")
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.device import default_device
-from tercet.kernels.ops import sampling
-from tercet.kernels.triton import missing_triton, sampler_ops
+from tercet.kernels.ops import sampler_ops
+from tercet.kernels.triton import missing_triton
+from tercet.kernels.triton import sampler_ops as fused_ops
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
@@ -51,7 +52,7 @@ def generate(
         context_length=16,
         vocab_size=config.vocab_size,
         device=DEVICE,
-        sampling_ops=sampler_ops if fused else sampling,
+        sampling_ops=fused_ops if fused else sampler_ops,
     )
     inits = [
         SlotInit(

@@ -10,6 +10,8 @@ import torch
 from tercet.kernels.native.abi import FORMATS, Filter
 from tercet.kernels.native.library import Library
 from tercet.kernels.ops import philox
+from tercet.kernels.ops.logprobs import token_logprobs
+from tercet.kernels.ops.penalties import apply_penalties_
 from tercet.kernels.ops.sampling import Filters
 
 
@@ -86,6 +88,10 @@ class NativeOps:
             raise ValueError(f"a mask {list(bitmask.shape)} does not cover logits {list(logits.shape)}")
         self._call.apply_bitmask(logits.data_ptr(), rows, vocab, bitmask.data_ptr(), bitmask.shape[1])
         return logits
+
+    apply_penalties_ = staticmethod(apply_penalties_)
+    token_logprobs = staticmethod(token_logprobs)
+    """Plain torch: rows with penalties, or that report, are few."""
 
     def sample(
         self, logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: philox.NoiseKey

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from tercet.kernels.ops.bitmask import apply_bitmask_ as apply_bitmask_  # noqa: PLC0414 - part of what samplers take
 from tercet.kernels.ops.philox import GUMBEL_MAX, NoiseKey, gumbel
 
 _FIRST_WIDTH = 512
 """Candidates looked at first: enough for most top-p and min-p, and far cheaper to find than an ordered vocabulary."""
+
+_BLOCK = 1 << 22
+"""Logits sampled from at a time: bounds the memory of the temporaries."""
 
 _COLDEST = 1e-30
 """Lower temperatures are taken as this one, so that no division overflows."""
@@ -65,6 +67,18 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | N
 
     logits float32 [rows, vocab], temperature float32 [rows] above 0. A row draws the same whatever else is drawn.
     """
+    size = max(1, _BLOCK // logits.shape[1])
+    if len(logits) <= size:
+        return _sample(logits, temperature, filters, noise)
+    blocks = torch.split(torch.arange(len(logits), device=logits.device), size)
+    parts = [
+        _sample(logits[rows], temperature[rows], filters.rows(rows) if filters else None, noise.rows(rows))
+        for rows in blocks
+    ]
+    return torch.cat(parts)
+
+
+def _sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey) -> torch.Tensor:
     highest = logits.amax(-1, keepdim=True)
     scaled = (logits - highest) / temperature.clamp(min=_COLDEST)[:, None]  # the highest is 0 now
     if filters is None:

@@ -11,8 +11,7 @@ from typing import Protocol
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
-from tercet.kernels.ops import sampling
-from tercet.kernels.ops.logprobs import token_logprobs
+from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.kv_pool import KVPool
@@ -50,7 +49,7 @@ class ModelRunner:
         context_length: int,
         vocab_size: int,
         device: torch.device,
-        sampling_ops: SamplingOps = sampling,
+        sampling_ops: SamplingOps = sampler_ops,
         grammars: SlotGrammars | None = None,
     ) -> None:
         self._model = model
@@ -61,6 +60,7 @@ class ModelRunner:
             slots, context_length + 1, page_size=pool.shape.page_size, groups=len(pool.groups), device=device
         )
         self._sampler = Sampler(slots, vocab_size, device, sampling_ops)
+        self._sampling_ops = sampling_ops
         self._grammars = grammars
 
     @torch.inference_mode()
@@ -146,8 +146,8 @@ class ModelRunner:
         parts = []
         for first in range(0, len(targets), _PROMPT_CHUNK):
             chunk = slice(first, first + _PROMPT_CHUNK)
-            scored = token_logprobs(self._model.compute_logits(states[chunk]), targets[chunk], top)
-            parts.append([tensor.cpu() for tensor in scored])
+            logits = self._model.compute_logits(states[chunk])
+            parts.append(self._sampling_ops.token_logprobs(logits, targets[chunk], top))
         chosen, top_ids, top_logprobs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return PromptLogprobs(index, chosen, top_ids, top_logprobs)
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from tercet.kernels.ops.penalties import TokenCounts
+
 
 class PenaltyCounts:
     """Counts of output tokens, and which tokens the prompt has, for as many slots as have penalties.
@@ -16,6 +18,15 @@ class PenaltyCounts:
         self._prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._row_of: dict[int, int] = {}
         self._free: list[int] = []
+
+    @property
+    def table(self) -> TokenCounts:
+        """Of all slots; `rows` says where each one's are."""
+        return TokenCounts(self._output, self._prompt)
+
+    def rows(self, slots: Sequence[int]) -> list[int]:
+        """Where in the table the slots are, all of which have counts."""
+        return [self._row_of[slot] for slot in slots]
 
     def drop(self, slot: int) -> None:
         """Forget a slot; does nothing for one that has no counts."""
@@ -32,14 +43,8 @@ class PenaltyCounts:
         self._prompt[row] = False
         self._prompt[row, known[:prompt_tokens]] = True
 
-    def of(self, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(output counts int32 [slots, vocab], prompt has it bool [slots, vocab])."""
-        rows = [self._row_of[slot] for slot in slots]
-        return self._output[rows], self._prompt[rows]
-
-    def add(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
-        """Count one more token of each slot; -1 counts nothing."""
-        rows = torch.tensor([self._row_of[slot] for slot in slots]).to(tokens.device)
+    def add(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Count one more token at each of the rows, which may be named twice; -1 counts nothing."""
         self._output.index_put_((rows, tokens.clamp(min=0)), (tokens >= 0).int(), accumulate=True)
 
     def _grow(self) -> None:

@@ -3,22 +3,25 @@
 Order: penalties, logit bias, suppressed ids, the masks of grammars; then temperature, top-k, top-p, min-p
 and the draw (`tercet.kernels.ops.sampling`).
 Reported log-probabilities are of the model's raw logits, also where a grammar allows one token alone.
+
+What the host decides of a step is sent to the device in one piece: which rows are drawn, penalised, biased, reported.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from tercet.kernels.ops import sampling
-from tercet.kernels.ops.logprobs import token_logprobs
-from tercet.kernels.ops.penalties import Penalties, add_bias, apply_penalties
+from tercet.kernels.ops import sampler_ops
+from tercet.kernels.ops.penalties import Penalties, TokenCounts, add_bias
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import Filters
 from tercet.protocol.values import unpack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.penalty_counts import PenaltyCounts
+from tercet.scheduler.executor.uploads import Array, Uploads
 
 Masks = Callable[[], torch.Tensor]
 """Waits for the bitmasks of all rows of a step: int32 [rows, ceil(vocab / 32)], on the host."""
@@ -27,12 +30,10 @@ _NEVER = float("-inf")
 _LAST = -1e30
 """Added to suppressed ids where a grammar might allow nothing else: the grammar is stronger."""
 _WORD = 0xFFFFFFFF
-_BLOCK = 1 << 22
-"""Logits sampled from at a time: bounds the memory of the temporaries."""
 
 
 class SamplingOps(Protocol):
-    """What `tercet.kernels.ops.sampling` does, perhaps faster."""
+    """What `tercet.kernels.ops.sampler_ops` does, perhaps faster."""
 
     def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(the largest logit of each row, its token)."""
@@ -46,6 +47,23 @@ class SamplingOps(Protocol):
 
     def apply_bitmask_(self, logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
         """Forbid tokens, in place."""
+        ...
+
+    def apply_penalties_(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        counts: TokenCounts,
+        sequences: torch.Tensor,
+        penalties: Penalties,
+    ) -> None:
+        """Penalise rows, in place, for what their sequences have said."""
+        ...
+
+    def token_logprobs(
+        self, logits: torch.Tensor, tokens: torch.Tensor, top: int, rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probabilities of tokens, and the `top` likeliest ids with theirs; of all rows, or of some."""
         ...
 
 
@@ -96,13 +114,31 @@ class _Wants:
         )
 
 
+@dataclass(frozen=True)
+class _Arrangement:
+    """What the host knows of a step before it runs: numbers of rows, and what each of them is given."""
+
+    plain: list[int]  # drawn from everything
+    filtered: list[int]
+    penalised: list[int]
+    sequences: list[int]  # of the penalised rows, in the table of counts
+    reporting: list[int]
+    tops: list[int]  # of the reporting rows
+    biased: list[int]  # a row as often as it has biases
+    bias_tokens: list[int]
+    biases: list[float]
+
+    def changes(self, masked: bool) -> bool:
+        """Whether a row that is reported is changed before it is sampled."""
+        return masked or not {*self.penalised, *self.biased}.isdisjoint(self.reporting)
+
+
 class Sampler:
     """Holds each slot's parameters on the device, and for slots with penalties the counts of their tokens."""
 
-    def __init__(self, slots: int, vocab_size: int, device: torch.device, ops: SamplingOps = sampling) -> None:
-        self._device = device
+    def __init__(self, slots: int, vocab_size: int, device: torch.device, ops: SamplingOps = sampler_ops) -> None:
         self._ops = ops
-        self._vocab_size = vocab_size
+        self._uploads = Uploads(device)
         self._wants: list[_Wants | None] = [None] * slots
         self._reals = torch.zeros(slots, 6, device=device)  # temperature, top_p, min_p, repetition, frequency, presence
         self._integers = torch.zeros(slots, 4, dtype=torch.int64, device=device)  # top_k, seed low, high, choice
@@ -122,9 +158,10 @@ class Sampler:
             self._counts.drop(init.slot)
             if wants.penalises:
                 self._counts.introduce(init.slot, unpack_ints(init.tokens), init.prompt_tokens)
-        slots = self._tensor([init.slot for init in inits])
-        self._reals[slots] = torch.tensor(reals, dtype=torch.float32).to(self._device)
-        self._integers[slots] = self._tensor(integers)
+        given = _integers([init.slot for init in inits]), np.array(reals, dtype=np.float32), _integers(integers)
+        slots, sent_reals, sent_integers = self._uploads.send(given)
+        self._reals[slots] = sent_reals
+        self._integers[slots] = sent_integers
 
     def sample(
         self,
@@ -138,71 +175,81 @@ class Sampler:
         `positions` are the output positions of the tokens to be sampled: 0 is the first after the prompt. A row whose
         mask allows nothing gets -1.
         """
-        wants = [self._of(slot) for slot in slots]
+        step = self._arrange(slots, positions)
+        numbers = slots, positions, step.plain, step.filtered, step.penalised, step.sequences, step.reporting
+        arrays = [*map(_integers, numbers), _integers([step.biased, step.bias_tokens])]
+        sent = self._uploads.send([*arrays, np.array(step.biases, dtype=np.float32)])
+        slot, position, plain, filtered, penalised, sequences, reporting, biased, biases = sent
         most, tokens = self._ops.largest(logits)
         finite = most.isfinite()  # NaN and inf are largest; -inf alone is a token that is never said
-        reporting = [row for row, want in enumerate(wants) if want.top_logprobs >= 0]
-        raw = logits[reporting] if reporting else logits
-        slot_index = self._tensor(slots)
-        adjusted = self._adjust(logits, wants, slots, positions)
+        raw = logits[reporting] if step.reporting and step.changes(masks is not None) else None
+        if step.penalised:
+            strengths = self._strengths(slot[penalised])
+            self._ops.apply_penalties_(logits, penalised, self._counts.table, sequences, strengths)
+        if step.biased:
+            add_bias(logits, biased[0], biased[1], biases)
         if masks is not None:
-            self._ops.apply_bitmask_(logits, masks().to(self._device))
-        if adjusted or masks is not None:
+            self._ops.apply_bitmask_(logits, self._uploads.send([masks().numpy()])[0])
+        if step.penalised or step.biased or masks is not None:
             most, tokens = self._ops.largest(logits)
             finite &= most.isfinite()
-        for filtered in (False, True):
-            rows = [row for row, want in enumerate(wants) if want.draws and want.filters == filtered]
-            for block in _blocks(rows, max(1, _BLOCK // self._vocab_size)):
-                chosen = [positions[row] for row in block]
-                tokens[block] = self._draw(logits[block], slot_index[block], chosen, filtered)
+        if step.plain:
+            tokens[plain] = self._draw(logits, plain, slot, position, filters=False)
+        if step.filtered:
+            tokens[filtered] = self._draw(logits, filtered, slot, position, filters=True)
         tokens = torch.where(finite, tokens, -1)
-        penalised = [row for row, want in enumerate(wants) if want.penalises]
-        if penalised:
-            self._counts.add([slots[row] for row in penalised], tokens[penalised])
-        if not reporting:
+        if step.penalised:
+            self._counts.add(sequences, tokens[penalised])
+        if not step.reporting:
             return Sampled(tokens, None)
-        tops = [wants[row].top_logprobs for row in reporting]
-        values = token_logprobs(raw, tokens[reporting].clamp(min=0), max(tops))
-        return Sampled(tokens, TokenLogprobs(reporting, tops, *values))
+        said, top = tokens[reporting].clamp(min=0), max(step.tops)
+        scores = self._ops.token_logprobs(logits if raw is None else raw, said, top, reporting if raw is None else None)
+        return Sampled(tokens, TokenLogprobs(step.reporting, step.tops, *scores))
 
     def count(self, slot: int, tokens: Sequence[int]) -> None:
         """Tokens that a slot was given without sampling; those sampled are counted already."""
         if self._of(slot).penalises:
-            for token in tokens:
-                self._counts.add([slot], self._tensor([token]))
+            rows = self._counts.rows([slot]) * len(tokens)
+            self._counts.add(*self._uploads.send([_integers(rows), _integers(tokens)]))
 
-    def _draw(
-        self, logits: torch.Tensor, slots: torch.Tensor, positions: Sequence[int], filtered: bool
-    ) -> torch.Tensor:
-        temperature, top_p, min_p = self._reals[slots, :3].unbind(1)
-        top_k, seed_low, seed_high, choice = self._integers[slots].unbind(1)
-        noise = NoiseKey(seed_low, seed_high, choice, self._tensor(positions))
-        return self._ops.sample(logits, temperature, Filters(top_k, top_p, min_p) if filtered else None, noise)
-
-    def _adjust(
-        self, logits: torch.Tensor, wants: Sequence[_Wants], slots: Sequence[int], positions: Sequence[int]
-    ) -> bool:
-        """Penalties, biases and suppressed ids, in place. Says whether there were any."""
+    def _arrange(self, slots: Sequence[int], positions: Sequence[int]) -> _Arrangement:
+        wants = [self._of(slot) for slot in slots]
         penalised = [row for row, want in enumerate(wants) if want.penalises]
-        if penalised:
-            who = [slots[row] for row in penalised]
-            repetition, frequency, presence = self._reals[self._tensor(who), 3:].unbind(1)
-            strengths = Penalties(repetition=repetition, frequency=frequency, presence=presence)
-            counts = self._counts.of(who)
-            logits[penalised] = apply_penalties(logits[penalised], *counts, strengths)
-        rows: list[int] = []
+        reporting = [row for row, want in enumerate(wants) if want.top_logprobs >= 0]
+        biased: list[int] = []
         tokens: list[int] = []
         values: list[float] = []
         for row, want in enumerate(wants):
-            biased, bias = want.bias
+            ids, bias = want.bias
             suppressed = want.suppressed_ids if positions[row] < want.min_new_tokens else []
-            rows += [row] * (len(biased) + len(suppressed))
-            tokens += biased + suppressed
+            biased += [row] * (len(ids) + len(suppressed))
+            tokens += ids + suppressed
             values += bias + [want.suppression] * len(suppressed)
-        if rows:
-            index = self._tensor([rows, tokens])
-            add_bias(logits, index[0], index[1], torch.tensor(values, dtype=torch.float32).to(self._device))
-        return bool(penalised or rows)
+        return _Arrangement(
+            plain=[row for row, want in enumerate(wants) if want.draws and not want.filters],
+            filtered=[row for row, want in enumerate(wants) if want.draws and want.filters],
+            penalised=penalised,
+            sequences=self._counts.rows([slots[row] for row in penalised]),
+            reporting=reporting,
+            tops=[wants[row].top_logprobs for row in reporting],
+            biased=biased,
+            bias_tokens=tokens,
+            biases=values,
+        )
+
+    def _draw(
+        self, logits: torch.Tensor, rows: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, *, filters: bool
+    ) -> torch.Tensor:
+        if len(rows) < len(logits):
+            logits, slot, position = logits[rows], slot[rows], position[rows]
+        temperature, top_p, min_p = self._reals[slot, :3].unbind(1)
+        top_k, seed_low, seed_high, choice = self._integers[slot].unbind(1)
+        noise = NoiseKey(seed_low, seed_high, choice, position)
+        return self._ops.sample(logits, temperature, Filters(top_k, top_p, min_p) if filters else None, noise)
+
+    def _strengths(self, slots: torch.Tensor) -> Penalties:
+        repetition, frequency, presence = self._reals[slots, 3:].unbind(1)
+        return Penalties(repetition=repetition, frequency=frequency, presence=presence)
 
     def _of(self, slot: int) -> _Wants:
         wants = self._wants[slot]
@@ -210,9 +257,6 @@ class Sampler:
             raise ValueError(f"slot {slot} was never introduced")
         return wants
 
-    def _tensor(self, values: Sequence[object]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device)
 
-
-def _blocks(rows: list[int], size: int) -> list[list[int]]:
-    return [rows[first : first + size] for first in range(0, len(rows), size)]
+def _integers(numbers: Any) -> Array:
+    return np.array(numbers, dtype=np.int64)

@@ -12,10 +12,9 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.scheduler.core.plan import PageUpdate, Row, SlotInit
+from tercet.scheduler.executor.uploads import Uploads
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]]
-
-_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,6 +35,7 @@ class SlotTables:
     def __init__(self, slots: int, length: int, *, page_size: int, groups: int, device: torch.device) -> None:
         """`length` tokens are the most that a slot holds."""
         self._device = device
+        self._uploads = Uploads(device)
         self._length = length
         self._page_size = page_size
         self._tokens = torch.zeros(slots, length, dtype=torch.int32, device=device)
@@ -82,7 +82,7 @@ class SlotTables:
         written = slots[sampling] * self._length + ends[sampling]
         paged = [self._place(pages, slots, ends, row_of, positions) for pages in self._pages]
         integers = (query_start.astype(np.int32), ends.astype(np.int32), positions, places)
-        sent = self._send(
+        sent = self._uploads.send(
             [*integers, query_start[1:][sampling] - 1, written, *(part for pair in paged for part in pair)]
         )
         start, kv_lens, position, place, sample_index, sampled_places, *of_groups = sent
@@ -115,20 +115,3 @@ class SlotTables:
         page_table = pages[:, :width].take(slots, axis=0)
         page, offset = np.divmod(positions, self._page_size)
         return page_table, page_table[row_of, page].astype(np.int64) * self._page_size + offset
-
-    def _send(self, arrays: Sequence[Integers]) -> list[torch.Tensor]:
-        """The arrays on the device, by one copy that the host does not wait for."""
-        if self._device.type == "cpu":
-            return [torch.from_numpy(array) for array in arrays]
-        sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
-        staged = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
-        memory, views, first = staged.numpy(), [], 0
-        for array, size in zip(arrays, sizes, strict=True):
-            memory[first : first + array.nbytes] = array.reshape(-1).view(np.uint8)
-            views.append(slice(first, first + array.nbytes))
-            first += size
-        sent = staged.to(self._device, non_blocking=True)
-        return [
-            sent[view].view(torch.from_numpy(array).dtype).view(array.shape)
-            for view, array in zip(views, arrays, strict=True)
-        ]

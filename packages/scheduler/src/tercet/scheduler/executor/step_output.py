@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -16,7 +17,7 @@ Settle = Callable[[Sequence[int]], Outcome]
 
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs:
-    """Log-probabilities of consecutive prompt tokens of one row, on the host."""
+    """Log-probabilities of consecutive prompt tokens of one row."""
 
     row: int
     chosen: torch.Tensor  # float32 [tokens]
@@ -38,18 +39,21 @@ class StepOutput:
         self._step = plan.step
         self._rows = len(plan.rows)
         self._sampling_rows = sampling_rows
-        self._prompts = prompts
         self._settle = settle
         self._result: StepResult | None = None
-        self._tokens = None if sampled is None else _to_host(sampled.tokens)
-        self._logprobs = None
-        if sampled is not None and (given := sampled.logprobs) is not None:
-            values = (_to_host(given.chosen), _to_host(given.top_ids), _to_host(given.top_logprobs))
-            self._logprobs = TokenLogprobs(given.rows, given.tops, *values)
-        self._copied: torch.Event | None = None
-        if sampled is not None and sampled.tokens.is_cuda:
-            self._copied = torch.Event(device=sampled.tokens.device)
-            self._copied.record()
+        left = [] if sampled is None else [sampled.tokens]
+        logprobs = None if sampled is None else sampled.logprobs
+        if logprobs is not None:
+            left += [logprobs.chosen, logprobs.top_ids, logprobs.top_logprobs]
+        for part in prompts:
+            left += [part.chosen, part.top_ids, part.top_logprobs]
+        copies, self._copied = _start_copies(left)
+        self._tokens = None if sampled is None else copies.pop(0)
+        self._logprobs: TokenLogprobs | None = None
+        if logprobs is not None:
+            self._logprobs = TokenLogprobs(logprobs.rows, logprobs.tops, *copies[:3])
+            del copies[:3]
+        self._prompts = [PromptLogprobs(part.row, *copies[3 * at : 3 * at + 3]) for at, part in enumerate(prompts)]
 
     def result(self) -> StepResult:
         """Wait for the copies, and say what the step gave."""
@@ -95,5 +99,25 @@ def _packed(chosen: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Ten
     return Logprobs(pack_floats(chosen.tolist()), top_ids.shape[1], ids, logprobs)
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", non_blocking=True)
+def _start_copies(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Event | None]:
+    """(the tensors on the host, what happens when they are there: None if they are).
+
+    On a stream of their own, which waits for nothing but this step: the next one need not end first, nor begin later.
+    """
+    if not tensors or not tensors[0].is_cuda:
+        return [*tensors], None
+    device = tensors[0].device
+    stream = _copy_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # torch takes pinned memory for them
+        copied = torch.Event(device=device)
+        copied.record()
+    for tensor in tensors:
+        tensor.record_stream(stream)  # the memory is another's only when it has been read
+    return copies, copied
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library
 from tercet.kernels.native.linear import Quantization
 from tercet.kernels.native.ops import NativeOps
-from tercet.kernels.ops import sampling
+from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
@@ -233,10 +233,10 @@ def _sampling_ops(model: Model, device: torch.device) -> SamplingOps:
     if isinstance(model, NativeCausalLM):
         return NativeOps(load_library())
     if device.type == "cuda" and not missing_triton(device):
-        from tercet.kernels.triton import sampler_ops
+        from tercet.kernels.triton import sampler_ops as fused_ops
 
-        return sampler_ops
-    return sampling
+        return fused_ops
+    return sampler_ops
 
 
 def _grammars(options: WorkerOptions, config: ModelConfig) -> SlotGrammars | None:

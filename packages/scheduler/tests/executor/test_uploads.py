@@ -1,0 +1,33 @@
+import numpy as np
+import torch
+
+from tercet.scheduler.executor.uploads import Array, Uploads, pack_into, starts, unpack
+
+ARRAYS: list[Array] = [
+    np.array([3, -1, 1 << 62]),
+    np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int32)[:, 1:],  # 16 bytes, not contiguous
+    np.array([], dtype=np.int64),
+    np.array([0.5, -np.inf, -1e30], dtype=np.float32),  # 12 bytes
+    np.array([7]),
+]
+
+
+def test_many_arrays_are_one_piece_and_come_out_as_they_went_in() -> None:
+    staged = torch.full((starts(ARRAYS)[-1],), 255, dtype=torch.uint8)
+    pack_into(staged, ARRAYS)
+    views = unpack(staged.clone(), ARRAYS)  # as the device has them
+    for view, array in zip(views, ARRAYS, strict=True):
+        assert torch.equal(view, torch.from_numpy(array))
+        assert view.dtype == torch.from_numpy(array).dtype
+    assert len({view.untyped_storage().data_ptr() for view in views}) == 1
+    assert starts(ARRAYS) == [0, 24, 40, 40, 56, 64]
+
+
+def test_nothing_is_sent_as_nothing() -> None:
+    assert unpack(torch.empty(starts([])[-1], dtype=torch.uint8), []) == []
+    assert [tensor.tolist() for tensor in Uploads(torch.device("cpu")).send([np.array([], dtype=np.int64)])] == [[]]
+
+
+def test_on_a_cpu_nothing_is_copied() -> None:
+    (tensor,) = Uploads(torch.device("cpu")).send([ARRAYS[0]])
+    assert tensor.data_ptr() == ARRAYS[0].ctypes.data
