@@ -154,6 +154,7 @@ def test_a_part_of_another_server_never_connects(start: Start, tmp_path: Path) -
     frontend = start(FRONTEND, at(scheduler, SCHEDULER), key=_stranger(tmp_path, FRONTEND))
     friend = start(FRONTEND, at(scheduler, SCHEDULER), peer="frontend-1")
     Listener(friend).wait_for(PeerUp, "scheduler-0")
+    Listener(scheduler).wait_for(PeerUp, "frontend-1")
     wait(lambda: frontend.counters.get("refused_full", 0) >= 3)
     assert [peer.peer for peer in scheduler.peers()] == ["frontend-1"]
 
