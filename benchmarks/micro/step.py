@@ -32,6 +32,7 @@ class Stopwatch:
             setattr(functions, name, self._timed(function))
 
     def stop(self) -> None:
+        """Leave the functions as they were."""
         for name, function in self._untimed.items():
             setattr(self._functions, name, function)
 
