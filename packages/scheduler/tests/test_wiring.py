@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -90,7 +90,8 @@ def test_the_dtype_of_the_cache_decides_what_fits_and_who_may_take_over(
 ) -> None:
     path = checkpoints("llama")
     pages, weights = [], []
-    for dtype in ("bfloat16", "fp8_e4m3"):
+    dtypes: tuple[Literal["bfloat16", "fp8_e4m3"], ...] = ("bfloat16", "fp8_e4m3")
+    for dtype in dtypes:
         model = ModelOptions(model=str(path), device="cpu", kv_cache_dtype=dtype, kv_cache_bytes=1 << 16)
         executor = build_torch(model, ScheduleOptions(), path, lambda *_: None)
         pages.append(executor.capacity.groups[0].pages)

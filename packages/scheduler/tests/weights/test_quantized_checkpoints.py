@@ -116,7 +116,20 @@ LINEARS = {
 }
 
 
-def write(kind: str, directory: Path, full: tuple[str, ...] = ()) -> Path:
+EXPERTS = 8
+MIXTURE = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+}
+MIXTURE_LINEARS = {name: size for name, size in LINEARS.items() if name.startswith("self_attn.")}
+MIXTURE_LINEARS["block_sparse_moe.gate"] = (EXPERTS, HIDDEN)
+for expert in range(EXPERTS):
+    for part, size in (("w1", (INNER, HIDDEN)), ("w2", (HIDDEN, INNER)), ("w3", (INNER, HIDDEN))):
+        MIXTURE_LINEARS[f"block_sparse_moe.experts.{expert}.{part}"] = size
+
+
+def write(kind: str, directory: Path, full: tuple[str, ...] = (), *, mixture: bool = False) -> Path:
     """A checkpoint of a kind, and beside it in `full` the same weights without quantisation. Returns the latter."""
     torch.manual_seed(0)
     plain = {"model.embed_tokens.weight": torch.randn(50, HIDDEN), "lm_head.weight": torch.randn(50, HIDDEN)}
@@ -127,7 +140,7 @@ def write(kind: str, directory: Path, full: tuple[str, ...] = ()) -> Path:
             stored[f"model.layers.{layer}.{norm}.weight"] = plain[f"model.layers.{layer}.{norm}.weight"] = torch.rand(
                 HIDDEN
             )
-        for part, (n, k) in LINEARS.items():
+        for part, (n, k) in (MIXTURE_LINEARS if mixture else LINEARS).items():
             name = f"model.layers.{layer}.{part}"
             tensors, weight = WRITERS[kind](name, n, k)
             plain[f"{name}.weight"] = weight
@@ -135,7 +148,7 @@ def write(kind: str, directory: Path, full: tuple[str, ...] = ()) -> Path:
     other = directory.with_name(directory.name + "-full")
     for path, weights, extra in ((directory, stored, {"quantization_config": QUANTIZATION[kind]}), (other, plain, {})):
         path.mkdir()
-        (path / "config.json").write_text(json.dumps(CONFIG | extra))
+        (path / "config.json").write_text(json.dumps(CONFIG | (MIXTURE if mixture else {}) | extra))
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path / "model.safetensors")
     return other
 
@@ -173,6 +186,42 @@ def test_layers_stored_in_full_stay_so(kind: str, tmp_path: Path) -> None:
     assert (layer.mlp.down_proj.quantised, layer.self_attn.o_proj.quantised) == (None, None)
     assert layer.mlp.gate_up_proj.quantised is not None
     torch.testing.assert_close(logits(model), logits(load(full)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq", "channel", "deepseek"])
+def test_experts_are_put_in_full(kind: str, tmp_path: Path) -> None:
+    some = "block_sparse_moe.experts.3.w2"
+    full = write(kind, tmp_path / "model", full=("block_sparse_moe.gate", some), mixture=True)
+    model, plain = load(tmp_path / "model"), load(full)
+    experts = {name: weight for name, weight in model.named_parameters() if ".experts." in name}
+    assert len(experts) == 2 * LAYERS
+    for name, weight in experts.items():
+        torch.testing.assert_close(weight, plain.get_parameter(name), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-4)
+
+
+def test_a_missing_scale_of_an_expert_is_named(tmp_path: Path) -> None:
+    write("awq", tmp_path / "model", full=("block_sparse_moe.gate",), mixture=True)
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.block_sparse_moe.experts.7.w3.scales"]
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=r"missing: model\.layers\.1\.block_sparse_moe\.experts\.7\.w3\.scales$"):
+        load(tmp_path / "model")
+
+
+def test_quantised_experts_in_one_tensor_are_refused(tmp_path: Path) -> None:
+    write("deepseek", tmp_path / "model", full=("block_sparse_moe.gate",), mixture=True)
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if "block_sparse_moe" not in name}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}.mlp"
+        tensors[f"{prefix}.gate.weight"] = torch.zeros(EXPERTS, HIDDEN)
+        tensors[f"{prefix}.experts.gate_up_proj"] = torch.zeros(EXPERTS, 2 * INNER, HIDDEN).to(torch.float8_e4m3fn)
+        tensors[f"{prefix}.experts.down_proj"] = torch.zeros(EXPERTS, HIDDEN, INNER).to(torch.float8_e4m3fn)
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=r"layers\.0\.mlp\.experts: quantised experts in one tensor"):
+        load(tmp_path / "model")
 
 
 def test_quantised_layers_go_through_the_operations_passed_in(tmp_path: Path) -> None:

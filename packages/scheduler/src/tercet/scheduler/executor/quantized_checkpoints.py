@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, pack_int4
+from tercet.scheduler.executor.checkpoint_names import ExpertNames
 from tercet.scheduler.executor.quantized_config import Quantization
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.layers import FusedLinear, Linear
+from tercet.scheduler.models.moe import Experts
 
 Read = Callable[[str], torch.Tensor]
 """The stored tensor of a name, on the host."""
@@ -32,7 +34,8 @@ _UNUSED = ("input_scale", "activation_scale")
 class QuantizedLinear:
     """A linear layer of the model, and the names of its parts in the checkpoint with each one's outputs."""
 
-    module: Linear
+    target: Linear | torch.Tensor
+    """A layer that can hold a quantised weight, or the memory that a weight is put into in full."""
     parts: dict[str, int]
     inputs: int
     quantization: Quantization
@@ -60,12 +63,14 @@ class QuantizedLinear:
         return [f"{prefix}.{name}" for prefix in self.parts for name in (self.quantization.scales, "g_idx", *_UNUSED)]
 
     def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
-        """Give the layer its weight: quantised, or in full where a `dtype` is named."""
+        """Give the layer its weight: quantised, or in full where a `dtype` is named or it can be no other way."""
         weight = _joined([self._part(prefix, read) for prefix in self.parts])
-        if dtype is None:
-            self.module.quantised = weight.to(device)
+        if isinstance(self.target, torch.Tensor):
+            self.target.copy_(dequantise(weight, self.target.dtype))
+        elif dtype is None:
+            self.target.quantised = weight.to(device)
         else:
-            self.module.weight = nn.Parameter(dequantise(weight, dtype).to(device), requires_grad=False)
+            self.target.weight = nn.Parameter(dequantise(weight, dtype).to(device), requires_grad=False)
 
     def _part(self, prefix: str, read: Read) -> QuantisedWeight:
         quantization = self.quantization
@@ -111,10 +116,14 @@ def quantized_linears(
 ) -> list[QuantizedLinear]:
     """The layers that a checkpoint has quantised; those it stores in full get memory here, on the model's device.
 
-    Raises ModelError for a layer of which only some parts are quantised, and for shapes that cannot be.
+    Of experts each projection is a layer, put in full: no kernel here computes with quantised experts. Raises
+    ModelError for a layer of which only some parts are quantised, and for shapes that cannot be.
     """
     found = []
-    for path, module in model.named_modules():
+    names = ExpertNames.of(stored)
+    for path, module in names.modules(model):
+        if isinstance(module, Experts):
+            found += _quantized_experts(path, module, names, quantization, stored)
         if not isinstance(module, Linear) or not module.weight.is_meta:
             continue
         outputs, inputs = module.weight.shape
@@ -132,6 +141,21 @@ def quantized_linears(
         else:
             device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
             module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
+    return found
+
+
+def _quantized_experts(
+    path: str, experts: Experts, names: ExpertNames, quantization: Quantization, stored: Mapping[str, StoredTensor]
+) -> list[QuantizedLinear]:
+    if names.parts is None:
+        if any(tensor.dtype == "F8_E4M3" for name, tensor in stored.items() if name.startswith(f"{path}.")):
+            raise ModelError(f"{path}: quantised experts in one tensor are not supported, only one by one")
+        return []
+    found = []
+    for prefix, row in names.rows(path, experts).items():
+        if _is_quantised(prefix, quantization, stored):
+            found.append(QuantizedLinear(row, {prefix: len(row)}, row.shape[1], quantization))
+            _check_sizes(found[-1])
     return found
 
 

@@ -38,7 +38,8 @@ def load_weights(
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     quantization = model.config.quantization
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
-    targets = checkpoint_tensors(model, stored)
+    in_full = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}  # of experts, but not yet
+    targets = {name: target for name, target in checkpoint_tensors(model, stored).items() if name not in in_full}
     check_fit(directory, targets | _expected(linears, stored), files, tied_head=model.lm_head is None)
     total = sum(tensor.end - tensor.start for tensor in stored.values())
     done = 0
