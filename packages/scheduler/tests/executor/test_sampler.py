@@ -205,3 +205,26 @@ def test_counts_outgrow_their_first_table() -> None:
     logits[:, 4] = 0.9
     logits[:, 6] = 0.1
     assert sampler.sample(logits, range(23), [2] * 23).tokens.tolist() == [6] * 23
+
+
+def test_rows_that_nothing_changes_are_scored_where_they_lie(ops: SamplingOps) -> None:
+    """Beside one that is penalised and does not report, and one that reports what it was before it was changed."""
+    given = [
+        init(0, presence_penalty=2.0, temperature=0.0),
+        init(1, temperature=1.3, top_p=0.7, top=2),
+        init(2, temperature=0.0, top=0),
+        init(3, temperature=0.9),
+    ]
+    changed = init(4, repetition_penalty=3.0, temperature=0.0, top=1)
+    raw = logits_of(0, 5)
+    expected = raw.double().log_softmax(-1).float()
+    for inits in (given, [*given, changed]):
+        rows = len(inits)
+        sampler = Sampler(5, VOCAB, CPU, ops)
+        sampler.introduce(inits)
+        sampled = sampler.sample(raw[:rows].clone(), range(rows), [0] * rows)
+        assert sampled.logprobs is not None
+        reporting = [1, 2, 4][: rows - 2]
+        assert sampled.logprobs.rows == reporting
+        torch.testing.assert_close(sampled.logprobs.chosen, expected[reporting, sampled.tokens[reporting]])
+        torch.testing.assert_close(sampled.logprobs.top_logprobs[0], expected[1].topk(2).values)

@@ -78,8 +78,8 @@ class ModelOptions:
     """Memory for keys and values; otherwise a stated share of what is free."""
     page_size: int = 16
     """Tokens in one page of the KV cache."""
-    max_running_requests: int = 64
-    """Choices that may run at the same time."""
+    max_running_requests: int | None = None
+    """Choices that may run at the same time; otherwise 64, and 256 on a GPU."""
     context_length: int | None = None
     """Shorter than the model's own, to save memory."""
 
@@ -91,6 +91,10 @@ class ModelOptions:
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
 
+    def slots(self, *, gpu: bool) -> int:
+        """Choices that run at the same time."""
+        return self.max_running_requests or (256 if gpu else 64)
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -99,16 +103,25 @@ class ScheduleOptions:
 
     schedule_policy: PolicyName = PolicyName.LPM
     """Which waiting request goes first: lpm (longest cached prefix), fcfs or priority."""
-    chunked_prefill_size: int = 512
-    """Tokens that one step may compute."""
+    chunked_prefill_size: int | None = None
+    """Tokens that one step may compute; otherwise 512, and 8192 on a GPU."""
     max_queued_requests: int = 4096
     """Waiting choices past which new requests are refused."""
     disable_radix_cache: Annotated[bool, Parameter(negative="")] = False
     """Do not share cached prefixes between requests."""
-    overlap: Literal[0, 1] = 0
-    """Steps in flight while the next one is planned."""
+    overlap: Literal[0, 1] | None = None
+    """Steps in flight while the next one is planned; otherwise 0, and 1 on a GPU."""
 
     def __post_init__(self) -> None:
         for option in ("chunked_prefill_size", "max_queued_requests"):
-            if getattr(self, option) < 1:
+            value = getattr(self, option)
+            if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1")
+
+    def step_tokens(self, *, gpu: bool) -> int:
+        """Tokens of one step."""
+        return self.chunked_prefill_size or (8192 if gpu else 512)
+
+    def steps_ahead(self, *, gpu: bool) -> int:
+        """`overlap`, decided."""
+        return int(gpu) if self.overlap is None else self.overlap

@@ -46,6 +46,15 @@ ReportBytes = Callable[[int, int], None]
 """Told (bytes done, bytes in all) while weights load."""
 
 
+def on_gpu(options: ModelOptions) -> bool:
+    """Whether a model runs on a GPU, which wants more at once than a CPU."""
+    if options.executor != "torch" or options.device == "cpu":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, report: ReportBytes) -> Executor:
     """The real thing."""
     import torch
@@ -54,21 +63,22 @@ def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, re
 
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {options.device}: this machine has no such device")
+    gpu = on_gpu(options)
     worker = WorkerOptions(
         model=path,
         dtype=options.dtype,
         device=options.device,
         load_format="dummy" if options.load_format == "dummy" else "safetensors",
-        slots=options.max_running_requests,
+        slots=options.slots(gpu=gpu),
         context_length=options.context_length,
         page_size=options.page_size,
-        step_tokens=schedule.chunked_prefill_size,
+        step_tokens=schedule.step_tokens(gpu=gpu),
         kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_bytes=options.kv_cache_bytes,
         attention_backend=options.attention_backend,
         quantization=options.quantization,
         threads=options.threads,
-        overlap=schedule.overlap > 0,
+        overlap=schedule.steps_ahead(gpu=gpu) > 0,
         grammar_backend=options.grammar_backend,
     )
     return TpModelWorker(worker, report)
@@ -83,11 +93,12 @@ def build_fake(options: ModelOptions, schedule: ScheduleOptions, path: Path, rep
     if not isinstance(length, int) or not isinstance(vocab_size, int):
         raise ModelError(f"{path}/config.json lacks max_position_embeddings or vocab_size")
     length = options.context_length or length
-    pages = options.max_running_requests * -(-length // options.page_size)
+    slots = options.slots(gpu=False)
+    pages = slots * -(-length // options.page_size)
     capacity = Capacity(
         page_size=options.page_size,
         groups=[CacheGroup("full", pages)],
-        slots=options.max_running_requests,
+        slots=slots,
         context_length=length,
         vocab_size=vocab_size,
         eos_token_ids=[],
@@ -215,14 +226,14 @@ class SchedulerProcess:
 
     def _looped(self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT]) -> SchedulerLoop[PlanT, ResultT]:
         outbox = Outbox(self._node.send, time.monotonic)
-        overlap = self._schedule.overlap
+        overlap = self._schedule.steps_ahead(gpu=on_gpu(self._model))
         return SchedulerLoop(core, executor, self._node.drain, outbox, self._board, time.monotonic, overlap=overlap)
 
     def _core_config(self) -> CoreConfig:
         schedule = self._schedule
         return CoreConfig(
             policy=schedule.schedule_policy,
-            token_budget=schedule.chunked_prefill_size,
+            token_budget=schedule.step_tokens(gpu=on_gpu(self._model)),
             max_queued=schedule.max_queued_requests,
             radix_cache=not schedule.disable_radix_cache,
         )
