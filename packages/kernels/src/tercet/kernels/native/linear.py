@@ -1,13 +1,12 @@
 """Packed weights of linear layers: laid out once, when a model is loaded, as the native kernels read them."""
 
-import contextlib
 import ctypes
-import mmap
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from tercet.kernels.memory import zeros
 from tercet.kernels.native import abi
 from tercet.kernels.native.library import Library
 from tercet.kernels.ops.linear import quantise_int4, quantise_weight
@@ -17,7 +16,6 @@ Quantization = Literal["none", "int8", "int4"]
 
 _PANEL = 16
 """Outputs of a panel: see csrc/format.h."""
-_HUGE_PAGE = 1 << 21
 _SLICE = 256 * _PANEL
 """Outputs that are rounded at a time."""
 
@@ -81,7 +79,7 @@ def pack_linear(
     outputs, inputs = weight.shape
     form = {"none": abi.FORMATS[weight.dtype], "int8": abi.INT8, "int4": abi.INT4}[quantization]
     size = library.functions.packed_bytes(sum(_padded(len(part)) for part in parts), inputs, form)
-    panels = _memory(int(size))
+    panels = zeros([int(size)], torch.uint8)
     rounded = [
         piece for i, part in enumerate(parts) for piece in _pack_part(library, part, form, i, len(parts), panels)
     ]
@@ -115,16 +113,6 @@ def _pack_part(
         piece = piece.contiguous()
         library.functions.pack(piece.data_ptr(), *piece.shape, form, *where)
     return rounded
-
-
-def _memory(size: int) -> torch.Tensor:
-    """Zeroed bytes, on huge pages where the system gives them: reading weights through takes fewer address lookups."""
-    if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(size, dtype=torch.uint8)
-    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        region.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(region, dtype=torch.uint8)
 
 
 def _padded(count: int) -> int:

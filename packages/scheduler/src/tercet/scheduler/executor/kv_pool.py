@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tercet.kernels import memory
 from tercet.kernels.ops.store_kv import E4M3, store_kv
 from tercet.scheduler.core.plan import PageCopy
 
@@ -68,8 +69,7 @@ class KVPool:
         for group in groups:
             for layer in group.layers:
                 size = (group.pages + spare, shape.page_size, shape.kv_heads, shape.head_dim)
-                self._keys[layer] = torch.zeros(size, dtype=shape.dtype, device=device)
-                self._values[layer] = torch.zeros(size, dtype=shape.dtype, device=device)
+                self._keys[layer], self._values[layer] = (_zeros(size, shape.dtype, device) for _ in range(2))
 
     @property
     def bytes(self) -> int:
@@ -111,3 +111,9 @@ class KVPool:
             for layer in group.layers:
                 for cache in self.layer(layer):
                     cache[target] = cache[source]
+
+
+def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return memory.zeros(size, dtype)
+    return torch.zeros(size, dtype=dtype, device=device)
