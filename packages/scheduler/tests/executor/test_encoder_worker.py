@@ -40,6 +40,10 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBertModel", MODERN),
     "modernbert_masked": ("ModernBertForMaskedLM", GLOBAL_ONLY),
     "qwen3": ("Qwen3Model", GROUPED),
+    "qwen3_moe": (
+        "Qwen3MoeModel",
+        {**GROUPED, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
     "qwen3_lm": ("Qwen3ForCausalLM", {**GROUPED, "tie_word_embeddings": False}),
     "qwen3_sliding": (
         "Qwen3Model",
