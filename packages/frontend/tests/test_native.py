@@ -71,6 +71,9 @@ async def test_generate_takes_one_prompt(engine_of: EngineOf, http_of: HttpOf, b
         assert (await http_of(served).post("/generate", json=body)).status_code == 400
 
 
+ASKED = [{"role": "user", "content": "hello"}]
+
+
 async def test_tokenize_and_detokenize(engine_of: EngineOf, http_of: HttpOf, tokenizer: Tokenizer) -> None:
     text = "the quick <|im_end|> fox"
     async with serving(engine_of()) as served:
@@ -79,13 +82,18 @@ async def test_tokenize_and_detokenize(engine_of: EngineOf, http_of: HttpOf, tok
         back = (await http.post("/detokenize", json={"tokens": ids["tokens"]})).json()
         bare = (await http.post("/detokenize", json={"tokens": ids["tokens"], "skip_special_tokens": True})).json()
         wrong = await http.post("/detokenize", json={"tokens": [99999]})
-        chat = (await http.post("/tokenize", json={"messages": [{"role": "user", "content": "hello"}]})).json()
+        chat = (await http.post("/tokenize", json={"messages": ASKED})).json()
+        tools = [{"type": "function", "function": {"name": "look_up"}}]
+        told = (await http.post("/tokenize", json={"messages": ASKED, "tools": tools})).json()
+        lost = await http.post("/tokenize", json={"prompt": text, "tools": tools})
         other = await http.post("/tokenize", json={"prompt": text, "model": "other"})
     assert ids == {"tokens": tokenizer.encode(text).ids, "count": len(ids["tokens"]), "max_model_len": 128}
     assert back["text"] == text
     assert bare["text"] == "the quick  fox"
     assert wrong.status_code == 400
     assert chat["tokens"] == tokenizer.encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n").ids
+    assert "look_up" in tokenizer.decode(told["tokens"])
+    assert lost.status_code == 400
     assert other.status_code == 404
 
 

@@ -10,6 +10,9 @@
 namespace pool {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+using Duration = Clock::duration;
+
 // Between the loops of a step threads spin this long; then they sleep, so that an idle server costs nothing and a
 // core is lent to the server's other processes.
 constexpr std::chrono::microseconds SPIN{30};
@@ -27,13 +30,13 @@ class Gate {
   public:
     template <class Done>
     void wait(Done done) {
-        auto end = std::chrono::steady_clock::now() + SPIN;
+        auto end = Clock::now() + SPIN;
         do {
             for (int i = 0; i < 32; i++) {
                 if (done()) return;
                 relax();
             }
-        } while (std::chrono::steady_clock::now() < end);
+        } while (Clock::now() < end);
         std::unique_lock<std::mutex> lock(mutex_);
         sleepers_.fetch_add(1);  // before the last look at done(), and wake() looks at it after done() was made true
         while (!done()) changed_.wait(lock);
@@ -50,6 +53,35 @@ class Gate {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::atomic<int> sleepers_{0};
+};
+
+// Whether other threads are worth their while. One whose core another process wants may be taken off it in the middle
+// of a task, and then all wait for it. Where that costs more than the help is worth, loops are run without help for a
+// while; each time that it is found so again, for twice as long.
+class Judgement {
+  public:
+    bool wants_help() {
+        if (alone_ == 0) return true;
+        alone_--;
+        return false;
+    }
+
+    // After a loop with help: how long the caller worked on `own` of its tasks, and then waited for the others.
+    void note(Duration worked, Duration waited, int64_t own, int64_t tasks) {
+        if (own == 0) return;
+        with_help_ += worked + waited, without_ += worked * tasks / own;
+        if (++seen_ < WINDOW) return;
+        if (with_help_ > without_)
+            alone_ = next_, next_ = next_ < LONGEST ? 2 * next_ : LONGEST;
+        else
+            next_ = SHORTEST;
+        with_help_ = without_ = {}, seen_ = 0;
+    }
+
+  private:
+    static constexpr int WINDOW = 64, SHORTEST = 512, LONGEST = 8192;  // loops; a step has about a hundred
+    Duration with_help_{}, without_{};
+    int seen_ = 0, alone_ = 0, next_ = SHORTEST;
 };
 
 constexpr uint32_t CLOSED = UINT32_MAX;
@@ -75,7 +107,8 @@ class Threads {
 
     void run(int64_t tasks, Body body, void* context) {
         std::unique_lock<std::mutex> lock(caller_, std::try_to_lock);
-        if (tasks < 2 || !lock.owns_lock() || workers_.empty() || tasks > INT32_MAX) {
+        bool possible = tasks > 1 && lock.owns_lock() && !workers_.empty() && tasks <= INT32_MAX;
+        if (!possible || !judgement_.wants_help()) {
             for (int64_t task = 0; task < tasks; task++) body(context, task);
             return;
         }
@@ -86,9 +119,12 @@ class Threads {
         tasks_.store(tasks, std::memory_order_relaxed);
         done_.store(0, std::memory_order_relaxed);
         ticket_.store(loop << 32);
+        auto begin = Clock::now();
         posted_.wake();
-        take_tasks(uint32_t(loop));
+        int64_t own = take_tasks(uint32_t(loop));
+        auto worked = Clock::now();
         finished_.wait([&] { return done_.load() == tasks; });
+        judgement_.note(worked - begin, Clock::now() - worked, own, tasks);
     }
 
   private:
@@ -107,14 +143,16 @@ class Threads {
         return uint32_t(ticket >> 32) != loop && uint32_t(ticket) != CLOSED;
     }
 
-    void take_tasks(uint32_t loop) {
-        for (;;) {
+    // Returns how many it took.
+    int64_t take_tasks(uint32_t loop) {
+        for (int64_t taken = 0;;) {
             uint64_t ticket = ticket_.load();
             int64_t tasks = tasks_.load(std::memory_order_relaxed), task = uint32_t(ticket);
             Body body = body_.load(std::memory_order_relaxed);
             void* context = context_.load(std::memory_order_relaxed);
-            if (uint32_t(ticket >> 32) != loop || task >= tasks) return;
+            if (uint32_t(ticket >> 32) != loop || task >= tasks) return taken;
             if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
+            taken++;
             body(context, task);
             if (done_.fetch_add(1) + 1 == tasks) finished_.wake();
         }
@@ -123,6 +161,7 @@ class Threads {
     std::mutex caller_;
     std::vector<std::thread> workers_;
     Gate posted_, finished_;
+    Judgement judgement_;
     std::atomic<bool> stopping_{false};
     std::atomic<uint64_t> ticket_{0};
     std::atomic<int64_t> tasks_{0}, done_{0};

@@ -24,6 +24,7 @@ from tercet.frontend.served_model import ServedModel
 from tercet.frontend.sessions.routes import Sessions
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.history import history
+from tercet.frontend.turn.tool_prompt import for_template, with_instructions
 from tercet.protocol.values import WIRE_VERSION, FinishReason, LogprobParams, Logprobs, SamplingParams
 
 _DEFAULT_MAX_NEW_TOKENS = 128
@@ -53,8 +54,14 @@ class Native:
         model = self._model(body.model)
         prompt: Prompt
         if body.messages is not None:
-            messages = history([message_of(message) for message in body.messages])
-            prompt = ChatPrompt(messages=messages, add_generation_prompt=body.add_generation_prompt is not False)
+            messages, tools = history([message_of(message) for message in body.messages]), body.specs()
+            if tools and model.files.template is not None and not model.files.template.knows_tools:
+                messages = with_instructions(messages, tools)
+            prompt = ChatPrompt(
+                messages=messages,
+                tools=for_template(tools) if tools else None,
+                add_generation_prompt=body.add_generation_prompt is not False,
+            )
         else:
             prompt = TextPrompt(body.prompt or "", body.add_special_tokens is not False)
         ids = await asyncio.to_thread(model.prompt_ids, prompt, must_fit=False)

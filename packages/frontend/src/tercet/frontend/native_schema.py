@@ -8,6 +8,8 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.openai.chat_messages import Message
 from tercet.frontend.openai.sampling_schema import Count, Name, StopString, Strict, TokenId
 from tercet.frontend.openai.structured_schema import NativeStructuredFields
+from tercet.frontend.openai.tool_schema import Tools, specs_of
+from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.sessions.schema import SessionParams
 
 Text = Annotated[str, Field(max_length=16_777_216)]
@@ -63,6 +65,7 @@ class Tokenize(Strict):
     model: Name | None = None
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=16_384)] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -70,7 +73,13 @@ class Tokenize(Strict):
     def _has_one_prompt(self) -> "Tokenize":
         if (self.prompt is None) == (self.messages is None):
             raise BadRequestError("Give either 'prompt' or 'messages'.", param="prompt")
+        if self.tools and self.messages is None:
+            raise BadRequestError("'tools' go with 'messages'.", param="tools")
         return self
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """Every tool that the chat's model would be told of."""
+        return specs_of([tool.function for tool in self.tools or ()])
 
 
 class Detokenize(Strict):

@@ -1,5 +1,6 @@
 """Builds a scheduler process from its options: the one place where adapters are chosen."""
 
+import gc
 import logging
 import os
 import threading
@@ -156,6 +157,7 @@ class SchedulerProcess:
                 self._loop, limits = self._generating(stack, log)
             else:
                 self._loop, limits = self._encoding(stack)
+            gc.freeze()  # what loading made stays: no collection need look at it, which would hold up every request
             self._node.set_ready(Ready(limits=limits, identity=self._identity))
             self._loop.run()
 

@@ -1,5 +1,6 @@
 """Tools and the choice among them, as chat requests write them; functions too, which tools were called first."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -74,6 +75,14 @@ Functions = Annotated[list[Function], Field(max_length=_MOST_TOOLS)]
 ToolChoiceField = Choice | Annotated[NamedTool | AllowedToolsChoice, Field(discriminator="type")]
 
 
+def specs_of(functions: Iterable[Function]) -> tuple[ToolSpec, ...]:
+    """Functions as the rest of the frontend knows them."""
+    return tuple(
+        ToolSpec(each.name, each.parameters or {}, each.description or "", strict=bool(each.strict))
+        for each in functions
+    )
+
+
 class ToolFields(Strict):
     """The fields of a chat request that are about tools."""
 
@@ -97,11 +106,7 @@ class ToolFields(Strict):
         """Every tool of the request."""
         if self.tools and self.functions:
             raise BadRequestError("'functions' cannot be combined with 'tools'.", param="functions")
-        functions = [tool.function for tool in self.tools or ()] or self.functions or []
-        return tuple(
-            ToolSpec(each.name, each.parameters or {}, each.description or "", strict=bool(each.strict))
-            for each in functions
-        )
+        return specs_of([tool.function for tool in self.tools or ()] or self.functions or [])
 
     def choice(self) -> ToolChoice:
         """What may be called, and what must."""
