@@ -8,7 +8,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from tercet.protocol import switchboard
+from tercet.protocol import sockets
 from tercet.protocol.channel import Outbox
 from tercet.protocol.codec import Frame
 
@@ -23,6 +23,6 @@ class LossyOutbox(Outbox):
 
 
 if __name__ == "__main__":
-    vars(switchboard)["Outbox"] = LossyOutbox
+    vars(sockets)["Outbox"] = LossyOutbox
     _, module, *sys.argv[1:] = sys.argv
     runpy.run_module(module, run_name="__main__", alter_sys=True)
