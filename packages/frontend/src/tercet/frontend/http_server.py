@@ -123,7 +123,7 @@ class HttpServer(uvicorn.Server):
         grace = self._grace if self._drained is None else 0
         self._drained = _Drained(idle, give_up, asyncio.get_running_loop().time() + grace)
         if self._shares_socket:
-            for server in self.servers:
+            for server in getattr(self, "servers", ()):  # there are none before it has started
                 server.close()
         self._stopping.set()
 

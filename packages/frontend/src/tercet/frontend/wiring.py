@@ -1,6 +1,7 @@
 """A frontend process put together."""
 
 import asyncio
+import contextlib
 import gc
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,9 @@ from tercet.protocol.messages import FrontendInbox, Heartbeat, Ready
 from tercet.protocol.security import Security
 from tercet.protocol.values import Role
 
+_ACQUAINTANCE = 1.0
+"""Seconds that a process at a shared socket, which keeps what comes meanwhile, waits for schedulers at its start."""
+
 
 class Frontend:
     """HTTP on one side, peers on the other. Raises OSError, ValueError for options that cannot work."""
@@ -30,6 +34,9 @@ class Frontend:
         link, serving = config.link, config.serving
         self._listener = listening_socket(config.http)
         self._listens = self._servable = False
+        self._shares_socket = config.http.fd is not None
+        self._acquainted = asyncio.Event()
+        """Schedulers are known, or it is over already."""
         self._pool = ThreadPoolExecutor(serving.tokenizer_threads, thread_name_prefix="tokenizer")
         node_config = NodeConfig(
             role=Role.FRONTEND,
@@ -70,6 +77,9 @@ class Frontend:
         if self._kept is not None:
             self._kept.start()
         try:
+            if self._shares_socket:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._acquainted.wait(), _ACQUAINTANCE)
             await self._server.run_until_told()
         finally:
             if self._kept is not None:
@@ -80,6 +90,7 @@ class Frontend:
 
     def _drain(self) -> None:
         """Requests in flight finish; new ones are sent away. A second time, leave at once."""
+        self._acquainted.set()
         self._manager.drain()
         self._server.drain(lambda: not self._manager.running, self._manager.give_up)
 
@@ -89,6 +100,7 @@ class Frontend:
 
     def _on_servable(self) -> None:
         self._servable = True
+        self._acquainted.set()
         self._tell_ready()
 
     def _tell_ready(self) -> None:
