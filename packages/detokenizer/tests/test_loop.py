@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from packages.detokenizer.tests.batches import batch
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import ASK_AGAIN_SECONDS, RETRY_SECONDS, SETTLE_SECONDS, DetokenizerLoop
 from tercet.detokenizer.outbox import Outbox
@@ -16,10 +17,7 @@ from tercet.detokenizer.vocabulary import Vocabulary
 from tercet.protocol.messages import (
     AbortReq,
     BatchStrOutput,
-    BatchTokenIDOutput,
-    DecodeSpec,
     Message,
-    Opening,
     TokenizerFiles,
     TokenizerFilesReq,
 )
@@ -59,22 +57,6 @@ class Bench:
         self.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
         self.files(["tokenizer.json"], self.file)
         self.node.take()
-
-
-def batch(ids: list[int], position: int = 0, finish: FinishReason | None = None) -> BatchTokenIDOutput:
-    opening = Opening(
-        row=0, frontend="f", decode_spec=msgspec.msgpack.encode(DecodeSpec()), prompt_tokens=3, cached_tokens=1
-    )
-    return BatchTokenIDOutput(
-        rids=["r"],
-        indices=pack_ints([0]),
-        attempts=pack_ints([0]),
-        positions=pack_ints([position]),
-        offsets=pack_ints([0, len(ids)]),
-        token_ids=pack_ints(ids),
-        openings=[] if position else [opening],
-        finishes={} if finish is None else {0: finish},
-    )
 
 
 def texts(node: FakeNode) -> list[list[str]]:

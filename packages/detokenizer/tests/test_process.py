@@ -10,40 +10,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from packages.detokenizer.tests.batches import batch
 from tercet.detokenizer.vocabulary import Vocabulary
 from tercet.protocol.messages import (
     BatchStrOutput,
-    BatchTokenIDOutput,
-    DecodeSpec,
     FrontendInbox,
     Heartbeat,
     Message,
-    Opening,
     SchedulerInbox,
     TokenizerFiles,
     TokenizerFilesReq,
 )
 from tercet.protocol.node import Delivery, NodeConfig, PeerDown, PeerReady, PeerUp, ThreadNode
-from tercet.protocol.values import FinishReason, FinishType, Phase, Role, pack_ints
-
-
-def batch(ids: list[int], position: int = 0, finish: FinishReason | None = None) -> BatchTokenIDOutput:
-    opening = Opening(
-        row=0, frontend="f", decode_spec=msgspec.msgpack.encode(DecodeSpec()), prompt_tokens=3, cached_tokens=1
-    )
-    return BatchTokenIDOutput(
-        rids=["r"],
-        indices=pack_ints([0]),
-        attempts=pack_ints([0]),
-        positions=pack_ints([position]),
-        offsets=pack_ints([0, len(ids)]),
-        token_ids=pack_ints(ids),
-        openings=[] if position else [opening],
-        finishes={} if finish is None else {0: finish},
-    )
+from tercet.protocol.values import FinishReason, FinishType, Phase, Role
 
 
 class Peers:

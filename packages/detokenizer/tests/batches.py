@@ -1,0 +1,22 @@
+"""Tokens of one choice, as a scheduler sends them."""
+
+import msgspec
+
+from tercet.protocol.messages import BatchTokenIDOutput, DecodeSpec, Opening
+from tercet.protocol.values import FinishReason, pack_ints
+
+
+def batch(ids: list[int], position: int = 0, finish: FinishReason | None = None) -> BatchTokenIDOutput:
+    opening = Opening(
+        row=0, frontend="f", decode_spec=msgspec.msgpack.encode(DecodeSpec()), prompt_tokens=3, cached_tokens=1
+    )
+    return BatchTokenIDOutput(
+        rids=["r"],
+        indices=pack_ints([0]),
+        attempts=pack_ints([0]),
+        positions=pack_ints([position]),
+        offsets=pack_ints([0, len(ids)]),
+        token_ids=pack_ints(ids),
+        openings=[] if position else [opening],
+        finishes={} if finish is None else {0: finish},
+    )
