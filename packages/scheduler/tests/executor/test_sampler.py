@@ -129,6 +129,23 @@ def test_every_kind_of_row_in_one_batch_equals_the_reference(ops: SamplingOps) -
     assert all(len(set(output)) > 2 for output in outputs)
 
 
+@pytest.mark.parametrize("kinds", [["greedy", "top_k one"], ["plain", "all filters"], list(KINDS)], ids=len)
+def test_logits_of_16_bits_give_what_their_float32_would(kinds: list[str], ops: SamplingOps) -> None:
+    if isinstance(ops, NativeOps):
+        pytest.skip("native logits are float32")
+    logits = logits_of(0, len(kinds)).to(torch.bfloat16 if ops is sampler_ops else torch.float16)  # as interpreted
+    words = torch.full((len(kinds), 2), -2, dtype=torch.int32)  # all but one
+    found = []
+    for given in (logits, logits.float()):
+        sampler = Sampler(len(kinds), VOCAB, CPU, ops)
+        sampler.introduce([init(slot, **{"top": 2, **KINDS[kind]}) for slot, kind in enumerate(kinds)])
+        sampled = sampler.sample(given.clone(), range(len(kinds)), [0] * len(kinds), words.clone)
+        assert sampled.logprobs is not None
+        found.append((sampled.tokens, sampled.logprobs.chosen, sampled.logprobs.top_ids, sampled.logprobs.top_logprobs))
+    for half, full in zip(*found, strict=True):
+        assert torch.equal(half, full)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_introduced_late_goes_on_where_it_was(kind: str) -> None:
     given = init(0, **KINDS[kind])

@@ -65,7 +65,8 @@ def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torc
 def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey) -> torch.Tensor:
     """Draw a token for each row: int64 [rows], -1 where no token has a chance (all logits -inf, or NaN).
 
-    logits float32 [rows, vocab], temperature float32 [rows] above 0. A row draws the same whatever else is drawn.
+    logits [rows, vocab] of any floating dtype, drawn from as float32; temperature float32 [rows] above 0. A row draws
+    the same whatever else is drawn.
     """
     size = max(1, _BLOCK // logits.shape[1])
     if len(logits) <= size:
@@ -79,6 +80,7 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | N
 
 
 def _sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey) -> torch.Tensor:
+    logits = logits.float()
     highest = logits.amax(-1, keepdim=True)
     scaled = (logits - highest) / temperature.clamp(min=_COLDEST)[:, None]  # the highest is 0 now
     if filters is None:

@@ -32,7 +32,7 @@ class Model(Protocol):
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> float32 [rows, vocab]."""
+        """[rows, hidden] -> [rows, vocab], of any floating dtype."""
         ...
 
 

@@ -170,10 +170,10 @@ class Sampler:
         positions: Sequence[int],
         masks: Masks | None = None,
     ) -> Sampled:
-        """Sample one token for each row. `logits` float32 [rows, vocab] are overwritten.
+        """Sample one token for each row. `logits` [rows, vocab], of any floating dtype, are overwritten.
 
         `positions` are the output positions of the tokens to be sampled: 0 is the first after the prompt. A row whose
-        mask allows nothing gets -1.
+        mask allows nothing gets -1. Nothing but a penalty or a bias costs a float32 copy of the logits.
         """
         step = self._arrange(slots, positions)
         numbers = slots, positions, step.plain, step.filtered, step.penalised, step.sequences, step.reporting
@@ -183,6 +183,8 @@ class Sampler:
         most, tokens = self._ops.largest(logits)
         finite = most.isfinite()  # NaN and inf are largest; -inf alone is a token that is never said
         raw = logits[reporting] if step.reporting and step.changes(masks is not None) else None
+        if step.penalised or step.biased:
+            logits = logits.float()  # bfloat16 would lose what is small beside a logit
         if step.penalised:
             strengths = self._strengths(slot[penalised])
             self._ops.apply_penalties_(logits, penalised, self._counts.table, sequences, strengths)

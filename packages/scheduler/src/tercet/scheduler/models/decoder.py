@@ -74,6 +74,6 @@ class CausalLM(nn.Module):
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> float32 [rows, vocab]."""
+        """[rows, hidden] -> [rows, vocab] of the model's dtype."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight).float()
+        return F.linear(hidden, head.weight)
