@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from tercet.kernels.ops.moe import fused_moe, route
+from tercet.kernels.ops.moe import QuantisedExperts, fused_moe, route
+from tercet.kernels.ops.quantised import Format, dequantise, quantise
 
 
 def token_by_token(
@@ -24,6 +25,23 @@ def test_every_token_goes_through_its_experts(tokens: int, count: int, top_k: in
     weights, experts = route(logits, top_k, renormalise=False)
     out = fused_moe(x, weights, experts, gate_up, down)
     torch.testing.assert_close(out.double(), token_by_token(x, weights, experts, gate_up, down), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "block"), [("fp8", (16, 32)), ("int8", (1, 64)), ("int4", (1, 32))])
+def test_quantised_experts_are_those_they_stand_for(kind: Format, block: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(20, 64)
+    weights, experts = route(torch.randn(20, 3), 2, renormalise=True)
+    gate_up, down = (quantise(torch.randn(3 * n, 64) / 8, kind, block) for n in (128, 64))
+    out = fused_moe(x, weights, experts, QuantisedExperts(gate_up, 3), QuantisedExperts(down, 3))
+    expected = fused_moe(x, weights, experts, dequantise(gate_up).view(3, 128, 64), dequantise(down).view(3, 64, 64))
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_scale_belongs_to_two_experts() -> None:
+    weight = quantise(torch.randn(96, 64), "fp8", (64, 64))
+    with pytest.raises(ValueError, match="96 rows in blocks of 64 are no 3 experts"):
+        QuantisedExperts(weight, 3)
 
 
 def test_results_are_added_up_in_float32() -> None:

@@ -4,6 +4,7 @@ import torch
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import moe as reference
+from tercet.kernels.ops.quantised import Format, quantise
 from tercet.kernels.triton.moe import align, fused_moe
 
 
@@ -16,6 +17,21 @@ def test_experts(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     given = (x, weights, experts, gate_up.to(dtype), down.to(dtype))
     tolerance = 8 * torch.finfo(dtype).eps if dtype == torch.float16 else 2e-6
     torch.testing.assert_close(fused_moe(*given), reference.fused_moe(*given), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+@pytest.mark.parametrize(
+    ("kind", "block"), [("fp8", (1, 32)), ("fp8", (24, 64)), ("int8", (1, 96)), ("int4", (1, 32)), ("int4", (1, 96))]
+)
+def test_quantised_experts(tokens: int, kind: Format, block: tuple[int, int], device: torch.device) -> None:
+    x = torch.randn(tokens, 96, device=device)
+    gate_up, down = (
+        reference.QuantisedExperts(quantise(torch.randn(4 * n, 96, device=device) / 8, kind, block), 4)
+        for n in (192, 96)
+    )
+    weights, experts = reference.route(torch.randn(tokens, 4, device=device), 2, renormalise=True)
+    given = (x, weights, experts, gate_up, down)
+    torch.testing.assert_close(fused_moe(*given), reference.fused_moe(*given), rtol=1e-5, atol=1e-5)
 
 
 def test_every_pair_lies_in_one_tile_of_its_expert(device: torch.device) -> None:

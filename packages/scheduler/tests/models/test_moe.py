@@ -72,8 +72,8 @@ def test_dummy_weights(checkpoints: Checkpoints) -> None:
     dummy_weights(model)
     layer: Any = model.model.layers[1]
     experts = layer.mlp.experts
-    assert 0.019 < experts.gate_up_proj.std() < 0.021
-    assert not torch.equal(experts.down_proj[0], experts.down_proj[1])
+    assert 0.019 < experts.gate_up_proj.weight.std() < 0.021
+    assert not torch.equal(experts.down_proj.weight[0], experts.down_proj.weight[1])
     assert logits(model).isfinite().all()
 
 

@@ -188,11 +188,27 @@ def test_layers_stored_in_full_stay_so(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(model), logits(load(full)), rtol=1e-4, atol=1e-4)
 
 
+SOME = "block_sparse_moe.experts.3.w2"
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("full", [(), (SOME,)], ids=["all", "all but one"])
+def test_experts_stay_quantised_where_all_are(kind: str, full: tuple[str, ...], tmp_path: Path) -> None:
+    other = write(kind, tmp_path / "model", full=("block_sparse_moe.gate", *full), mixture=True)
+    model = load(tmp_path / "model")
+    for layer in model.model.layers:
+        experts = layer.mlp.experts
+        assert experts.gate_up_proj.quantised is not None
+        assert (experts.down_proj.quantised is None) == bool(full)
+        assert experts.down_proj.weight.is_meta != bool(full)
+    torch.testing.assert_close(logits(model), logits(load(other)), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["awq", "gptq", "channel", "deepseek"])
-def test_experts_are_put_in_full(kind: str, tmp_path: Path) -> None:
-    some = "block_sparse_moe.experts.3.w2"
-    full = write(kind, tmp_path / "model", full=("block_sparse_moe.gate", some), mixture=True)
-    model, plain = load(tmp_path / "model"), load(full)
+@pytest.mark.parametrize("full", [(), (SOME,)], ids=["all", "all but one"])
+def test_experts_are_put_in_full(kind: str, full: tuple[str, ...], tmp_path: Path) -> None:
+    other = write(kind, tmp_path / "model", full=("block_sparse_moe.gate", *full), mixture=True)
+    model, plain = load(tmp_path / "model", dequantised=True), load(other)
     experts = {name: weight for name, weight in model.named_parameters() if ".experts." in name}
     assert len(experts) == 2 * LAYERS
     for name, weight in experts.items():

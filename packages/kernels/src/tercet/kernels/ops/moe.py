@@ -1,8 +1,52 @@
 """A mixture of experts: every token goes through a few of many gated MLPs, and their results are weighed."""
 
+from dataclasses import dataclass
+
 import torch
 
 from tercet.kernels.ops.activation import silu_and_mul
+from tercet.kernels.ops.quantised import QuantisedWeight, linear_quantised
+
+
+@dataclass(frozen=True, eq=False)
+class QuantisedExperts:
+    """Weights [count, n, k] of experts: all their outputs, one expert's below another's, in one of [count * n, k].
+
+    Raises ValueError where a block of rows would reach over two experts.
+    """
+
+    weight: QuantisedWeight
+    count: int
+
+    def __post_init__(self) -> None:
+        rows, block = self.weight.shape[0], self.weight.block[0]
+        if rows % (self.count * block):
+            raise ValueError(f"{rows} rows in blocks of {block} are no {self.count} experts")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(count, n, k)."""
+        rows, k = self.weight.shape
+        return self.count, rows // self.count, k
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, expert: int) -> QuantisedWeight:
+        """The weight [n, k] of one of them."""
+        weight, n = self.weight, self.shape[1]
+        scaled = slice(expert * n // weight.block[0], (expert + 1) * n // weight.block[0])
+        return QuantisedWeight(
+            format=weight.format,
+            codes=weight.codes[expert * n : (expert + 1) * n],
+            scales=weight.scales[scaled],
+            zeros=None if weight.zeros is None else weight.zeros[scaled],
+            block=weight.block,
+        )
+
+
+ExpertWeights = torch.Tensor | QuantisedExperts
+"""One projection of all experts: [experts, outputs, inputs]."""
 
 
 def route(router_logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -16,7 +60,7 @@ def route(router_logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tupl
 
 
 def fused_moe(
-    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights
 ) -> torch.Tensor:
     """Sum over a token's experts e of weight * down[e] @ silu_and_mul(gate_up[e] @ x), in x's dtype.
 
@@ -32,7 +76,11 @@ def fused_moe(
     for expert, count in enumerate(experts.flatten().bincount(minlength=len(gate_up)).tolist()):
         if count:
             mine = slice(first, first + count)
-            out[mine] = silu_and_mul(rows[mine] @ gate_up[expert].T) @ down[expert].T
+            out[mine] = _project(silu_and_mul(_project(rows[mine], gate_up[expert])), down[expert])
             first += count
     results = torch.empty_like(out).index_copy_(0, order, out).view(tokens, top_k, x.shape[1])
     return (results.float() * weights[..., None]).sum(1).to(x.dtype)
+
+
+def _project(x: torch.Tensor, weight: torch.Tensor | QuantisedWeight) -> torch.Tensor:
+    return x @ weight.T if isinstance(weight, torch.Tensor) else linear_quantised(x, weight)

@@ -113,8 +113,15 @@ def _penalties(device: torch.device) -> Pair:
 def _moe(device: torch.device) -> Pair:
     x, gate_up, down = _randn(device, 40, 64), _randn(device, 4, 64, 64) / 8, _randn(device, 4, 64, 32) / 6
     weights, experts = moe.route(torch.randn(40, 4, device=device), 2, renormalise=True)
-    given = (x, weights, experts, gate_up, down)
-    return fused_moe.fused_moe(*given), moe.fused_moe(*given)
+    cases: list[tuple[moe.ExpertWeights, moe.ExpertWeights]] = [(gate_up, down)]
+    kinds: list[quantised.Format] = ["fp8", "int4"]
+    for kind in kinds:
+        few = [quantised.quantise(weight.flatten(0, 1), kind, (1, 32)) for weight in (gate_up, down)]
+        cases.append((moe.QuantisedExperts(few[0], 4), moe.QuantisedExperts(few[1], 4)))
+    actual, expected = (
+        torch.cat([op(x, weights, experts, *given) for given in cases]) for op in (fused_moe.fused_moe, moe.fused_moe)
+    )
+    return actual, expected
 
 
 def _quantised(device: torch.device) -> Pair:

@@ -7,6 +7,7 @@ import torch
 
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.check import make_batch
+from tercet.kernels.ops.moe import ExpertWeights, QuantisedExperts
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.quantised import Format, QuantisedWeight
@@ -61,30 +62,40 @@ def _rope(norms: bool, cached: torch.dtype = BF16) -> None:
     rope_store(q, k, v, index, table, cache, cache, index, norms=weights, eps=1e-6)
 
 
-def _sample(filtered: bool) -> None:
+def _sample(filtered: bool, dtype: torch.dtype = BF16) -> None:
     one, zero = torch.ones(2), torch.zeros(2, dtype=torch.int64)
-    sample(_logits(), one, Filters(zero, one, one) if filtered else None, NoiseKey(zero, zero, zero, zero))
+    sample(_logits(dtype), one, Filters(zero, one, one) if filtered else None, NoiseKey(zero, zero, zero, zero))
 
 
 def _penalties() -> None:
     one = torch.ones(2)
     penalties = Penalties(repetition=one, frequency=one, presence=one)
     counts = torch.zeros(2, VOCAB, dtype=torch.int32)
-    apply_penalties_(_logits(), torch.arange(2), TokenCounts(counts, counts.bool()), torch.arange(2), penalties)
+    known = TokenCounts(counts, counts.bool())
+    apply_penalties_(_logits(torch.float32), torch.arange(2), known, torch.arange(2), penalties)
 
 
 def _quantised(kind: Format, m: int, block: tuple[int, int]) -> None:
+    linear_quantised(_hidden(m), _weight(kind, HIDDEN, HIDDEN, block))
+
+
+def _weight(kind: Format, n: int, k: int, block: tuple[int, int] = (1, 128)) -> QuantisedWeight:
     dtype = torch.int8 if kind == "int8" else torch.uint8
-    codes = torch.zeros(HIDDEN, HIDDEN // 2 if kind == "int4" else HIDDEN, dtype=dtype)
-    scales = torch.ones(-(-HIDDEN // block[0]), -(-HIDDEN // block[1]))
+    codes = torch.zeros(n, k // 2 if kind == "int4" else k, dtype=dtype)
+    scales = torch.ones(-(-n // block[0]), -(-k // block[1]))
     zeros = scales if kind == "int4" else None
-    weight = QuantisedWeight(format=kind, codes=codes, scales=scales, zeros=zeros, block=block)
-    linear_quantised(_hidden(m), weight)
+    return QuantisedWeight(format=kind, codes=codes, scales=scales, zeros=zeros, block=block)
 
 
-def _moe(tokens: int) -> None:
+def _moe(tokens: int, kind: Format | None = None) -> None:
     experts = torch.zeros(tokens, 2, dtype=torch.int64)
-    gate_up, down = torch.empty(8, 512, 256, dtype=BF16), torch.empty(8, 256, 256, dtype=BF16)
+    gate_up: ExpertWeights = torch.empty(8, 512, 256, dtype=BF16)
+    down: ExpertWeights = torch.empty(8, 256, 256, dtype=BF16)
+    if kind is not None:
+        gate_up, down = (
+            QuantisedExperts(_weight(kind, 8 * 512, 256), 8),
+            QuantisedExperts(_weight(kind, 8 * 256, 256), 8),
+        )
     fused_moe(torch.empty(tokens, 256, dtype=BF16), torch.ones(tokens, 2), experts, gate_up, down)
 
 
@@ -92,7 +103,7 @@ def _hidden(tokens: int = 4, size: int = HIDDEN) -> torch.Tensor:
     return torch.empty(tokens, size, dtype=BF16)
 
 
-def _logits(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def _logits(dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.zeros(2, VOCAB, dtype=dtype)
 
 
@@ -121,12 +132,14 @@ CASES: dict[str, Callable[[], object]] = {
     "gelu_and_mul tanh": lambda: gelu_and_mul(_hidden(4, 28672), "tanh"),
     "embedding": lambda: embedding(torch.arange(4), _hidden(100)),
     "largest": lambda: largest(_logits()),
-    "logprobs": lambda: token_logprobs(_logits(BF16), torch.zeros(2, dtype=torch.int64), 0),
+    "largest float32": lambda: largest(_logits(torch.float32)),
+    "logprobs": lambda: token_logprobs(_logits(), torch.zeros(2, dtype=torch.int64), 0),
     "logprobs of rows": lambda: token_logprobs(_logits(), torch.zeros(1, dtype=torch.int64), 0, torch.ones(1).long()),
-    "candidates": lambda: best_of_blocks(_logits(BF16), 5),
+    "candidates": lambda: best_of_blocks(_logits(), 5),
     "candidates of rows": lambda: best_of_blocks(_logits(), 5, torch.ones(1).long()),
     "sample": partial(_sample, filtered=False),
     "sample, filters": partial(_sample, filtered=True),
+    "sample, filters, float32": partial(_sample, filtered=True, dtype=torch.float32),
     "penalties": _penalties,
     "bitmask": lambda: apply_bitmask_(_logits(), torch.zeros(2, VOCAB // 32, dtype=torch.int32)),
     "fp8 blocks": partial(_quantised, "fp8", 4, (128, 128)),
@@ -136,4 +149,6 @@ CASES: dict[str, Callable[[], object]] = {
     "int4, prefill": partial(_quantised, "int4", 512, (1, 128)),
     "moe": partial(_moe, 4),
     "moe, prefill": partial(_moe, 512),
+    "moe, fp8": partial(_moe, 4, "fp8"),
+    "moe, int4, prefill": partial(_moe, 512, "int4"),
 }

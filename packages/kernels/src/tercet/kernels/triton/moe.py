@@ -1,5 +1,7 @@
 """A mixture of experts as two grouped matrix products. The reference is `tercet.kernels.ops.moe.fused_moe`.
 
+Experts' weights are in full or quantised, each in the form of `tercet.kernels.ops.moe.ExpertWeights`.
+
 Pairs of token and expert are sorted by expert, each expert's padded to whole tiles. How many tiles there are is bounded
 by the shapes, so the host never waits for the routing; a tile past the last ends at once.
 """
@@ -8,14 +10,43 @@ import torch
 import triton
 import triton.language as tl
 
+from tercet.kernels.ops.moe import ExpertWeights
 from tercet.kernels.triton.activation import silu_and_mul
 from tercet.kernels.triton.launch import power_of_two
+from tercet.kernels.triton.quantised import columns_of, product
+
+
+@triton.jit
+def _full_product(
+    x_ptr,
+    x_rows,
+    m_there,
+    weight_ptr,
+    output,
+    n_there,
+    k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`product` with a weight in full."""
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, k, BLOCK_K):
+        column = start + tl.arange(0, BLOCK_K)
+        inside = column < k
+        x = tl.load(x_ptr + x_rows[:, None] + column[None, :], mask=m_there[:, None] & inside[None, :], other=0.0)
+        weight_at = weight_ptr + output[None, :] * k + column[:, None]
+        weight = tl.load(weight_at, mask=inside[:, None] & n_there[None, :], other=0.0)
+        acc = tl.dot(x, weight, acc, input_precision="tf32x3")
+    return acc
 
 
 @triton.jit
 def grouped_gemm_kernel(
     x_ptr,
-    weight_ptr,  # [experts, n, k]
+    weight_ptr,  # [experts, n, k], or the codes of [experts * n, k]
+    scales_ptr,
+    zeros_ptr,
     out_ptr,  # [pairs, n]
     pairs_ptr,  # int64 [tiles * BLOCK_M]: the pair in each row of each tile; where it is past the last, there is none
     experts_ptr,  # int64 [tiles]; past the last tile, the number of experts
@@ -25,6 +56,10 @@ def grouped_gemm_kernel(
     n,
     k,
     share,  # pairs that read the same row of x
+    stride_scales,
+    FORMAT: tl.constexpr,  # "full", or of the codes
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -36,15 +71,29 @@ def grouped_gemm_kernel(
         output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         m_there = pair < pairs
         n_there = output < n
-        x_at = x_ptr + (pair // share)[:, None] * k
-        weight_at = weight_ptr + expert * n * k + output[None, :] * k
-        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for start in tl.range(0, k, BLOCK_K):
-            column = start + tl.arange(0, BLOCK_K)
-            inside = column < k
-            x = tl.load(x_at + column[None, :], mask=m_there[:, None] & inside[None, :], other=0.0)
-            weight = tl.load(weight_at + column[:, None], mask=inside[:, None] & n_there[None, :], other=0.0)
-            acc = tl.dot(x, weight, acc, input_precision="tf32x3")
+        x_rows = pair // share * k
+        row = expert * n + output
+        if FORMAT == "full":
+            acc = _full_product(x_ptr, x_rows, m_there, weight_ptr, row, n_there, k, BLOCK_M, BLOCK_N, BLOCK_K)
+        else:
+            acc = product(
+                x_ptr,
+                x_rows,
+                m_there,
+                weight_ptr,
+                scales_ptr,
+                zeros_ptr,
+                row,
+                n_there,
+                k,
+                stride_scales,
+                FORMAT,
+                SCALE_ROWS,
+                SCALE_COLUMNS,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+            )
         if factors_ptr is not None:
             acc *= tl.load(factors_ptr + pair, mask=m_there, other=0.0)[:, None]
         out_at = out_ptr + pair[:, None] * n + output[None, :]
@@ -52,10 +101,10 @@ def grouped_gemm_kernel(
 
 
 def fused_moe(
-    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights
 ) -> torch.Tensor:
-    """As the reference."""
-    if not (x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()):
+    """As the reference, for blocks of quantised weights as `columns_of` has them."""
+    if not all(given.is_contiguous() for given in (x, gate_up, down) if isinstance(given, torch.Tensor)):
         raise ValueError("a mixture of experts needs contiguous inputs and weights")
     tokens, top_k = experts.shape
     block = min(64, max(16, power_of_two(tokens * top_k // len(gate_up))))
@@ -87,7 +136,7 @@ def align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, 
 
 def _grouped_gemm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    given: ExpertWeights,
     pairs: torch.Tensor,
     experts: torch.Tensor,
     factors: torch.Tensor | None,
@@ -95,12 +144,20 @@ def _grouped_gemm(
     share: int,
     block: int,
 ) -> torch.Tensor:
-    number, n, k = weight.shape
+    number, n, k = given.shape
     out = torch.empty(count, n, dtype=x.dtype, device=x.device)
     block_n = 64 if block <= 16 else 128
+    if isinstance(given, torch.Tensor):
+        weight, scales, zeros, stride, form, scale_rows, columns, block_k = given, None, None, 0, "full", 1, 1, 64
+    else:
+        weight, scales, zeros = given.weight.codes, given.weight.scales, given.weight.zeros
+        stride, form, scale_rows = scales.stride(0), given.weight.format, given.weight.block[0]
+        columns, block_k = columns_of(given.weight)
     grouped_gemm_kernel[triton.cdiv(n, block_n), len(experts)](
         x,
         weight,
+        scales,
+        zeros,
         out,
         pairs,
         experts,
@@ -110,9 +167,13 @@ def _grouped_gemm(
         n,
         k,
         share,
+        stride,
+        FORMAT=form,
+        SCALE_ROWS=scale_rows,
+        SCALE_COLUMNS=columns,
         BLOCK_M=block,
         BLOCK_N=block_n,
-        BLOCK_K=64,
+        BLOCK_K=block_k,
         num_warps=4 if block <= 16 else 8,
         num_stages=3,
     )

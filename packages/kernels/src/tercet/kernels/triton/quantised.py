@@ -30,6 +30,56 @@ def _dot(x_ptr, x_rows, codes, column, m_there, k, acc):
 
 
 @triton.jit
+def product(
+    x_ptr,
+    x_rows,  # [BLOCK_M]: where the inputs of each row begin
+    m_there,
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    output,  # int64 [BLOCK_N]: rows of the weight
+    n_there,
+    k,
+    stride_scales,
+    FORMAT: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Some rows of inputs times some rows of the weight: float32 [BLOCK_M, BLOCK_N]. BLOCK_K columns share a scale."""
+    scales_at = scales_ptr + output // SCALE_ROWS * stride_scales
+    zeros_at = zeros_ptr
+    if zeros_ptr is not None:
+        zeros_at = zeros_ptr + output // SCALE_ROWS * stride_scales
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, k, BLOCK_K):
+        part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        scale = tl.load(scales_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)
+        if FORMAT == "int4":
+            byte = tl.arange(0, BLOCK_K // 2)
+            column = start + byte // HALF_BYTE * 2 * HALF_BYTE + byte % HALF_BYTE
+            at = codes_ptr + output[:, None] * (k // 2) + start // 2 + byte[None, :]
+            packed = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
+            zero = tl.load(zeros_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)[:, None]
+            low = (packed & 15).to(tl.float32) - zero
+            high = (packed >> 4).to(tl.float32) - zero
+            part = _dot(x_ptr, x_rows, low, column, m_there, k, part)
+            part = _dot(x_ptr, x_rows, high, column + HALF_BYTE, m_there, k, part)
+        else:
+            column = start + tl.arange(0, BLOCK_K)
+            at = codes_ptr + output[:, None] * k + column[None, :]
+            codes = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
+            if FORMAT == "fp8":
+                codes = _e4m3(codes, x_ptr.dtype.element_ty)
+                scale = scale * 256.0
+            part = _dot(x_ptr, x_rows, codes, column, m_there, k, part)
+        acc += part * scale[None, :]
+    return acc
+
+
+@triton.jit
 def quantised_linear_kernel(
     x_ptr,
     codes_ptr,
@@ -49,39 +99,29 @@ def quantised_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One tile of the result. BLOCK_K columns share a scale."""
+    """One tile of the result."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_there = row < m
     n_there = output < n
-    x_rows = row.to(tl.int64) * stride_x
-    scales_at = scales_ptr + output // SCALE_ROWS * stride_scales
-    zeros_at = zeros_ptr
-    if zeros_ptr is not None:
-        zeros_at = zeros_ptr + output // SCALE_ROWS * stride_scales
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in tl.range(0, k, BLOCK_K):
-        part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        scale = tl.load(scales_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)
-        if FORMAT == "int4":
-            byte = tl.arange(0, BLOCK_K // 2)
-            column = start + byte // HALF_BYTE * 2 * HALF_BYTE + byte % HALF_BYTE
-            at = codes_ptr + output.to(tl.int64)[:, None] * (k // 2) + start // 2 + byte[None, :]
-            packed = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
-            zero = tl.load(zeros_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)[:, None]
-            low = (packed & 15).to(tl.float32) - zero
-            high = (packed >> 4).to(tl.float32) - zero
-            part = _dot(x_ptr, x_rows, low, column, m_there, k, part)
-            part = _dot(x_ptr, x_rows, high, column + HALF_BYTE, m_there, k, part)
-        else:
-            column = start + tl.arange(0, BLOCK_K)
-            at = codes_ptr + output.to(tl.int64)[:, None] * k + column[None, :]
-            codes = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
-            if FORMAT == "fp8":
-                codes = _e4m3(codes, x_ptr.dtype.element_ty)
-                scale = scale * 256.0
-            part = _dot(x_ptr, x_rows, codes, column, m_there, k, part)
-        acc += part * scale[None, :]
+    acc = product(
+        x_ptr,
+        row.to(tl.int64) * stride_x,
+        m_there,
+        codes_ptr,
+        scales_ptr,
+        zeros_ptr,
+        output.to(tl.int64),
+        n_there,
+        k,
+        stride_scales,
+        FORMAT,
+        SCALE_ROWS,
+        SCALE_COLUMNS,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+    )
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + output, mask=n_there, other=0.0).to(tl.float32)[None, :]
     out_at = out_ptr + row.to(tl.int64)[:, None] * n + output[None, :]
@@ -89,17 +129,14 @@ def quantised_linear_kernel(
 
 
 def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """As the reference. Columns of a block must be a power of two, at least 32, or all there are."""
+    """As the reference, for blocks as `columns_of` has them."""
     n, k = weight.shape
     rows = x.reshape(-1, k)
     m = len(rows)
-    columns = min(weight.block[1], k)
-    if columns < k and (columns & (columns - 1) or columns < 2 * HALF):
-        raise ValueError(f"blocks of {columns} columns cannot be computed")
+    columns, block_k = columns_of(weight)
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     block_m = min(64, max(16, power_of_two(m)))
     block_n = 32 if m <= 64 else 128
-    block_k = 128 if columns >= k else min(128, columns)
     grid = (triton.cdiv(n, block_n), triton.cdiv(m, block_m))
     quantised_linear_kernel[grid](
         rows,
@@ -123,3 +160,14 @@ def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
         num_stages=3,
     )
     return out.view(*x.shape[:-1], n)
+
+
+def columns_of(weight: QuantisedWeight) -> tuple[int, int]:
+    """(columns that share a scale, columns that are computed at once).
+
+    Raises ValueError unless the first are a power of two, at least 32, or all there are.
+    """
+    columns, k = min(weight.block[1], weight.shape[1]), weight.shape[1]
+    if columns < k and (columns & (columns - 1) or columns < 2 * HALF):
+        raise ValueError(f"blocks of {columns} columns cannot be computed")
+    return columns, 128 if columns >= k else min(128, columns)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tercet.scheduler.models.moe import Experts
+from tercet.scheduler.models.moe import ExpertLinear, Experts
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,21 @@ class ExpertNames:
 
     def tensors(self, path: str, experts: Experts) -> dict[str, torch.Tensor]:
         """The name of each tensor of the experts at `path`, to the memory it belongs in."""
-        gate_up, down = experts.gate_up_proj.data, experts.down_proj.data
+        gate_up, down = experts.gate_up_proj, experts.down_proj
         if self.parts is None:
-            return {f"{path}.gate_up_proj": gate_up, f"{path}.down_proj": down}
-        return {f"{prefix}.weight": row for prefix, row in self.rows(path, experts).items()}
+            return {f"{path}.gate_up_proj": gate_up.weight.data, f"{path}.down_proj": down.weight.data}
+        rows = self.rows(path, experts, gate_up) | self.rows(path, experts, down)
+        return {f"{prefix}.weight": row for prefix, row in rows.items()}
 
-    def rows(self, path: str, experts: Experts) -> dict[str, torch.Tensor]:
-        """The name of each expert's projections at `path`, to its part of their memory [outputs, inputs]."""
+    def rows(self, path: str, experts: Experts, linear: ExpertLinear) -> dict[str, torch.Tensor]:
+        """What one of the linears of the experts at `path` is made of: of each expert, in the order of memory.
+
+        The name of each part, to its memory [outputs, inputs].
+        """
+        parts = self.parts or ()
+        names, pieces = (parts[:2], 2) if linear is experts.gate_up_proj else (parts[2:], 1)
         result: dict[str, torch.Tensor] = {}
-        for number, (gate_up, down) in enumerate(zip(experts.gate_up_proj.data, experts.down_proj.data, strict=True)):
-            mine = (*gate_up.chunk(2), down)
-            result |= {f"{path}.{number}.{name}": row for name, row in zip(self.parts or (), mine, strict=True)}
+        for number, weight in enumerate(linear.weight.data):
+            rows = weight.chunk(pieces)
+            result |= {f"{path}.{number}.{name}": row for name, row in zip(names, rows, strict=True)}
         return result

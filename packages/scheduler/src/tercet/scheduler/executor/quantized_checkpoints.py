@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from tercet.kernels.ops.moe import QuantisedExperts
 from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, pack_int4
 from tercet.scheduler.executor.checkpoint_names import ExpertNames
 from tercet.scheduler.executor.quantized_config import Quantization
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.layers import FusedLinear, Linear
-from tercet.scheduler.models.moe import Experts
+from tercet.scheduler.models.moe import ExpertLinear, Experts
 
 Read = Callable[[str], torch.Tensor]
 """The stored tensor of a name, on the host."""
@@ -32,9 +33,12 @@ _UNUSED = ("input_scale", "activation_scale")
 
 @dataclass(frozen=True, eq=False)
 class QuantizedLinear:
-    """A linear layer of the model, and the names of its parts in the checkpoint with each one's outputs."""
+    """A linear layer of the model, and the names of its parts in the checkpoint with each one's outputs.
 
-    target: Linear | torch.Tensor
+    That of experts has parts of each of them.
+    """
+
+    target: Linear | ExpertLinear | torch.Tensor
     """A layer that can hold a quantised weight, or the memory that a weight is put into in full."""
     parts: dict[str, int]
     inputs: int
@@ -64,13 +68,23 @@ class QuantizedLinear:
 
     def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
         """Give the layer its weight: quantised, or in full where a `dtype` is named or it can be no other way."""
-        weight = _joined([self._part(prefix, read) for prefix in self.parts])
         if isinstance(self.target, torch.Tensor):
-            self.target.copy_(dequantise(weight, self.target.dtype))
-        elif dtype is None:
-            self.target.quantised = weight.to(device)
+            self._put(read, self.target)
+        elif dtype is not None:
+            memory = torch.empty_like(self.target.weight, dtype=dtype, device=device)
+            self._put(read, memory.view(-1, self.inputs))
+            self.target.weight = nn.Parameter(memory, requires_grad=False)
         else:
-            self.target.weight = nn.Parameter(dequantise(weight, dtype).to(device), requires_grad=False)
+            weight = _joined([self._part(prefix, read) for prefix in self.parts]).to(device)
+            if isinstance(self.target, Linear):
+                self.target.quantised = weight
+            else:
+                self.target.quantised = QuantisedExperts(weight, len(self.target.weight))
+
+    def _put(self, read: Read, memory: torch.Tensor) -> None:
+        """The weight in full, into memory [outputs, inputs]."""
+        for prefix, rows in zip(self.parts, memory.split([*self.parts.values()]), strict=True):
+            rows.copy_(dequantise(self._part(prefix, read), memory.dtype))
 
     def _part(self, prefix: str, read: Read) -> QuantisedWeight:
         quantization = self.quantization
@@ -116,14 +130,16 @@ def quantized_linears(
 ) -> list[QuantizedLinear]:
     """The layers that a checkpoint has quantised; those it stores in full get memory here, on the model's device.
 
-    Of experts each projection is a layer, put in full: no kernel here computes with quantised experts. Raises
-    ModelError for a layer of which only some parts are quantised, and for shapes that cannot be.
+    Of experts each projection of all of them is a layer; it is put in full where only some of them are quantised.
+    Raises ModelError for another layer of which only some parts are quantised, and for shapes that cannot be.
     """
     found = []
     names = ExpertNames.of(stored)
+    device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
     for path, module in names.modules(model):
         if isinstance(module, Experts):
-            found += _quantized_experts(path, module, names, quantization, stored)
+            for experts in (module.gate_up_proj, module.down_proj):
+                found += _quantized_experts(path, module, experts, names, quantization, stored, device)
         if not isinstance(module, Linear) or not module.weight.is_meta:
             continue
         outputs, inputs = module.weight.shape
@@ -139,24 +155,42 @@ def quantized_linears(
             _check_sizes(linear)
             found.append(linear)
         else:
-            device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
-            module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
+            _take_memory(module, device)
     return found
 
 
 def _quantized_experts(
-    path: str, experts: Experts, names: ExpertNames, quantization: Quantization, stored: Mapping[str, StoredTensor]
+    path: str,
+    experts: Experts,
+    linear: ExpertLinear,
+    names: ExpertNames,
+    quantization: Quantization,
+    stored: Mapping[str, StoredTensor],
+    device: torch.device,
 ) -> list[QuantizedLinear]:
+    """One of the linears of the experts at `path`: as one layer, or as many in full, or none."""
+    inputs = linear.weight.shape[2]
     if names.parts is None:
         if any(tensor.dtype == "F8_E4M3" for name, tensor in stored.items() if name.startswith(f"{path}.")):
             raise ModelError(f"{path}: quantised experts in one tensor are not supported, only one by one")
+        _take_memory(linear, device)
         return []
-    found = []
-    for prefix, row in names.rows(path, experts).items():
-        if _is_quantised(prefix, quantization, stored):
-            found.append(QuantizedLinear(row, {prefix: len(row)}, row.shape[1], quantization))
-            _check_sizes(found[-1])
+    sizes = {prefix: len(row) for prefix, row in names.rows(path, experts, linear).items()}
+    quantised = [prefix for prefix in sizes if _is_quantised(prefix, quantization, stored)]
+    if len(quantised) == len(sizes):
+        found = [QuantizedLinear(linear, sizes, inputs, quantization)]
+    else:
+        _take_memory(linear, device)
+        rows = names.rows(path, experts, linear)
+        found = [QuantizedLinear(rows[prefix], {prefix: sizes[prefix]}, inputs, quantization) for prefix in quantised]
+    for each in found:
+        _check_sizes(each)
     return found
+
+
+def _take_memory(linear: Linear | ExpertLinear, device: torch.device) -> None:
+    """For a weight in full."""
+    linear.weight = nn.Parameter(torch.empty_like(linear.weight, device=device), requires_grad=False)
 
 
 def _is_quantised(prefix: str, quantization: Quantization, stored: Mapping[str, StoredTensor]) -> bool:

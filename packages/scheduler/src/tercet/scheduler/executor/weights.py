@@ -15,7 +15,7 @@ from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, qua
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layers import FusedLinear, Linear, RMSNorm
-from tercet.scheduler.models.moe import Experts
+from tercet.scheduler.models.moe import ExpertLinear, Experts
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -38,8 +38,8 @@ def load_weights(
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     quantization = model.config.quantization
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
-    in_full = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}  # of experts, but not yet
-    targets = {name: target for name, target in checkpoint_tensors(model, stored).items() if name not in in_full}
+    theirs = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
+    targets = {name: target for name, target in checkpoint_tensors(model, stored).items() if name not in theirs}
     check_fit(directory, targets | _expected(linears, stored), files, tied_head=model.lm_head is None)
     total = sum(tensor.end - tensor.start for tensor in stored.values())
     done = 0
@@ -96,7 +96,7 @@ def dummy_weights(model: nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
     for module in model.modules():
-        if isinstance(module, Linear) and module.weight.is_meta:
+        if isinstance(module, Linear | ExpertLinear) and module.weight.is_meta:
             module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
     block = torch.randn(_DUMMY_BLOCK, generator=generator) * 0.02
     for module in model.modules():
@@ -117,6 +117,7 @@ def checkpoint_tensors(model: nn.Module, stored: Iterable[str] = ()) -> dict[str
     for path, module in names.modules(model):
         if isinstance(module, Experts):
             tensors |= names.tensors(path, module)
+        if isinstance(module, Experts | ExpertLinear):
             continue
         for kind, parameter in module.named_parameters(recurse=False):
             if parameter.is_meta:  # a quantised weight, which is read otherwise

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.ops.activation import silu_and_mul
-from tercet.kernels.ops.moe import fused_moe
+from tercet.kernels.ops.moe import ExpertWeights, fused_moe
 from tercet.kernels.ops.quantised import QuantisedWeight, linear_quantised
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope
@@ -65,8 +65,8 @@ class LayerOps(Protocol):
         x: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: ExpertWeights,
+        down: ExpertWeights,
     ) -> torch.Tensor: ...
 
     def attend(

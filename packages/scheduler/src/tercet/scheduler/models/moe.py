@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tercet.kernels.ops.moe import route
+from tercet.kernels.ops.moe import ExpertWeights, QuantisedExperts, route
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.moe_config import MoeConfig
 from tercet.scheduler.models.layer_ops import OpsModule
@@ -11,19 +11,33 @@ from tercet.scheduler.models.layers import GatedMLP, Linear
 from tercet.scheduler.models.shard import Shard
 
 
-class Experts(nn.Module):
-    """The weights of all experts of a layer, as one tensor for each projection. `MixtureOfExperts` computes with them.
+class ExpertLinear(nn.Module):
+    """One projection of all experts of a layer. Of a quantised model it is on no device until it is loaded."""
 
-    Its parameters are named as in checkpoints that store them so; most store every expert's apart: `ExpertNames`.
+    def __init__(self, experts: int, inputs: int, outputs: int, *, dtype: torch.dtype, quantised: bool) -> None:
+        super().__init__()
+        weight = torch.empty(experts, outputs, inputs, dtype=dtype, device="meta" if quantised else None)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.quantised: QuantisedExperts | None = None
+
+    @property
+    def value(self) -> ExpertWeights:
+        """What is computed with."""
+        return self.weight if self.quantised is None else self.quantised
+
+
+class Experts(nn.Module):
+    """The weights of all experts of a layer, which `MixtureOfExperts` computes with.
+
+    Checkpoints store them as here, or, as most do, every expert's apart: `ExpertNames`.
     """
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
         super().__init__()
         size, hidden = shard.share(moe.intermediate_size, "expert columns"), config.hidden_size
-        gate_up = torch.empty(moe.experts, 2 * size, hidden, dtype=config.dtype)
-        down = torch.empty(moe.experts, hidden, size, dtype=config.dtype)
-        self.gate_up_proj = nn.Parameter(gate_up, requires_grad=False)
-        self.down_proj = nn.Parameter(down, requires_grad=False)
+        quantised = config.quantization is not None
+        self.gate_up_proj = ExpertLinear(moe.experts, hidden, 2 * size, dtype=config.dtype, quantised=quantised)
+        self.down_proj = ExpertLinear(moe.experts, size, hidden, dtype=config.dtype, quantised=quantised)
 
 
 class MixtureOfExperts(OpsModule):
@@ -43,7 +57,7 @@ class MixtureOfExperts(OpsModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         weights, experts = route(self.gate(x), self.top_k, renormalise=self.renormalise)
-        out = self.ops.fused_moe(x, weights, experts, self.experts.gate_up_proj, self.experts.down_proj)
+        out = self.ops.fused_moe(x, weights, experts, self.experts.gate_up_proj.value, self.experts.down_proj.value)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
         return out
