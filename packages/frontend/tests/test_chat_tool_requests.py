@@ -155,6 +155,11 @@ BAD_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments"
         ({"tools": [{"type": "function", "function": {"name": "f", "more": 1}}]}, "tools[0].function.more"),
         ({"tools": [NOW] * 129}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "none"}, "function_call"),
+        ({"function_call": {"name": "now"}}, "function_call"),
+        ({"tools": None, "function_call": {"name": "now"}}, "function_call"),
+        ({"tools": None, "functions": [{"name": "f"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": None, "functions": [{"name": "now"}], "tool_choice": NAMED}, "tool_choice"),
         ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
         ({"messages": [USER, {"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[1].tool_call_id"),
         (

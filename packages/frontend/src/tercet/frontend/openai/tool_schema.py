@@ -92,6 +92,16 @@ class ToolFields(Strict):
     functions: Functions | None = None
     function_call: Literal["none", "auto"] | NamedFunction | None = None
 
+    @model_validator(mode="after")
+    def _chooses_among_what_it_gives(self) -> "ToolFields":
+        if self.tools and self.functions:
+            raise BadRequestError("'functions' cannot be combined with 'tools'.", param="functions")
+        if self.function_call is not None and not self.functions:
+            raise BadRequestError("'function_call' is only allowed with 'functions'.", param="function_call")
+        if self.tool_choice is not None and self.functions:
+            raise BadRequestError("'tool_choice' is only allowed with 'tools'.", param="tool_choice")
+        return self
+
     @property
     def speaks_of_functions(self) -> bool:
         """Whether the client knows no tools: its answer has `function_call`."""
@@ -104,8 +114,6 @@ class ToolFields(Strict):
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Every tool of the request."""
-        if self.tools and self.functions:
-            raise BadRequestError("'functions' cannot be combined with 'tools'.", param="functions")
         return specs_of([tool.function for tool in self.tools or ()] or self.functions or [])
 
     def choice(self) -> ToolChoice:
