@@ -35,6 +35,8 @@ async def test_stop_strings_are_bounded_in_all(
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "<|im_end|>" * 900}]}, "messages"),
         ("/v1/completions", {"prompt": "a" * 9000}, "prompt"),
         ("/v1/completions", {"prompt": ["fine", "a" * 9000]}, "prompt"),
+        ("/v1/responses", {"input": "a" * 9000}, "input"),
+        ("/generate", {"text": "a" * 9000}, "text"),
     ],
 )
 async def test_a_prompt_that_cannot_fit_is_refused_untokenized(
@@ -59,6 +61,47 @@ async def test_a_prompt_that_cannot_fit_is_refused_untokenized(
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
     assert "characters" in error["message"]
     assert all(size < 100 for size in tokenized)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "z" * 200}]}, "messages"),
+        ("/v1/completions", {"prompt": "z" * 200}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 128}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 100, "max_tokens": 29}, "max_tokens"),
+        ("/v1/responses", {"input": "z" * 200}, "input"),
+        ("/v1/responses", {"input": "z" * 40, "max_output_tokens": 99}, "max_output_tokens"),
+        ("/generate", {"text": "z" * 200}, "text"),
+        ("/generate", {"input_ids": [5] * 128}, "input_ids"),
+        (
+            "/generate",
+            {"input_ids": [5] * 100, "sampling_params": {"max_new_tokens": 29}},
+            "sampling_params.max_new_tokens",
+        ),
+    ],
+)
+async def test_a_prompt_that_fills_the_context_is_refused_by_the_name_it_came_under(
+    engine_of: EngineOf, http_of: HttpOf, path: str, body: dict[str, Any], param: str
+) -> None:
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post(path, json={"model": "tiny", **body})
+        assert served.engine.requests() == []
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert "maximum context length is 128 tokens" in error["message"]
+
+
+async def test_ids_that_there_are_not_are_refused_by_the_name_they_came_under(
+    engine_of: EngineOf, http_of: HttpOf
+) -> None:
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        told = [
+            (await http.post("/generate", json={"input_ids": [99999]})).json()["error"]["param"],
+            (await http.post("/v1/completions", json={"model": "tiny", "prompt": [99999]})).json()["error"]["param"],
+        ]
+    assert told == ["input_ids", "prompt"]
 
 
 async def test_what_marks_add_to_a_prompt_does_not_count(engine_of: EngineOf, http_of: HttpOf) -> None:

@@ -27,7 +27,7 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
     context = model.context
     room = context - prompt_tokens
     if prompt_tokens == 0:
-        raise BadRequestError("The prompt has no tokens.", param="prompt")
+        raise BadRequestError("The prompt has no tokens.", param=request.prompt.param)
     wanted = request.max_tokens
     if wanted is None:
         wanted = max(min(room, request.default_tokens or room), 1)
@@ -35,7 +35,7 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
         raise ContextLengthExceededError(
             f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + wanted} "
             f"tokens ({prompt_tokens} in the prompt, {wanted} in the completion).",
-            param=request.max_tokens_param if prompt_tokens < context else "messages",
+            param=request.max_tokens_param if prompt_tokens < context else request.prompt.param,
         )
     if params.min_new_tokens > wanted:
         raise BadRequestError("min_tokens is greater than the tokens to generate.", param="min_tokens")

@@ -19,6 +19,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     kwargs: dict[str, Any] = {}
     """Allow-listed variables of the template."""
+    param: str = "messages"
+    """What the client called it, for error messages; in the other prompts, too."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
@@ -26,12 +28,14 @@ class TextPrompt(msgspec.Struct, frozen=True):
 
     text: str
     add_special_tokens: bool = True
+    param: str = "prompt"
 
 
 class TokenPrompt(msgspec.Struct, frozen=True):
     """A prompt that the client tokenized."""
 
     token_ids: list[int]
+    param: str = "prompt"
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt

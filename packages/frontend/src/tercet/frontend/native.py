@@ -137,7 +137,9 @@ def to_generate(body: NativeGenerate, model: ServedModel) -> GenerateRequest:
     asked = body.sampling_params
     constraint = native_constraint_of(asked)
     stop = asked.stop or []
-    prompt: Prompt = TokenPrompt(body.input_ids) if body.input_ids is not None else TextPrompt(body.text or "")
+    prompt: Prompt = TextPrompt(body.text or "", param="text")
+    if body.input_ids is not None:
+        prompt = TokenPrompt(body.input_ids, param="input_ids")
     return GenerateRequest(
         model=model.name,
         prompt=prompt,

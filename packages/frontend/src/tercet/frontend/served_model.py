@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from tercet.frontend.__about__ import __version__
 from tercet.frontend.embedding.sentence_files import SentenceFiles
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
 from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -62,8 +63,9 @@ class ServedModel:
         self.limits = limits
         self.identity = identity
         self.created = int(time.time())
-        digest = hashlib.sha256(f"{identity.weights}{sorted(identity.files.items())}".encode())
-        self.fingerprint = f"fp_{digest.hexdigest()[:12]}"
+        # The digest of the weights has their dtype and quantization in it.
+        made_of = (__version__, identity.weights, sorted(identity.files.items()))
+        self.fingerprint = f"fp_{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}"
 
     @property
     def context(self) -> int:
@@ -90,16 +92,16 @@ class ServedModel:
             case ChatPrompt():
                 text = self._rendered(prompt)
                 if must_fit:
-                    self._check_room(text, "messages")
+                    self._check_room(text, prompt.param)
                 return self.tokenizer.encode(text, add_special_tokens=False)
             case TextPrompt():
                 if must_fit:
-                    self._check_room(prompt.text, "prompt")
+                    self._check_room(prompt.text, prompt.param)
                 return self.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
             case TokenPrompt():
                 for token_id in prompt.token_ids:
                     if not 0 <= token_id < self.limits.vocab_size:
-                        raise BadRequestError(f"{token_id} is not a token id of this model.", param="prompt")
+                        raise BadRequestError(f"{token_id} is not a token id of this model.", param=prompt.param)
                 return prompt.token_ids
 
     def prompt_end(self, prompt: ChatPrompt) -> str:
@@ -111,12 +113,13 @@ class ServedModel:
         if template is None:
             raise BadRequestError(
                 f"The model {self.name!r} has no chat template, so it answers /v1/completions only.",
-                param="messages",
+                param=prompt.param,
             )
         try:
             return template.render(prompt, self.tokenizer.guard)
         except BadRequestError as error:
-            raise BadRequestError(self.tokenizer.unguard(error.message), param=error.param) from error
+            param = prompt.param if error.param == "messages" else error.param
+            raise BadRequestError(self.tokenizer.unguard(error.message), param=param) from error
 
     def _check_room(self, text: str, param: str) -> None:
         """Refuse what cannot fit, before the work of tokenizing it."""

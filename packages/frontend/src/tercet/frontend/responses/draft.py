@@ -136,6 +136,7 @@ class Drafter:
         turn = ChatTurn(
             model=request.model,
             messages=messages_of(earlier, given, request.instructions),
+            messages_param="input",
             sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
             tools=_tools(request),
             tool_choice=_tool_choice(request),

@@ -64,7 +64,7 @@ class Sessions:
             turn = Turn(state.rid, parent_id, list(unpack_ints(state.prompt_ids)), list(state.choices[0].token_ids))
             await self._store.add(owner, params.id, turn, replace=bool(params.replace))
 
-        return msgspec.structs.replace(work, prompt=TokenPrompt(ids)), keep
+        return msgspec.structs.replace(work, prompt=TokenPrompt(ids, param=work.prompt.param)), keep
 
     @property
     def _store(self) -> SessionStore:
@@ -81,8 +81,9 @@ def _gone_on_from(parent: Turn, params: SessionParams) -> list[int]:
 async def _own_ids(work: GenerateRequest, model: ServedModel, *, first: bool) -> list[int]:
     """The prompt's own tokens. The special token that begins a text stands before a session's first turn only."""
     match work.prompt:
-        case TextPrompt(text):
-            return await asyncio.to_thread(model.prompt_ids, TextPrompt(text, first))
+        case TextPrompt() as prompt:
+            prompt = msgspec.structs.replace(prompt, add_special_tokens=first)
+            return await asyncio.to_thread(model.prompt_ids, prompt)
         case TokenPrompt() as prompt:
             ids = await asyncio.to_thread(model.prompt_ids, prompt)
             begin = model.tokenizer.encode("", add_special_tokens=True)[:1]

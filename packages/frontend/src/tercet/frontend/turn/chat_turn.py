@@ -36,6 +36,8 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     messages: list[dict[str, Any]]
+    messages_param: str = "messages"
+    """What the client called them, for error messages."""
     sampling: SamplingParams
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: ToolChoice = ToolChoice()

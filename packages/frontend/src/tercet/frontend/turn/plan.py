@@ -78,7 +78,7 @@ class TurnPlanner:
             names = ParserNames(names.reasoning, None)
         if turn.thinking_budget is not None and names.reasoning is None:
             raise UnsupportedParameterError("This model has no reasoning to limit.", param=turn.thinking_budget_param)
-        prompt = _prompt(turn, model)
+        prompt = _prompt(turn, model, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
 
         def make_reader(state: ReqState) -> ChoiceReader:
@@ -167,7 +167,7 @@ def _checked_tools(turn: ChatTurn, names: ParserNames) -> tuple[ToolSpec, ...]:
     return tools
 
 
-def _prompt(turn: ChatTurn, model: ServedModel) -> ChatPrompt:
+def _prompt(turn: ChatTurn, model: ServedModel, *, reasons: bool) -> ChatPrompt:
     """What the template gets. Tools that must not be called are not mentioned."""
     template = model.files.template
     messages = history(turn.messages)
@@ -179,7 +179,8 @@ def _prompt(turn: ChatTurn, model: ServedModel) -> ChatPrompt:
         tools=for_template(tools) if tools else None,
         add_generation_prompt=turn.add_generation_prompt,
         continue_final_message=turn.continue_final_message,
-        kwargs=template_variables(turn, template.variables if template else frozenset()),
+        kwargs=template_variables(turn, template.variables if template else frozenset(), reasons=reasons),
+        param=turn.messages_param,
     )
 
 

@@ -1,0 +1,33 @@
+"""A model as a frontend sees it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tercet.frontend.served_model import ModelFiles, ServedModel
+from tercet.protocol.values import ModelIdentity, ModelLimits
+
+FingerprintOf = Callable[..., str]
+
+
+@pytest.fixture
+def fingerprint_of(files: dict[str, bytes], limits: ModelLimits) -> FingerprintOf:
+    loaded = ModelFiles(files)
+
+    def make(weights: str = "w", **hashes: str) -> str:
+        return ServedModel("tiny", loaded, limits, ModelIdentity(weights=weights, files=hashes)).fingerprint
+
+    return make
+
+
+def test_equal_models_have_equal_fingerprints(fingerprint_of: FingerprintOf) -> None:
+    assert fingerprint_of("w", a="1", b="2") == fingerprint_of("w", b="2", a="1")
+
+
+def test_a_fingerprint_tells_apart_what_could_answer_otherwise(
+    fingerprint_of: FingerprintOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prints = [fingerprint_of(), fingerprint_of("other dtype or quantization"), fingerprint_of(template="1")]
+    monkeypatch.setattr("tercet.frontend.served_model.__version__", "999")
+    prints.append(fingerprint_of())
+    assert len(set(prints)) == 4
