@@ -120,6 +120,7 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name(
         (["--frontend-workers", "65"], "--frontend-workers"),
         (["--detokenizer-workers", "two"], "--detokenizer-workers"),
         (["--api-key", "two words"], "--api-key"),
+        (["--admin-key", ""], "--admin-key"),
         (["--log-level", "loud"], "--log-level"),
         (["--model", ""], "MODEL"),
         (["--config", "/no/such/file"], "/no/such/file"),

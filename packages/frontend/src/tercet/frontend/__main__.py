@@ -62,8 +62,11 @@ def probe(
 def main() -> None:
     """Run with the process's own arguments."""
     try:
-        app(exit_on_error=False)
+        app(sys.argv[1:], exit_on_error=False)
     except CycloptsError:
+        sys.exit(EXIT_CONFIG)
+    except ValueError as error:  # options that contradict themselves: what goes wrong later ends in `serve`
+        sys.stderr.write(f"tercet-frontend: {error}\n")
         sys.exit(EXIT_CONFIG)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from tercet.frontend.key_text import check_keys
 from tercet.protocol.endpoints import default_peer
 from tercet.protocol.values import Role
 
@@ -68,13 +69,18 @@ class HttpConfig:
     access_log: bool = False
     """Log a line for every request."""
 
+    def __post_init__(self) -> None:
+        check_keys("--api-key", self.api_key)
+        check_keys("--admin-key", self.admin_key)
+
     def api_keys(self) -> tuple[str, ...]:
-        """Every key, also those of the file. Raises OSError, and ValueError for a file without keys."""
+        """Every key, also those of the file. Raises OSError, and ValueError for a file of none or of bad ones."""
         if self.api_key_file is None:
             return self.api_key
         keys = tuple(self.api_key_file.read_text().split())
         if not keys:
             raise ValueError(f"{self.api_key_file} holds no key, and an open server is not what it was meant for")
+        check_keys(f"{self.api_key_file}: a key", keys)
         return self.api_key + keys
 
 

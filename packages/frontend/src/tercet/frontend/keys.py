@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from tercet.frontend.errors import ForbiddenError
+from tercet.frontend.key_text import check_keys
 
 _SCOPE = "tercet.visitor"
 
@@ -22,11 +23,16 @@ class Visitor(msgspec.Struct, frozen=True):
 
 
 class Keys:
-    """Keys by their SHA-256, so that comparing takes the same time for every wrong one. An admin key opens all."""
+    """Keys by their SHA-256, so that comparing takes the same time for every wrong one. An admin key opens all.
+
+    Raises ValueError for a key that nobody, or everybody, could show.
+    """
 
     def __init__(self, api_keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
-        self._api = [_digest(key) for key in api_keys]
-        self._admin = [_digest(key) for key in admin_keys]
+        api, admin = tuple(api_keys), tuple(admin_keys)
+        check_keys("a key", (*api, *admin))
+        self._api = [_digest(key) for key in api]
+        self._admin = [_digest(key) for key in admin]
 
     def visitor(self, headers: Headers) -> Visitor | None:
         """Who shows these headers; None for whoever may not come in. Without API keys everyone may."""

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from tercet.frontend.key_text import check_keys
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _UNITS = {"": 1, "B": 1}
@@ -80,10 +82,11 @@ class FrontendOptions:
     """File that stored responses and sessions are kept in: auto is in this user's state directory; none keeps none."""
 
     def __post_init__(self) -> None:
-        for option, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
-            for key in keys:
-                if not key or not key.isascii() or not key.isprintable() or " " in key:
-                    raise ConfigError(f"{option} must be printable ASCII without spaces, and not empty")
+        try:
+            check_keys("--api-key", self.api_key)
+            check_keys("--admin-key", self.admin_key)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 @Parameter(name="*")
