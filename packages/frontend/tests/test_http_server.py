@@ -48,6 +48,64 @@ async def test_a_request_head_that_is_too_long_is_refused(engine_of: EngineOf, w
     assert fine.startswith(b"HTTP/1.1 200")
 
 
+LIVE = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+UPLOAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n"
+
+
+async def hung_up(served: Served, begun: bytes, *, first: bytes | None) -> bool:
+    """Whether the server ends a connection on which, after a request, something begins and does not go on."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+    try:
+        if first is not None:
+            writer.write(first)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 ")
+        writer.write(begun)
+        async with asyncio.timeout(5):
+            return b"HTTP/" not in await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("first", [None, LIVE])
+@pytest.mark.parametrize("begun", [b"G", LIVE[:-2], b"\r\n"])
+async def test_a_head_that_does_not_end_is_not_waited_for(
+    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, first: bytes | None, begun: bytes
+) -> None:
+    """On a kept connection its first byte has ended the wait for a next request: something else must bound it."""
+    monkeypatch.setattr("tercet.frontend.http_server._HEAD_SECONDS", 0.05)
+    async with serving(engine_of()) as served:
+        assert await hung_up(served, begun, first=first)
+
+
+async def test_a_body_that_was_refused_is_not_waited_for(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.frontend.http_server._HEAD_SECONDS", 0.05)
+    async with serving(engine_of()) as served:
+        assert await hung_up(served, b"x", first=UPLOAD + b"x")
+
+
+async def test_only_heads_are_hurried(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a silent kept connection is ended, nor an answer for the head that has begun behind it."""
+    monkeypatch.setattr("tercet.frontend.http_server._HEAD_SECONDS", 0.05)
+    body = b'{"text": "hello"}'
+    ask = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    engine = engine_of(lambda _request, _index: [Token(5, "x")], auto=False)
+    async with serving(engine) as served, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+        writer.write(LIVE)
+        await reader.readuntil(b"}")
+        await asyncio.sleep(0.15)
+        writer.write(ask % (len(body), body) + LIVE[:3])
+        while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.15)
+        engine.step()
+        answer = await reader.readuntil(b"}}")
+        writer.write(LIVE[3:])
+        assert b'"ok"' in await reader.readuntil(b"}")
+        writer.close()
+    assert b'"text":"x"' in answer
+
+
 async def test_a_long_body_is_not_taken_for_a_head(engine_of: EngineOf, http_of: HttpOf) -> None:
     async with serving(engine_of(), HttpConfig(max_header_bytes=4096)) as served:
         for _ in range(2):

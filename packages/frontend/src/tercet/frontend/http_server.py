@@ -14,6 +14,7 @@ from tercet.frontend.config import HttpConfig
 from tercet.frontend.event_stream import WRITE, Write
 
 _HEAD_SECONDS = 30.0
+"""Time that the head of a request has to arrive in, the first of a connection and every later one."""
 _TICK = 1.0
 """Seconds between looks at the clock, for the date in answers."""
 _DRAIN_TICK = 0.1
@@ -32,31 +33,47 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._deadline = self.loop.call_later(_HEAD_SECONDS, self._too_slow)
+            self._wait_for_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
+            self._head_came()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            if self._in_head and not self.transport.is_closing():
+            if self.transport.is_closing():
+                return
+            if self._in_head:
                 self._count(len(data))
+            if self._deadline is None and not self._answering and self.timeout_keep_alive_task is None:
+                self._wait_for_head()  # bytes that begin nothing have ended the wait for a next request
 
         def on_message_begin(self) -> None:
             self._head_bytes, self._in_head = 0, True
+            self._wait_for_head()
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
             self._in_head = False
-            if self._deadline is not None:
-                self._deadline.cancel()
+            self._head_came()
             if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > limit:
                 raise ValueError("the request head is too long")
             super().on_headers_complete()
             if self.cycle is not None:
                 self.scope[WRITE] = _writer(self.cycle)  # type: ignore[literal-required]
+
+        @property
+        def _answering(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _wait_for_head(self) -> None:
+            self._head_came()
+            self._deadline = self.loop.call_later(_HEAD_SECONDS, self._too_slow)
+
+        def _head_came(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
 
         def _count(self, size: int) -> None:
             self._head_bytes += size
@@ -64,7 +81,9 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
                 self.send_400_response("The request head is too long.")
 
         def _too_slow(self) -> None:
-            if self._in_head:
+            if self._answering:  # an answer is not cut for what its client has begun to send after it
+                self._wait_for_head()
+            else:
                 self.transport.close()
 
     return BoundedProtocol
