@@ -1,0 +1,64 @@
+"""What surrounds every route holds whatever a request's head says."""
+
+import asyncio
+from collections.abc import Callable
+
+import httpx2
+import pytest
+
+from tercet.frontend.config import HttpConfig
+from tercet.frontend.testing import FakeEngine, Served, serving
+
+EngineOf = Callable[..., FakeEngine]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+KEYS = HttpConfig(api_key=("user",), admin_key=("boss",))
+
+
+async def status(served: Served, head: bytes) -> int:
+    """Of the answer to a head that no client library would send."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+    try:
+        writer.write(head + b"\r\nconnection: close\r\n\r\n")
+        async with asyncio.timeout(10):
+            return int((await reader.read()).split()[1])
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("host", [b"x/health?", b"x/live#", b"x/health/?a=", b"/live", b"x:1/metrics?", b"", b"a b"])
+async def test_a_host_header_opens_no_route(engine_of: EngineOf, host: bytes) -> None:
+    """An address put together from Host and path may have another path: what counts is the one that is routed."""
+    async with serving(engine_of(), HttpConfig(api_key=("user",), open_metrics=True)) as served:
+        assert await status(served, b"GET /server_info HTTP/1.1\r\nhost: " + host) == 401
+        assert await status(served, b"GET /live HTTP/1.1\r\nhost: x/server_info?" + host) == 200
+
+
+@pytest.mark.parametrize("target", [b"http://x/live?/server_info", b"http://x/server_info", b"/live/../server_info"])
+async def test_neither_does_a_strange_target(engine_of: EngineOf, target: bytes) -> None:
+    async with serving(engine_of(), KEYS) as served:
+        expected = 200 if target.startswith(b"http://x/live?") else 401
+        assert await status(served, b"GET " + target + b" HTTP/1.1\r\nhost: x") == expected
+
+
+@pytest.mark.parametrize("key", [None, "user", "boss"])
+async def test_no_answer_lets_a_page_of_another_origin_read_it(
+    engine_of: EngineOf, http_of: HttpOf, key: str | None
+) -> None:
+    asks = {"origin": "https://elsewhere.example"}
+    preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    shown = {"authorization": f"Bearer {key}"} if key else {}
+    body = {"model": "tiny", "prompt": "hello"}
+    async with serving(engine_of(), KEYS) as served:
+        http = http_of(served)
+        answers = [
+            await http.options("/v1/completions", headers=asks | preflight | shown),
+            await http.options("/health", headers=asks | preflight | shown),
+            await http.get("/live", headers=asks | shown),
+            await http.get("/nowhere", headers=asks | shown),
+            await http.post("/v1/completions", json=body, headers=asks | shown),
+            await http.post("/v1/completions", json=body | {"stream": True}, headers=asks | shown),
+        ]
+    assert [each.status_code for each in answers] == (
+        [405, 405, 200, 404, 200, 200] if key else [401, 405, 200] + [401] * 3
+    )
+    assert not [name for each in answers for name in each.headers if name.startswith("access-control-")]
