@@ -57,6 +57,26 @@ async def test_the_field_has_the_name_that_the_server_was_given(model_saying: En
     assert Streamed(chunks, reasoning="reasoning").reasoning == "Let me see."
 
 
+async def test_reasoning_comes_back_under_the_name_it_was_told_by(
+    model_saying: EngineOf, openai_of: OpenAIOf, http_of: HttpOf
+) -> None:
+    config = ServingConfig(reasoning_field_name="thoughts")
+    async with serving(model_saying(saying(SAID)), config=config) as served:
+        answer = await openai_of(served).chat.completions.create(**BODY)
+        said: Any = answer.choices[0].message.model_dump()
+        assert said["thoughts"] == "Let me see."
+        await openai_of(served).chat.completions.create(**{**BODY, "messages": [*BODY["messages"], said]})
+        prompt = prompt_of(served, served.engine.requests()[-1])
+        twice = {**said, "reasoning_content": "hm"}
+        users = {"role": "user", "content": "x", "thoughts": "hm"}
+        refused = [
+            await http_of(served).post("/v1/chat/completions", json={"model": "tiny", "messages": [message]})
+            for message in (twice, users)
+        ]
+    assert "<think>Let me see.</think>Because." in prompt
+    assert [each.json()["error"]["param"] for each in refused] == ["messages[0].thoughts"] * 2
+
+
 @pytest.mark.parametrize("name", ["content", "two words", ""])
 def test_a_field_that_messages_cannot_have_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="--reasoning-field-name"):
@@ -103,6 +123,31 @@ async def test_effort_and_variables_reach_the_template(
         await openai_of(served).chat.completions.create(**{**BODY, **options})
         [request] = served.engine.requests()
         assert prompt_of(served, request).endswith("</think>\n\n") is opened
+
+
+ALWAYS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n<think>\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "param"),
+    [
+        ("/v1/chat/completions", {"messages": BODY["messages"], "reasoning_effort": "none"}, "reasoning_effort"),
+        ("/v1/responses", {"input": "Why?", "reasoning": {"effort": "none"}}, "reasoning.effort"),
+        ("/v1/chat/completions", {"messages": BODY["messages"], "reasoning_effort": "low"}, None),
+        ("/v1/responses", {"input": "Why?", "reasoning": {"effort": "high"}}, None),
+    ],
+)
+async def test_a_model_that_always_reasons_takes_every_effort_but_none(
+    model_saying: EngineOf, http_of: HttpOf, path: str, asked: dict[str, Any], param: str | None
+) -> None:
+    async with serving(model_saying(saying("hm</think>So."), template=ALWAYS)) as served:
+        answer = await http_of(served).post(path, json={"model": "tiny", **asked})
+    assert answer.status_code == (400 if param else 200), answer.text
+    if param:
+        assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, "unsupported_parameter")
 
 
 async def test_tokens_of_reasoning_are_counted(model_saying: EngineOf, openai_of: OpenAIOf) -> None:

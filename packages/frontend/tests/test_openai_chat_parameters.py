@@ -18,11 +18,29 @@ HttpOf = Callable[[Served], httpx2.AsyncClient]
 
 USER: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]
 BODY: dict[str, Any] = {"model": "tiny", "messages": USER}
+PICTURED: dict[str, Any] = {
+    "role": "user",
+    "content": [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}},
+    ],
+}
 
 
 async def test_rule_17_every_documented_parameter_is_known() -> None:
     documented = {*CompletionCreateParamsBase.__annotations__, "stream"}
     assert documented <= ChatRequest.model_fields.keys()
+
+
+async def test_a_part_may_say_where_a_cached_prefix_ends(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    part: Any = {"type": "text", "text": "hello", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    async with serving(engine_of()) as served:
+        for content in ("hello", [part]):
+            await openai_of(served).chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": content}]
+            )
+        plain, marked = served.engine.requests()
+    assert marked.input_ids == plain.input_ids
 
 
 async def test_rule_17_parameters_that_change_no_text_are_accepted(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
@@ -55,6 +73,12 @@ async def test_rule_17_parameters_that_change_no_text_are_accepted(engine_of: En
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"thinking_token_budget": 9}, "thinking_token_budget"),
         ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "1"}}]}, "messages.audio"),
+        ({"messages": [PICTURED]}, "messages[0].content[1]"),
+        ({"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [*USER, {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "messages[1].content[0]",
+        ),
     ],
 )
 async def test_rule_17_parameters_that_are_not_honoured_are_refused_by_name(

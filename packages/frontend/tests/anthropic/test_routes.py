@@ -149,6 +149,24 @@ async def test_tools_are_called_and_their_results_read(
     assert prompt.index("tool\nrain in Oslo") < prompt.index("user\nand then?")
 
 
+async def test_the_model_reads_that_a_tool_failed_and_how_tools_are_used(
+    engine_of: EngineOf, anthropic_of: AnthropicOf, roomy: ModelLimits
+) -> None:
+    use: Any = {"type": "tool_use", "id": "1", "name": "weather", "input": {"city": "Oslo"}}
+    failed: Any = {"type": "tool_result", "tool_use_id": "1", "content": "no such city", "is_error": True}
+    tool: Any = {**WEATHER, "input_examples": [{"city": "Bergen"}], "allowed_callers": ["direct"]}
+    messages: Any = [
+        *BODY["messages"],
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [failed]},
+    ]
+    async with serving(engine_of(limits=roomy)) as served:
+        await anthropic_of(served).messages.create(**{**BODY, "messages": messages}, tools=[tool])
+        prompt = prompt_of(served)
+    assert "tool\nError: no such city" in prompt
+    assert r'"The weather.\nExamples:\n{\"city\":\"Bergen\"}"' in prompt
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 async def test_a_call_that_has_to_be_made_is_enforced(
     choice: Any, engine_of: EngineOf, anthropic_of: AnthropicOf, roomy: ModelLimits
@@ -217,11 +235,22 @@ async def test_tokens_are_counted_as_they_are_read(engine_of: EngineOf, anthropi
     assert count.input_tokens == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
 
 
+PICTURED: Any = {
+    "type": "tool_result",
+    "tool_use_id": "x",
+    "content": [{"type": "text", "text": "see"}, {"type": "image", "source": {"type": "base64", "data": ""}}],
+}
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "takes text only"),
+        ({"messages": [{"role": "user", "content": [PICTURED]}]}, "messages.0.content.0.content.1: Content of type"),
+        ({"system": [{"type": "image", "source": {}}]}, "system.0: Content of type 'image'"),
+        ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools.defer_loading"),
+        ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20250825"]}]}, "tools.allowed_callers"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "'x'"),
         ({"messages": []}, "messages"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -11,6 +11,7 @@ from tercet.frontend.anthropic.schema import (
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
+    Tool,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -66,6 +67,8 @@ def _said(role: str, blocks: Sequence[Block], called: set[str], place: int) -> l
                         param=f"messages.{place}.content",
                     )
                 result = _text(block.content) if block.content else ""
+                if block.is_error:
+                    result = f"Error: {result}"
                 chat.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
             case _:
                 raise BadRequestError(
@@ -74,6 +77,14 @@ def _said(role: str, blocks: Sequence[Block], called: set[str], place: int) -> l
     if texts or not chat:
         chat.append({"role": role, "content": "\n".join(texts)})
     return chat
+
+
+def described(tool: Tool) -> str:
+    """What the model is told of a tool in words: its description, and inputs as they might be."""
+    lines = [tool.description] if tool.description else []
+    if tool.input_examples:
+        lines += ["Examples:", *(orjson.dumps(each).decode() for each in tool.input_examples)]
+    return "\n".join(lines)
 
 
 def _text(content: str | Sequence[TextBlock]) -> str:

@@ -11,7 +11,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.anthropic.conversation import messages_of
+from tercet.frontend.anthropic.conversation import described, messages_of
 from tercet.frontend.anthropic.errors import anthropic_error
 from tercet.frontend.anthropic.schema import CountTokens, CreateMessage, Prompted
 from tercet.frontend.anthropic.writer import Change, MessageWriter
@@ -96,8 +96,7 @@ def _turn(body: Prompted, model: ServedModel) -> ChatTurn:
         messages=messages_of(body.system, body.messages),
         sampling=SamplingFields(model=body.model).sampling(model.files.defaults),
         tools=tuple(
-            ToolSpec(tool.name, tool.input_schema, tool.description or "", bool(tool.strict))
-            for tool in body.tools or ()
+            ToolSpec(tool.name, tool.input_schema, described(tool), bool(tool.strict)) for tool in body.tools or ()
         ),
         tool_choice=ToolChoice(_CALLS[choice.type], frozenset({choice.name}) if choice.name else None)
         if choice

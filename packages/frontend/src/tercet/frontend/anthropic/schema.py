@@ -1,5 +1,6 @@
 """The request of Anthropic's /v1/messages."""
 
+from collections.abc import Set
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -45,6 +46,7 @@ class ToolUseBlock(Strict):
     input: Anything
     cache_control: Anything | None = None
     caller: Any = None
+    toolset_name: None = None
 
 
 class ToolResultBlock(Strict):
@@ -55,6 +57,7 @@ class ToolResultBlock(Strict):
     content: Text | Annotated[list[TextBlock], Field(max_length=4096)] | None = None
     is_error: bool | None = None
     cache_control: Anything | None = None
+    toolset_name: None = None
 
 
 Block = Annotated[
@@ -80,6 +83,14 @@ class Tool(Strict):
     cache_control: Anything | None = None
     eager_input_streaming: bool | None = None
     input_examples: Annotated[list[Anything], Field(max_length=256)] | None = None
+    allowed_callers: Annotated[list[Name], Field(max_length=8)] | None = None
+    defer_loading: bool | None = None
+
+    @model_validator(mode="after")
+    def _can_be_called_at_once(self) -> "Tool":
+        refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
+        refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
+        return self
 
 
 class ToolChoice(Strict):
@@ -130,6 +141,21 @@ class Metadata(Strict):
     user_id: Name | None = None
 
 
+_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
+
+
+def _refuse_unread_blocks(content: object, where: str, known: Set[str]) -> None:
+    """Raise UnsupportedParameterError, naming it, for the first block of a type that is not known."""
+    for step, block in enumerate(content if isinstance(content, list) else ()):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if isinstance(kind, str) and kind not in known:
+            raise UnsupportedParameterError(
+                f"Content of type '{kind}' is not supported: the model takes text only.", param=f"{where}.{step}"
+            )
+        if kind == "tool_result":
+            _refuse_unread_blocks(block.get("content"), f"{where}.{step}.content", {"text"})
+
+
 class Prompted(Strict):
     """What stands before an answer: the part that creating a message and counting its tokens share."""
 
@@ -145,16 +171,16 @@ class Prompted(Strict):
     @field_validator("messages", mode="before")
     @classmethod
     def _blocks_are_known(cls, messages: object) -> object:
-        known = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result"}
         for place, message in enumerate(messages if isinstance(messages, list) else ()):
-            content = message.get("content") if isinstance(message, dict) else None
-            for step, block in enumerate(content if isinstance(content, list) else ()):
-                kind = block.get("type") if isinstance(block, dict) else None
-                if isinstance(kind, str) and kind not in known:
-                    raise UnsupportedParameterError(
-                        f"Content of type '{kind}' is not supported.", param=f"messages.{place}.content.{step}"
-                    )
+            if isinstance(message, dict):
+                _refuse_unread_blocks(message.get("content"), f"messages.{place}.content", _BLOCKS)
         return messages
+
+    @field_validator("system", mode="before")
+    @classmethod
+    def _instructions_are_text(cls, system: object) -> object:
+        _refuse_unread_blocks(system, "system", {"text"})
+        return system
 
     @field_validator("tools", mode="before")
     @classmethod

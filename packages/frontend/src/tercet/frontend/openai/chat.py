@@ -10,7 +10,7 @@ from tercet.frontend.body import read_model
 from tercet.frontend.errors import UnknownParameterError
 from tercet.frontend.openai.chat_form import ChatForm
 from tercet.frontend.openai.chat_messages import message_of
-from tercet.frontend.openai.chat_schema import ChatRequest
+from tercet.frontend.openai.chat_schema import ChatRequest, chat_request
 from tercet.frontend.openai.parsed_chat_form import ParsedChatForm
 from tercet.frontend.openai.structured_schema import constraint_of
 from tercet.frontend.served_model import ServedModel
@@ -28,10 +28,11 @@ class OpenAIServingChat:
         self._manager = manager
         self._body_limit = body_limit
         self._planner = planner
+        self._schema = chat_request(planner.reasoning_field)
 
     async def create(self, request: Request) -> Response:
         """The route."""
-        body = await read_model(request, ChatRequest, self._body_limit)
+        body = await read_model(request, self._schema, self._body_limit)
         model = self._manager.models.get(body.model)
         plan = await self._planner.plan(to_turn(body, model), model)
         rid = self._manager.new_id()

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.openai.sampling_schema import Name, Strict, refuse
+from tercet.frontend.openai.text_only import refuse_what_is_no_text
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -16,6 +17,7 @@ class TextPart(Strict):
 
     type: Literal["text"]
     text: Text
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, exclude=True)
 
 
 class RefusalPart(Strict):
@@ -103,6 +105,16 @@ class FunctionMessage(Strict):
 Message = Annotated[
     InstructionMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role")
 ]
+
+
+def _of_text(messages: object) -> object:
+    for place, message in enumerate(messages if isinstance(messages, list) else ()):
+        if isinstance(message, dict):
+            refuse_what_is_no_text(message.get("content"), f"messages[{place}].content")
+    return messages
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=16_384), BeforeValidator(_of_text)]
 
 
 def message_of(message: Message) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """The request of /v1/chat/completions: every field OpenAI documents, and this field's extensions."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.grammar.limits import MAX_FREE_TOKENS
-from tercet.frontend.openai.chat_messages import Message
+from tercet.frontend.openai.chat_messages import AssistantMessage, Messages
 from tercet.frontend.openai.sampling_schema import Count, Name, SamplingFields, refuse
 from tercet.frontend.openai.structured_schema import StructuredFields
 from tercet.frontend.openai.tool_schema import ToolFields
@@ -18,7 +18,10 @@ TemplateValue = bool | Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | Name
 class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     """A chat to go on with."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=16_384)]
+    reasoning_field: ClassVar[str] = "reasoning_content"
+    """What answers call reasoning, and the messages that come back with it may, too."""
+
+    messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -42,6 +45,13 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[Name, TemplateValue], Field(max_length=16)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_FREE_TOKENS)] | None = None
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _reasoning_comes_back_as_it_was_told(cls, messages: object) -> object:
+        if not isinstance(messages, list) or cls.reasoning_field in AssistantMessage.model_fields:
+            return messages
+        return [_with_reasoning(each, cls.reasoning_field) for each in messages]
 
     @model_validator(mode="after")
     def _only_what_is_honoured(self) -> "ChatRequest":
@@ -73,3 +83,21 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
+
+
+def chat_request(name: str) -> type[ChatRequest]:
+    """The schema of a server whose answers call reasoning so."""
+
+    class Named(ChatRequest):
+        reasoning_field = name
+
+    return Named
+
+
+def _with_reasoning(message: object, name: str) -> object:
+    """A message of the assistant's with its reasoning, if it stands under this name, under the usual one."""
+    if not isinstance(message, dict) or message.get("role") != "assistant" or name not in message:
+        return message
+    if message.get("reasoning_content") is not None:
+        return message  # twice there: refused as unknown
+    return {**{key: value for key, value in message.items() if key != name}, "reasoning_content": message[name]}

@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag
 
 from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.openai.sampling_schema import Name, Strict
+from tercet.frontend.openai.text_only import refuse_what_is_no_text
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -71,6 +72,7 @@ class FunctionCallItem(Strict):
     status: Status | None = None
     namespace: None = None
     caller: Any = None
+    async_: bool | None = Field(None, alias="async", exclude=True)
 
 
 class FunctionOutputItem(Strict):
@@ -112,7 +114,6 @@ InputItem = Annotated[
 ]
 
 _ITEMS = {"message", "reasoning", "function_call", "function_call_output", "item_reference"}
-_NOT_TEXT = {"input_image", "input_file", "input_audio", "image_url", "file", "input_video"}
 
 
 def known_types(param: str, items: object) -> object:
@@ -124,10 +125,5 @@ def known_types(param: str, items: object) -> object:
         if isinstance(kind, str) and kind not in _ITEMS:
             raise UnsupportedParameterError(f"Items of type '{kind}' are not supported.", param=f"{param}[{place}]")
         for field in ("content", "output"):
-            parts = item.get(field)
-            for step, part in enumerate(parts if isinstance(parts, list) else ()):
-                if isinstance(part, dict) and part.get("type") in _NOT_TEXT:
-                    raise UnsupportedParameterError(
-                        f"Content of type '{part['type']}' is not supported.", param=f"{param}[{place}].{field}[{step}]"
-                    )
+            refuse_what_is_no_text(item.get(field), f"{param}[{place}].{field}")
     return items

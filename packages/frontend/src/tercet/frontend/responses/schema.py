@@ -32,6 +32,20 @@ class FunctionTool(Strict):
     description: Text | None = None
     parameters: Anything | None = None
     strict: bool | None = None
+    output_schema: Anything | None = Field(None, exclude=True)
+    allowed_callers: Annotated[list[Literal["direct", "programmatic"]], Field(max_length=8)] | None = Field(
+        None, exclude=True
+    )
+    defer_loading: bool | None = Field(None, exclude=True)
+    async_: bool | None = Field(None, alias="async", exclude=True)
+
+    @model_validator(mode="after")
+    def _can_be_called_at_once(self) -> "FunctionTool":
+        """A schema of outputs is read by programs that call, and there are none here: only the model calls."""
+        refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
+        refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
+        refuse("tools.async", self.async_, harmless=not self.async_)
+        return self
 
 
 class NamedFunction(Strict):
@@ -85,7 +99,14 @@ class Reasoning(Strict):
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None
-    mode: Literal["standard"] | None = None
+    mode: Name | None = None
+
+    @model_validator(mode="after")
+    def _is_the_templates_to_show(self) -> "Reasoning":
+        """Which of the reasoning of earlier turns a model reads again, its chat template decides."""
+        refuse("reasoning.context", self.context, harmless=self.context == "auto")
+        refuse("reasoning.mode", self.mode, harmless=self.mode == "standard")
+        return self
 
 
 class StreamOptions(Strict):
