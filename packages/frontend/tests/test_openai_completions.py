@@ -4,6 +4,7 @@ Its types do not know that the finish_reason of a chunk, or the first log-probab
 own server answers: there it is not strict.
 """
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import openai
 import pytest
 from openai.types import CompletionCreateParams
 from openai.types.completion_create_params import CompletionCreateParamsBase
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from tercet.frontend.openai.completion_schema import CompletionRequest
 from tercet.frontend.testing import FakeEngine, Served, Token, decode_spec, serving
@@ -55,6 +56,28 @@ async def test_rule_1_a_prompt_is_completed_in_a_stream(engine_of: EngineOf, ope
     assert last.choices == []
     assert last.usage is not None
     assert last.usage.completion_tokens == 4
+
+
+async def test_rules_1_3_and_5_chunks_agree_and_the_last_event_says_so(engine_of: EngineOf, http_of: HttpOf) -> None:
+    body = {**BODY, "n": 2, "stream": True}
+    async with serving(engine_of()) as served:
+        counted = await http_of(served).post(
+            "/v1/completions", json={**body, "stream_options": {"include_usage": True}}
+        )
+        plain = await http_of(served).post("/v1/completions", json=body)
+    for answer in (counted, plain):
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.text.endswith("\n\ndata: [DONE]\n\n")
+    *chunks, last = [json.loads(line[6:]) for line in counted.text.splitlines() if line.startswith("data: {")]
+    assert {(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks} == {
+        (last["id"], last["created"], "tiny")
+    }
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 8)
+    for index in range(2):
+        reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert reasons == [None, None, None, "stop"]
+    assert all("usage" not in json.loads(line[6:]) for line in plain.text.splitlines() if line.startswith("data: {"))
 
 
 @pytest.mark.parametrize(
@@ -121,6 +144,37 @@ async def test_rule_7_the_prompt_is_scored_without_generating(
     assert choice.logprobs.text_offset == [0, 3, 9]
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 0
+
+
+def beginning_with_bos(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of a model whose texts all begin with a special token."""
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    begin = ("<s>", tokenizer.token_to_id("<s>"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[begin])
+    return {**files, "tokenizer.json": tokenizer.to_str().encode()}
+
+
+async def test_rule_7_an_echo_is_scored_token_by_token_and_offsets_are_places_in_the_text(
+    engine_of: EngineOf, http_of: HttpOf, files: dict[str, bytes], tokenizer: Tokenizer
+) -> None:
+    body = {"model": "tiny", "prompt": "the quick brown", "echo": True, "logprobs": 1, "max_tokens": 2}
+    said = [Token(each, tokenizer.decode([each])) for each in tokenizer.encode(" fox jumps").ids[:2]]
+    async with serving(engine_of(lambda _request, _index: said, files=beginning_with_bos(files))) as served:
+        http = http_of(served)
+        whole = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+        streamed = await http.post("/v1/completions", json={**body, "stream": True})
+    scores = whole["logprobs"]
+    assert scores["tokens"][0] == "<s>"
+    assert scores["text_offset"][0] == 0
+    for token, offset in zip(scores["tokens"][1:], scores["text_offset"][1:], strict=True):
+        assert whole["text"].startswith(token, offset)
+    assert len(scores["tokens"]) == len(scores["token_logprobs"]) == len(scores["top_logprobs"])
+    assert (scores["token_logprobs"][0], scores["top_logprobs"][0]) == (None, None)
+    assert scores["top_logprobs"][1] == {scores["tokens"][1]: -1.0}
+    chunks = [json.loads(line[6:])["choices"][0] for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
+    for field, values in scores.items():
+        assert [value for chunk in chunks for value in chunk["logprobs"][field]] == values
 
 
 @pytest.mark.parametrize("prompt", ["the quick", [7, 8, 9]])

@@ -2,9 +2,10 @@
 
 import math
 
-from tokenizers import Tokenizer
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tercet.frontend.openai.logprobs import CompletionLogprobs, chat_logprobs, entries, without_end
+from tercet.frontend.openai.logprobs import CompletionLogprobs, chat_logprobs, entries, prompt_offsets, without_end
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.token_bytes import TokenBytes
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
@@ -41,6 +42,42 @@ def test_offsets_count_characters_and_go_on_in_the_next_chunk(tokenizer: Tokeniz
     assert [*first["text_offset"], *second["text_offset"]] == [0, 0, 1, 1, 1, 2]
     assert first["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
     assert second["tokens"][-1] == "the"
+
+
+def metaspace() -> Tokenizer:
+    """Words, with what SentencePiece puts before a text, and a token that begins every text."""
+    vocabulary = {"<s>": 0, "<unk>": 1, "▁the": 2, "▁quick": 3, "▁é": 4, "▁": 5}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.add_special_tokens(["<s>", "<unk>"])
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    made.decoder = decoders.Metaspace(prepend_scheme="first")
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets"),
+    [
+        ("the quick é", [0, 0, 3, 9]),
+        (" the quick", [0, 0, 4]),
+        ("<s>the quick", [0, 3, 3, 6]),
+        ("the strange quick", [0, 0, 3, 11]),
+        ("", [0]),
+    ],
+)
+def test_offsets_of_a_prompt_are_places_in_its_text(text: str, offsets: list[int]) -> None:
+    tokenizer = PromptTokenizer(metaspace().to_str())
+    ids = tokenizer.encode(text, add_special_tokens=True)
+    assert list(prompt_offsets(TokenBytes(tokenizer), tokenizer.special_ids, ids, text)) == offsets
+
+
+def test_offsets_go_on_behind_the_prompt_and_pass_over_what_is_hidden() -> None:
+    tokenizer = PromptTokenizer(metaspace().to_str())
+    writer = CompletionLogprobs(TokenBytes(tokenizer), hidden=tokenizer.special_ids)
+    writer.echo("the", [0, 0])
+    first = writer.write([0, 2, 3], [Logprobs(pack_floats([-1.0] * 3))])
+    second = writer.write([0, 2, 3], [Logprobs(pack_floats([-1.0] * 3))])
+    assert [*first["text_offset"], *second["text_offset"]] == [0, 0, 3, 9, 9, 13]
 
 
 def test_entries_beyond_the_tokens_are_left_out(tokenizer: Tokenizer) -> None:

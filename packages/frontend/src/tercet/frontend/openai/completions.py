@@ -18,7 +18,7 @@ from tercet.frontend.generate_request import GenerateRequest, TextPrompt, TokenP
 from tercet.frontend.generation import Arrival, Generation
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.openai.completion_schema import CompletionRequest
-from tercet.frontend.openai.logprobs import CompletionLogprobs, without_end
+from tercet.frontend.openai.logprobs import CompletionLogprobs, prompt_offsets, without_end
 from tercet.frontend.openai.structured_schema import constraint_of
 from tercet.frontend.openai.usage import usage
 from tercet.frontend.req_state import ReqState
@@ -159,16 +159,19 @@ class CompletionForm:
     ) -> dict[str, Any]:
         """A choice of a chunk or of the whole; the first of each number begins with the prompt when that is echoed."""
         first = number not in self._begun
-        writer = self._begun.setdefault(number, CompletionLogprobs(self._model.files.token_bytes))
+        writer = self._begun.get(number) or self._begun.setdefault(number, self._writer(state))
         if self._scores_only:
             text, ids, logprobs = "", [], []
         elif not self._shows_end:
             ids = without_end(ids, finish)
         if first and self._echo:
             prompt_ids = unpack_ints(state.prompt_ids)
-            text = self._prompt_text(state, prompt_ids) + text
+            prompt = self._prompt_text(state, prompt_ids)
+            text = prompt + text
             if state.prompt_logprobs is not None:
                 ids, logprobs = [*prompt_ids, *ids], [state.prompt_logprobs, *logprobs]
+                names, specials = self._model.files.token_bytes, self._model.tokenizer.special_ids
+                writer.echo(prompt, prompt_offsets(names, specials, prompt_ids, prompt))
         reason = finish.type.value if finish else None
         return {
             "index": number,
@@ -176,6 +179,10 @@ class CompletionForm:
             "logprobs": writer.write(ids, logprobs) if self._logprobs else None,
             "finish_reason": "length" if reason and self._scores_only else reason,
         }
+
+    def _writer(self, state: ReqState) -> CompletionLogprobs:
+        hidden = self._model.tokenizer.special_ids if state.request.skip_special_tokens else frozenset()
+        return CompletionLogprobs(self._model.files.token_bytes, hidden)
 
     def _prompt_text(self, state: ReqState, prompt_ids: Sequence[int]) -> str:
         prompt = state.request.prompt

@@ -2,7 +2,8 @@
 
 import codecs
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from tercet.frontend.token_bytes import TokenBytes, spelling
@@ -10,6 +11,8 @@ from tercet.protocol.values import FinishReason, Logprobs, unpack_floats, unpack
 
 _LOWEST = -9999.0
 """What OpenAI writes for a probability of zero: JSON has no infinity."""
+_NEAR = 16
+"""Characters beyond which a token of a prompt is not looked for."""
 
 Entry = tuple[float | None, list[tuple[int, float]]]
 """The chosen token's log-probability (None for a prompt's first token), and the alternatives, most likely first."""
@@ -49,13 +52,43 @@ def _chat_token(data: bytes, value: float | None) -> dict[str, Any]:
     return {"token": spelling(data), "bytes": list(data), "logprob": value}
 
 
-class CompletionLogprobs:
-    """`choices[].logprobs` of completions, whose offsets run on from chunk to chunk of one choice."""
+def prompt_offsets(names: TokenBytes, specials: Container[int], token_ids: Sequence[int], text: str) -> Iterator[int]:
+    """Where in a prompt's text each of its tokens begins.
 
-    def __init__(self, names: TokenBytes) -> None:
+    What a tokenizer puts around a text, and the space that SentencePiece puts before it, are nowhere in the text.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    place = 0
+    for token_id in token_ids:
+        piece = decoder.decode(names[token_id])
+        if not text.startswith(piece, place):
+            if token_id in specials:
+                piece = ""
+            elif piece.startswith(" ") and text.startswith(piece[1:], place):
+                piece = piece[1:]
+            else:  # normalized, or of an unknown token: the next that is spelt as it stands there is found again
+                place = max(text.find(piece, place, place + len(piece) + _NEAR), place)
+        yield min(place, len(text))
+        place += len(piece)
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of completions, whose offsets run on from chunk to chunk of one choice.
+
+    Tokens that are `hidden` leave nothing in the text.
+    """
+
+    def __init__(self, names: TokenBytes, hidden: Container[int] = ()) -> None:
         self._names = names
+        self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+        self._prompt: deque[int] = deque()
+
+    def echo(self, prompt: str, offsets: Iterable[int]) -> None:
+        """The text begins with the prompt, and what is written next with its tokens, which stand at `offsets`."""
+        self._prompt.extend(offsets)
+        self._offset = len(prompt)
 
     def write(self, token_ids: Sequence[int], parts: Sequence[Logprobs]) -> dict[str, list[Any]]:
         """The next tokens; entries beyond `token_ids` are left out.
@@ -71,9 +104,15 @@ class CompletionLogprobs:
             tokens.append(name)
             values.append(chosen)
             tops.append(None if chosen is None else {**self._named(alternatives), name: chosen})
-            offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self._names[token_id]))
+            offsets.append(self._prompt.popleft() if self._prompt else self._passed(token_id))
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _passed(self, token_id: int) -> int:
+        """Where a token of the output begins."""
+        offset = self._offset
+        if token_id not in self._hidden:
+            self._offset += len(self._decoder.decode(self._names[token_id]))
+        return offset
 
     def _named(self, alternatives: list[tuple[int, float]]) -> dict[str, float]:
         """By name; where two tokens are spelt alike the likelier one counts."""
