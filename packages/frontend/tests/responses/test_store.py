@@ -1,6 +1,7 @@
 """The store by itself: owners, leases, age and size. Time is what the test says."""
 
 import asyncio
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -67,9 +68,12 @@ async def test_what_one_frontend_keeps_another_finds(stores: Stores) -> None:
 async def test_nothing_is_there_for_another_owner(stores: Stores) -> None:
     store = stores("a")
     await store.keep("me", body(), [item("i1")])
-    for ask in (store.get, store.delete, store.cancel, store.input_items, store.history):
+    for ask in (store.get, store.delete, store.cancel, store.input_items):
         with pytest.raises(NotFoundError):
             await ask("you", "resp_1")
+    with pytest.raises(BadRequestError) as lost:
+        await store.history("you", "resp_1")
+    assert lost.value.code == "previous_response_not_found"
     assert await store.item("you", "i1") is None
     await store.delete("me", "resp_1")
     with pytest.raises(NotFoundError):
@@ -83,8 +87,10 @@ async def test_history_is_everything_before(stores: Stores) -> None:
     await store.keep("me", body("r2", previous_response_id="r1"), [item("i2")])
     assert [each["id"] for each in await store.history("me", "r2")] == ["i1", "msg_r1", "i2", "msg_r2"]
     await store.delete("me", "r1")
-    with pytest.raises(NotFoundError):
+    with pytest.raises(BadRequestError, match="'r1' not found"):
         await store.history("me", "r2")
+    with pytest.raises(NotFoundError, match="'r1' not found"):
+        await store.input_items("me", "r2")
 
 
 async def test_a_response_that_still_runs_is_no_history(stores: Stores) -> None:
@@ -161,6 +167,40 @@ async def test_the_old_are_forgotten(stores: Stores, clock: Clock) -> None:
     with pytest.raises(NotFoundError):
         await store.get("me", "old")
     assert (await store.get("me", "new"))["id"] == "new"
+
+
+async def test_the_old_are_not_there_though_nothing_new_comes(stores: Stores, clock: Clock) -> None:
+    store = stores("a")
+    await store.keep("me", body("old"), [item("i1")])
+    lease = await store.begin("me", body("asked", "queued"), [], {})
+    await store.add(lease, 0, [b"{}"], body("asked", background=True))
+    clock.now += 29 * DAY
+    assert (await store.get("me", "old"))["id"] == "old"
+    clock.now += 2 * DAY
+    for ask in (store.get, store.delete, store.cancel, store.input_items):
+        with pytest.raises(NotFoundError):
+            await ask("me", "old")
+    with pytest.raises(NotFoundError):
+        await store.events("me", "asked", -1)
+    with pytest.raises(BadRequestError, match="not found"):
+        await store.history("me", "old")
+    assert await store.item("me", "i1") is None
+
+
+async def test_the_bound_holds_for_what_events_add(tmp_path: Path, clock: Clock) -> None:
+    path, bound = tmp_path / "r.sqlite", 2 << 20
+    database = Database(path, bound, 30 * DAY)
+    store = ResponseStore(database, "a", clock)
+    leases = [await store.begin("me", body(f"r{number}", "queued"), [], {}) for number in range(8)]
+    for number, lease in enumerate(leases):
+        await store.add(lease, 0, [b"x" * 600_000])
+        await store.add(lease, 1, [], body(lease.id, background=True))
+        clock.now += 1
+        with pytest.raises(NotFoundError) if number > 2 else contextlib.nullcontext():
+            await store.get("me", "r0")
+    assert (await store.get("me", "r7"))["status"] == "completed"
+    await database.close()
+    assert path.stat().st_size < bound + 1_500_000
 
 
 async def test_the_file_keeps_to_its_bound_by_forgetting_the_oldest(tmp_path: Path, clock: Clock) -> None:

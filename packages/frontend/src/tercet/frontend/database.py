@@ -117,9 +117,13 @@ class Database:
         await asyncio.to_thread(self._thread.shutdown)
         self._connection.close()
 
+    def oldest(self, now: float) -> float:
+        """What was made before this is there no more, whether or not it is still in the file."""
+        return now - self._max_age
+
     def prune(self, connection: sqlite3.Connection, now: float) -> None:
         """Within a transaction: forget what is too old, and then the oldest until the rest has room."""
-        oldest = now - self._max_age
+        oldest = self.oldest(now)
         connection.execute("DELETE FROM responses WHERE created < ?", (oldest,))
         connection.execute("DELETE FROM sessions WHERE created < ?", (oldest,))
         while self._used(connection) > self._max_bytes:

@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from tercet.frontend.database import Database
-from tercet.frontend.errors import BadRequestError, NotFoundError
+from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError
 
 Item = dict[str, Any]
 Body = dict[str, Any]
@@ -70,22 +70,25 @@ class ResponseStore:
 
     async def get(self, owner: str, response: str) -> Body:
         """The response as it stands. Raises NotFoundError."""
-        return await self._database.read(lambda each: _body(each, owner, response))
+        since = self._since
+        return await self._database.read(lambda each: _body(each, owner, response, since))
 
     async def delete(self, owner: str, response: str) -> None:
         """Forget it; what still works on it stops. Raises NotFoundError."""
+        since = self._since
 
         def work(connection: sqlite3.Connection) -> None:
-            _body(connection, owner, response)
+            _body(connection, owner, response, since)
             connection.execute("DELETE FROM responses WHERE id = ?", (response,))
 
         await self._database.run(work)
 
     async def cancel(self, owner: str, response: str) -> Body:
         """End one that runs in the background. One that has ended stays as it is. Raises ApiError."""
+        since = self._since
 
         def work(connection: sqlite3.Connection) -> Body:
-            body = _body(connection, owner, response)
+            body = _body(connection, owner, response, since)
             if not body["background"]:
                 raise BadRequestError("Only a response that runs in the background can be cancelled.")
             if body["status"] in _RUNNING:
@@ -97,26 +100,29 @@ class ResponseStore:
 
     async def input_items(self, owner: str, response: str) -> list[Item]:
         """Everything it was given, what earlier responses were given and said included. Raises NotFoundError."""
+        since = self._since
 
         def work(connection: sqlite3.Connection) -> list[Item]:
-            body = _body(connection, owner, response)
+            body = _body(connection, owner, response, since)
             before = body["previous_response_id"]
-            earlier = _history(connection, owner, before) if before else []
+            earlier = _history(connection, owner, before, since, NotFoundError) if before else []
             return earlier + [item for item, given in _items(connection, response) if given]
 
         return await self._database.read(work)
 
     async def history(self, owner: str, response: str) -> list[Item]:
-        """What a response that goes on from this one begins with. Raises NotFoundError, BadRequestError."""
-        return await self._database.read(lambda each: _history(each, owner, response))
+        """What a response that goes on from this one begins with. Raises BadRequestError."""
+        since = self._since
+        return await self._database.read(lambda each: _history(each, owner, response, since, BadRequestError))
 
     async def item(self, owner: str, item: str) -> Item | None:
         """An item of any response of the owner's."""
         query = (
             "SELECT data FROM items JOIN responses ON responses.id = items.response"
-            " WHERE items.id = ? AND owner = ? ORDER BY created DESC LIMIT 1"
+            " WHERE items.id = ? AND owner = ? AND created >= ? ORDER BY created DESC LIMIT 1"
         )
-        row = await self._database.read(lambda each: each.execute(query, (item, owner)).fetchone())
+        since = self._since
+        row = await self._database.read(lambda each: each.execute(query, (item, owner, since)).fetchone())
         return orjson.loads(row[0]) if row else None
 
     # Work in the background.
@@ -133,14 +139,16 @@ class ResponseStore:
                 if body["status"] not in _RUNNING:
                     place = connection.execute("SELECT count(*) FROM items WHERE response = ?", (lease.id,))
                     _add_items(connection, lease.id, place.fetchone()[0], body["output"], given=False)
+                    self._database.prune(connection, self._clock())
 
         await self._database.run(work)
 
     async def events(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
         """Events numbered above `after`, and whether more will come. Raises NotFoundError."""
+        since = self._since
 
         def work(connection: sqlite3.Connection) -> tuple[list[bytes], bool]:
-            more = _body(connection, owner, response)["status"] in _RUNNING
+            more = _body(connection, owner, response, since)["status"] in _RUNNING
             query = "SELECT data FROM events WHERE response = ? AND number > ? ORDER BY number"
             return [data for (data,) in connection.execute(query, (response, after))], more
 
@@ -186,6 +194,11 @@ class ResponseStore:
 
     # Inside.
 
+    @property
+    def _since(self) -> float:
+        """When the oldest response that is still there may have been made."""
+        return self._database.oldest(self._clock())
+
     def _insert(
         self,
         connection: sqlite3.Connection,
@@ -214,8 +227,9 @@ class ResponseStore:
             raise LeaseLostError(lease.id)
 
 
-def _body(connection: sqlite3.Connection, owner: str, response: str) -> Body:
-    row = connection.execute("SELECT body FROM responses WHERE id = ? AND owner = ?", (response, owner)).fetchone()
+def _body(connection: sqlite3.Connection, owner: str, response: str, since: float) -> Body:
+    query = "SELECT body FROM responses WHERE id = ? AND owner = ? AND created >= ?"
+    row = connection.execute(query, (response, owner, since)).fetchone()
     if row is None:
         raise NotFoundError(f"Response with id '{response}' not found.", param="response_id")
     body: Body = orjson.loads(row[0])
@@ -240,15 +254,17 @@ def _items(connection: sqlite3.Connection, response: str) -> list[tuple[Item, bo
     return [(orjson.loads(data), bool(given)) for data, given in connection.execute(query, (response,))]
 
 
-def _history(connection: sqlite3.Connection, owner: str, response: str) -> list[Item]:
-    """The items of a response and of all before it."""
+def _history(
+    connection: sqlite3.Connection, owner: str, response: str, since: float, missing: type[ApiError]
+) -> list[Item]:
+    """The items of a response and of all before it. Raises `missing` for one that is not there."""
     parts: list[list[Item]] = []
     step: str | None = response
     while step is not None:
-        query = "SELECT previous, status FROM responses WHERE id = ? AND owner = ?"
-        row = connection.execute(query, (step, owner)).fetchone()
+        query = "SELECT previous, status FROM responses WHERE id = ? AND owner = ? AND created >= ?"
+        row = connection.execute(query, (step, owner, since)).fetchone()
         if row is None:
-            raise NotFoundError(
+            raise missing(
                 f"Previous response with id '{step}' not found.",
                 param="previous_response_id",
                 code="previous_response_not_found",

@@ -59,18 +59,20 @@ class SessionStore:
 
     async def close(self, owner: str, session: str) -> None:
         """Forget a session and its turns. Raises NotFoundError."""
+        since = self._since
 
         def work(connection: sqlite3.Connection) -> None:
-            _capacity(connection, owner, session)
+            _capacity(connection, owner, session, since)
             connection.execute("DELETE FROM sessions WHERE owner = ? AND id = ?", (owner, session))
 
         await self._database.run(work)
 
     async def turn(self, owner: str, session: str, rid: str | None) -> tuple[int, Turn | None]:
         """A session's capacity, and one of its turns. Raises NotFoundError, BadRequestError."""
+        since = self._since
 
         def work(connection: sqlite3.Connection) -> tuple[int, Turn | None]:
-            capacity = _capacity(connection, owner, session)
+            capacity = _capacity(connection, owner, session, since)
             query = "SELECT count(*) FROM turns WHERE owner = ? AND session = ?"
             if connection.execute(query, (owner, session)).fetchone()[0] >= _MOST_TURNS:
                 raise BadRequestError(f"A session has at most {_MOST_TURNS} turns.", param="session_params.id")
@@ -99,13 +101,19 @@ class SessionStore:
                 connection.execute(_DESCENDANTS, names)
             row = (owner, session, turn.rid, turn.parent, pack_ints(turn.prompt_ids), pack_ints(turn.output_ids))
             connection.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
+            self._database.prune(connection, self._clock())
 
         await self._database.run(work)
 
+    @property
+    def _since(self) -> float:
+        """When the oldest session that is still there may have been opened."""
+        return self._database.oldest(self._clock())
 
-def _capacity(connection: sqlite3.Connection, owner: str, session: str) -> int:
-    query = "SELECT capacity FROM sessions WHERE owner = ? AND id = ?"
-    row = connection.execute(query, (owner, session)).fetchone()
+
+def _capacity(connection: sqlite3.Connection, owner: str, session: str, since: float) -> int:
+    query = "SELECT capacity FROM sessions WHERE owner = ? AND id = ? AND created >= ?"
+    row = connection.execute(query, (owner, session, since)).fetchone()
     if row is None:
         raise NotFoundError(f"There is no session '{session}'.", param="session_params.id")
     capacity: int = row[0]
