@@ -21,6 +21,13 @@ CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
 
+TYPES = {
+    **dict.fromkeys((400, 401, 403, 404, 405, 408, 413, 415), "invalid_request_error"),
+    500: "server_error",
+    503: "server_error",
+}
+
+
 def check_error(answer: httpx2.Response, status: int, code: str | None) -> dict[str, Any]:
     """Every error is OpenAI's object, and its code a string or null."""
     assert answer.status_code == status
@@ -30,6 +37,7 @@ def check_error(answer: httpx2.Response, status: int, code: str | None) -> dict[
     assert name == "error"
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == code
+    assert error["type"] == TYPES[status]
     return dict(error)
 
 
