@@ -2,19 +2,20 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
 from tercet.protocol.messages import BatchTokenIDOutput, Message, Rejected
 from tercet.protocol.node import Delivery, PeerDown
-from tercet.protocol.values import Held, Load, Phase, Role
+from tercet.protocol.values import Grammar, GrammarKind, Held, Load, Phase, Role
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.loop import SchedulerLoop
 from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.ports import GrammarReader
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 
@@ -22,8 +23,8 @@ from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 class World:
     """Everything around a loop. Time passes by 50 ms at each look at the clock."""
 
-    def __init__(self, overlap: int = 0, core: Scheduler | None = None) -> None:
-        capacity = small_capacity()
+    def __init__(self, overlap: int = 0, core: Scheduler | None = None, grammars: GrammarReader | None = None) -> None:
+        capacity = small_capacity(grammars="some 1")
         ticks = itertools.count()
         self.core = core or Scheduler(CoreConfig(), capacity)
         self.board = StatusBoard(lambda: next(ticks) * 0.05)
@@ -39,6 +40,7 @@ class World:
             self.board,
             lambda: next(ticks) * 0.05,
             overlap=overlap,
+            grammars=grammars,
         )
 
     def drain(self, wait: float | None) -> list[Delivery]:
@@ -133,6 +135,47 @@ def test_blocked_requests_give_way_and_the_loop_then_waits() -> None:
     assert world.core.counters.retractions == 1
     assert world.waits[-3:] == pytest.approx([0.005] * 3)
     assert violations(world.core) == []
+
+
+class Reader:
+    """Reads a grammar when it is told to."""
+
+    def __init__(self) -> None:
+        self.wanted: list[Grammar] = []
+        self.read: list[Grammar] = []
+        self.kept: set[Grammar] = set()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.wanted)
+
+    def want(self, grammar: Grammar) -> bool:
+        if grammar in self.read:
+            return True
+        self.wanted.append(grammar)
+        return False
+
+    def take_read(self) -> list[Grammar]:
+        read = [each for each in self.wanted if each in self.read]
+        self.wanted = [each for each in self.wanted if each not in self.read]
+        return read
+
+    def keep(self, wanted: Collection[Grammar]) -> None:
+        self.kept = {*wanted}
+
+
+def test_a_grammar_is_read_before_it_is_planned_and_kept_while_it_is_followed() -> None:
+    grammar, reader = Grammar(GrammarKind.REGEX, "a*"), Reader()
+    world = World(grammars=reader)
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2], max_new_tokens=3, ignore_eos=True, grammar=grammar)))
+    for _ in range(5):
+        world.loop.turn()
+    assert (reader.wanted, reader.kept, world.core.counters.steps) == ([grammar], {grammar}, 0)
+    assert world.waits[1:] == pytest.approx([0.005] * 4)
+    reader.read = [grammar]
+    world.loop.run()
+    assert world.core.counters.steps == 3
+    assert reader.kept == set()
 
 
 class Hanging:

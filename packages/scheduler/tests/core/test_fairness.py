@@ -2,7 +2,15 @@
 
 import pytest
 
-from tercet.scheduler.core.config import CoreConfig, PeerBlocked, PeerDrained, PolicyName
+from tercet.protocol.values import Grammar, GrammarKind
+from tercet.scheduler.core.config import (
+    CoreConfig,
+    GrammarPending,
+    GrammarRead,
+    PeerBlocked,
+    PeerDrained,
+    PolicyName,
+)
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 SLOW = "detokenizer-slow"
@@ -52,6 +60,26 @@ def test_blocked_requests_keep_their_pages_while_nobody_needs_them() -> None:
     run.send(request("c", [3] * 30, max_new_tokens=4, ignore_eos=True))
     run.run()
     assert run.core.counters.retractions == 0
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_nobody_waits_for_a_grammar_but_those_that_follow_it(overlap: int) -> None:
+    pending, read = Grammar(GrammarKind.REGEX, "a*"), Grammar(GrammarKind.REGEX, "b*")
+    run = Driver(small_capacity(grammars="some 1"), overlap=overlap)
+    run.send(request("before", [1] * 5, max_new_tokens=9, ignore_eos=True, grammar=pending))
+    run.step()
+    run.send(GrammarPending(pending))
+    run.send(request("a", [1] * 5, max_new_tokens=4, ignore_eos=True, grammar=pending, n=2))
+    run.send(request("b", [2] * 5, max_new_tokens=4, ignore_eos=True, grammar=read))
+    run.send(request("c", [3] * 5, max_new_tokens=4, ignore_eos=True))
+    run.run()
+    assert {rid for rid, _ in run.finishes} == {"before", "b", "c"}
+    assert not run.core.runnable
+    assert run.core.grammars() == {pending}
+    run.send(GrammarRead(pending))
+    run.run()
+    assert len(run.output["a", 0]) == len(run.output["a", 1]) == 4
+    run.assert_empty()
 
 
 @pytest.mark.parametrize("policy", PolicyName)

@@ -78,6 +78,16 @@ def test_choices_with_a_grammar_wait_for_their_results(overlap: int, guided: int
     run.assert_empty()
 
 
+@pytest.mark.parametrize("beyond", [50, -2])
+def test_a_forced_token_outside_the_vocabulary_ends_its_choice_alone(beyond: int) -> None:
+    run = driver(lambda tokens: ([beyond] if len(tokens) == len(PROMPT) + 1 else [], False))
+    run.send(request("a", PROMPT, grammar=GRAMMAR), request("b", [4, 5], max_new_tokens=3, ignore_eos=True))
+    run.run()
+    assert run.finishes["a", 0].type is FinishType.ERROR
+    assert not run.output["a", 0]
+    assert run.finishes["b", 0] == LENGTH
+
+
 def test_an_end_among_forced_tokens_ends_there() -> None:
     run = driver()
     run.send(request("a", PROMPT, grammar=GRAMMAR, stop_token_ids=[12], max_new_tokens=20, ignore_eos=True))

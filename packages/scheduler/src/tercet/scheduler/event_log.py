@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from tercet.protocol.values import Held, Load
+from tercet.protocol.values import Grammar, Held, Load
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
@@ -83,6 +83,10 @@ class RecordingScheduler:
         self._write(Committed(result))
         self._idle = False
         return self._core.commit(result)
+
+    def grammars(self) -> set[Grammar]:
+        """As the core says."""
+        return self._core.grammars()
 
     def load(self) -> Load:
         """As the core says."""

@@ -14,11 +14,11 @@ from tercet.protocol.messages import (
     TokenizedGenerateReqInput,
 )
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
-from tercet.protocol.values import Held, Load, Phase, Role
-from tercet.scheduler.core.config import Arrival, Drain, PeerGone
+from tercet.protocol.values import Grammar, Held, Load, Phase, Role
+from tercet.scheduler.core.config import Arrival, Drain, GrammarPending, GrammarRead, PeerGone
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.outbox import Outbox
-from tercet.scheduler.ports import Pending, Runner
+from tercet.scheduler.ports import GrammarReader, Pending, Runner
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 PUBLISH_INTERVAL = 0.2
 """Seconds between two reports of load and held requests; heartbeats repeat the last one."""
 RETRY_INTERVAL = 0.005
-"""Seconds an idle loop waits before it offers a blocked peer its backlog again."""
+"""Seconds an idle loop waits before it offers a blocked peer its backlog again, or asks whether a grammar is read."""
 
 
 PlanT = TypeVar("PlanT")
@@ -45,6 +45,7 @@ class Core(Protocol[PlanT_co, ResultT_contra]):
     def handle(self, *arrivals: Arrival) -> list[Outgoing]: ...  # noqa: D102
     def schedule(self) -> PlanT_co | None: ...  # noqa: D102
     def commit(self, result: ResultT_contra) -> list[Outgoing]: ...  # noqa: D102
+    def grammars(self) -> set[Grammar]: ...  # noqa: D102
     def load(self) -> Load: ...  # noqa: D102
     def held(self) -> dict[str, Held]: ...  # noqa: D102
 
@@ -66,6 +67,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         clock: Callable[[], float],
         *,
         overlap: int = 0,
+        grammars: GrammarReader | None = None,
     ) -> None:
         self._core = core
         self._executor = executor
@@ -74,6 +76,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._board = board
         self._clock = clock
         self._overlap = overlap
+        self._grammars = grammars
         self._in_flight: deque[Pending[ResultT]] = deque()
         self._published = float("-inf")
         self._stuck = False
@@ -92,7 +95,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def turn(self) -> None:
         """Take what arrived, start the next step, finish the oldest."""
         core, outbox, in_flight = self._core, self._outbox, self._in_flight
-        news = outbox.flush()
+        news = [*outbox.flush(), *self._grammars_read()]
         if self.draining and self._board.drain():
             news.append(Arrival("", Drain()))
         arrivals = [*news, *self._arrivals(0 if news else self._wait())]
@@ -112,7 +115,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
-        if self._outbox.backlog or self._core.runnable:
+        if self._outbox.backlog or self._core.runnable or (self._grammars is not None and self._grammars.busy):
             return RETRY_INTERVAL
         self._publish(now=True)
         return None
@@ -122,15 +125,21 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if now or time - self._published >= PUBLISH_INTERVAL:
             self._published = time
             self._board.publish(self._core.load(), self._core.held())
+            if self._grammars is not None:
+                self._grammars.keep(self._core.grammars())
 
     def _arrivals(self, wait: float | None) -> list[Arrival]:
         """What arrived, as the core takes it."""
         arrivals = []
         for source, message, _ in self._drain(wait):
             match message:
+                case TokenizedGenerateReqInput():
+                    grammar = message.sampling.grammar
+                    if grammar is not None and self._grammars is not None and not self._grammars.want(grammar):
+                        arrivals.append(Arrival("", GrammarPending(grammar)))
+                    arrivals.append(Arrival(source, message))
                 case (
-                    TokenizedGenerateReqInput()
-                    | TokenizedEmbeddingReqInput()
+                    TokenizedEmbeddingReqInput()
                     | AbortReq()
                     | FlushCacheReq()
                     | PauseGenerationReq()
@@ -147,3 +156,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                 case _:
                     pass  # membership, which the node has dealt with
         return arrivals
+
+    def _grammars_read(self) -> list[Arrival]:
+        read = [] if self._grammars is None else self._grammars.take_read()
+        return [Arrival("", GrammarRead(grammar)) for grammar in read]

@@ -1,7 +1,9 @@
 """The scheduler's ports: what its loop needs of an executor. Adapters are chosen in `wiring`."""
 
+from collections.abc import Collection
 from typing import Protocol, TypeVar
 
+from tercet.protocol.values import Grammar
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 
@@ -29,12 +31,38 @@ class Runner(Protocol[PlanT_contra, ResultT_co]):
         ...
 
 
+class GrammarReader(Protocol):
+    """Reads the grammars of choices before they are planned: see `tercet.scheduler.grammar.desk`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take_read` has something to tell, now or later."""
+        ...
+
+    def want(self, grammar: Grammar) -> bool:
+        """Whether a grammar is read; if it is not, begin, and tell in `take_read`."""
+        ...
+
+    def take_read(self) -> list[Grammar]:
+        """Those that were not read when they were wanted, and are by now; each is told once."""
+        ...
+
+    def keep(self, wanted: Collection[Grammar]) -> None:
+        """Forget the others."""
+        ...
+
+
 class Executor(Runner[Plan, StepResult], Protocol):
     """Runs a model that generates."""
 
     @property
     def capacity(self) -> Capacity:
         """Fixed once the executor is built."""
+        ...
+
+    @property
+    def grammars(self) -> GrammarReader | None:
+        """What must be read before it can be planned goes there first."""
         ...
 
 

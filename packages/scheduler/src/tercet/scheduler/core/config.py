@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from tercet.protocol.messages import AbortReq, ControlReq, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
+from tercet.protocol.values import Grammar
 
 
 class PolicyName(StrEnum):
@@ -59,13 +60,27 @@ class PeerDrained(msgspec.Struct, frozen=True, tag=True):
     peer: str
 
 
+class GrammarPending(msgspec.Struct, frozen=True, tag=True):
+    """A grammar is being read: admit no choice that follows it, or all others would wait with its first step."""
+
+    grammar: Grammar
+
+
+class GrammarRead(msgspec.Struct, frozen=True, tag=True):
+    """A grammar that was pending is no more."""
+
+    grammar: Grammar
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """The scheduler is leaving: finish what is held, refuse the rest."""
 
 
 Asked = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq
 """What frontends ask of a core, of whichever kind: each answers also what only the other can do."""
-CoreMessage = Asked | PeerGone | PeerBlocked | PeerDrained | Drain
+Obstacle = PeerBlocked | PeerDrained | GrammarPending | GrammarRead
+"""What comes between a choice and its plan, and that it is gone."""
+CoreMessage = Asked | PeerGone | Obstacle | Drain
 
 
 class Arrival(NamedTuple):

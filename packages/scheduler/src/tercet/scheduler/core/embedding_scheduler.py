@@ -18,8 +18,17 @@ from tercet.protocol.messages import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
-from tercet.protocol.values import FinishReason, FinishType, Held, Load, belongs, pack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
+from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, belongs, pack_ints
+from tercet.scheduler.core.config import (
+    Arrival,
+    CoreConfig,
+    Drain,
+    GrammarPending,
+    GrammarRead,
+    PeerBlocked,
+    PeerDrained,
+    PeerGone,
+)
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.embedding_outputs import EmbeddingOutputs
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
@@ -80,6 +89,8 @@ class EmbeddingScheduler:
                     self.blocked_peers.discard(peer)
                 case Drain():
                     self.draining = True
+                case GrammarPending() | GrammarRead():
+                    pass  # a vector follows no grammar
                 case _:
                     assert_never(message)
         return outputs.take()
@@ -145,6 +156,10 @@ class EmbeddingScheduler:
             )
             for frontend, reqs in by_frontend.items()
         }
+
+    def grammars(self) -> set[Grammar]:
+        """None."""
+        return set()
 
     def load(self) -> Load:
         """How busy it is."""

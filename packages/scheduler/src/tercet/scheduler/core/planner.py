@@ -1,6 +1,14 @@
 """`Planner`: which tokens of which choices the next step computes."""
 
-from tercet.scheduler.core.config import CoreConfig
+from tercet.protocol.values import Grammar
+from tercet.scheduler.core.config import (
+    CoreConfig,
+    GrammarPending,
+    GrammarRead,
+    Obstacle,
+    PeerBlocked,
+    PeerDrained,
+)
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
@@ -53,6 +61,7 @@ class Planner:
         self._reserve = config.reserve
         self.running: dict[Req, None] = {}
         self.blocked_peers: set[str] = set()
+        self.pending_grammars: set[Grammar] = set()
 
     def plan(self, step: int) -> tuple[Plan, list[Req]] | None:
         """The next step, or None when there is nothing to compute, or when it is better to wait for a result."""
@@ -79,9 +88,23 @@ class Planner:
         plan = Plan(step=step, introduce=draft.introduce, pages=updates, copies=draft.copies, rows=draft.rows)
         return plan, draft.reqs
 
+    def heed(self, message: Obstacle) -> None:
+        """Leave out what is held up, or let it in again."""
+        match message:
+            case PeerBlocked(peer):
+                self.blocked_peers.add(peer)
+            case PeerDrained(peer):
+                self.blocked_peers.discard(peer)
+            case GrammarPending(grammar):
+                self.pending_grammars.add(grammar)
+            case GrammarRead(grammar):
+                self.pending_grammars.discard(grammar)
+
     def is_blocked(self, req: Req) -> bool:
-        """Whether the output of a choice has nowhere to go now."""
-        return req.detokenizer in self.blocked_peers
+        """Whether the output of a choice has nowhere to go now, or its grammar is not read yet."""
+        if req.detokenizer in self.blocked_peers:
+            return True
+        return bool(self.pending_grammars) and req.slot < 0 and req.sampling.grammar in self.pending_grammars
 
     def _plan_decodes(self, draft: Draft, step: int) -> list[Req]:
         """One token for every choice that has just one to compute; returns those that found no page for it."""

@@ -17,8 +17,17 @@ from tercet.protocol.messages import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
-from tercet.protocol.values import FinishReason, FinishType, Held, Load, pack_ints, unpack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
+from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, pack_ints, unpack_ints
+from tercet.scheduler.core.config import (
+    Arrival,
+    CoreConfig,
+    Drain,
+    GrammarPending,
+    GrammarRead,
+    PeerBlocked,
+    PeerDrained,
+    PeerGone,
+)
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_after
 from tercet.scheduler.core.intake import Intake
@@ -30,6 +39,7 @@ from tercet.scheduler.core.policy import POLICIES
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.roster import Roster
+from tercet.scheduler.core.screening import strange_ids
 
 
 class Scheduler:
@@ -91,10 +101,8 @@ class Scheduler:
                     self.intake.drop_frontend(message.peer)
                     if self.paused_by == message.peer:
                         self.paused_by = ""
-                case PeerBlocked():
-                    self.planner.blocked_peers.add(message.peer)
-                case PeerDrained():
-                    self.planner.blocked_peers.discard(message.peer)
+                case PeerBlocked() | PeerDrained() | GrammarPending() | GrammarRead():
+                    self.planner.heed(message)
                 case Drain():
                     self.intake.draining = True
                 case _:
@@ -161,6 +169,10 @@ class Scheduler:
             for frontend, reqs in by_frontend.items()
         }
 
+    def grammars(self) -> set[Grammar]:
+        """Those that choices held here follow."""
+        return {req.sampling.grammar for req in self.roster if req.sampling.grammar is not None}
+
     def load(self) -> Load:
         """How busy it is."""
         running = self.planner.running
@@ -185,8 +197,10 @@ class Scheduler:
         """Why a row that sampled has nothing to go on with; None if it has."""
         if index in result.errors:
             return result.errors[index]
-        token = result.token_ids[index]
-        if 0 <= token < self.capacity.vocab_size or (token == -1 and index in result.complete):
+        token, vocab_size = result.token_ids[index], self.capacity.vocab_size
+        if index in result.forced and strange_ids(vocab_size, unpack_ints(result.forced[index])):
+            return "its grammar forced a token outside the vocabulary"
+        if 0 <= token < vocab_size or (token == -1 and index in result.complete):
             return None
         return "the model gave no finite logits"
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from tercet.kernels.ops.bitmask import pack_bitmask
-from tercet.protocol.values import Grammar
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.grammar.cache import GrammarCache
+from tercet.scheduler.grammar.desk import GrammarDesk
 from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, Masks, Matcher
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _THREADS = 4
 
 @dataclass(frozen=True, eq=False)
 class _Guide:
-    """The grammar of one slot. The matcher exists once it is compiled and has seen the output so far."""
+    """The grammar of one slot. The matcher exists once it has seen the output so far."""
 
     matcher: Future[Matcher]
     end: int
@@ -47,7 +47,7 @@ class SlotGrammars:
 
     def __init__(self, backend: GrammarBackend[Any], slots: int, vocab_size: int, *, fast_forward: bool = True) -> None:
         self._backend = backend
-        self._cache = GrammarCache(backend)
+        self.desk = GrammarDesk(GrammarCache(backend))
         self._fast_forward = fast_forward
         self._guides: list[_Guide | None] = [None] * slots
         self._words = -(-vocab_size // 32)
@@ -62,7 +62,7 @@ class SlotGrammars:
         return self._backend.name
 
     def introduce(self, inits: Sequence[SlotInit]) -> None:
-        """Begin to make the matchers of choices that take slots; none waits for them."""
+        """Begin to make the matchers of choices that take slots, whose grammars should have been read by now."""
         for init in inits:
             sampling = init.sampling
             if sampling.grammar is None:
@@ -70,7 +70,7 @@ class SlotGrammars:
                 continue
             output = np.frombuffer(init.tokens, dtype="<i4")[init.prompt_tokens :].tolist()
             self._guides[init.slot] = _Guide(
-                matcher=self._threads.submit(self._matcher, sampling.grammar, output),
+                matcher=self._threads.submit(self._matcher, self.desk.reading(sampling.grammar), output),
                 end=init.prompt_tokens + sampling.max_new_tokens,
                 fast_forward=self._fast_forward and init.top_logprobs < 0,
                 ignore_eos=sampling.ignore_eos,
@@ -87,11 +87,12 @@ class SlotGrammars:
 
     def close(self) -> None:
         """End the threads."""
+        self.desk.close()
         self._threads.shutdown()
 
-    def _matcher(self, grammar: Grammar, output: Sequence[int]) -> Matcher:
+    def _matcher(self, read: Future[Matcher], output: Sequence[int]) -> Matcher:
         """In one of our threads. Raises GrammarError."""
-        matcher: Matcher = self._cache.matcher(grammar)
+        matcher = self.desk.copy(read)
         if output:
             matcher.advance(output)
         return matcher

@@ -34,6 +34,7 @@ from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
 from tercet.scheduler.grammar.backends import grammar_backend
+from tercet.scheduler.grammar.desk import GrammarDesk
 from tercet.scheduler.models.layer_ops import layer_ops, use_ops
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.registry import build_model
@@ -170,6 +171,11 @@ class TpModelWorker:
     def capacity(self) -> Capacity:
         """Fixed once the worker is built."""
         return self._capacity
+
+    @property
+    def grammars(self) -> GrammarDesk | None:
+        """Where grammars are read before they are planned."""
+        return None if self._grammars is None else self._grammars.desk
 
     def submit(self, plan: Plan) -> PendingStep:
         """Start a step. Steps run in the order they are submitted."""

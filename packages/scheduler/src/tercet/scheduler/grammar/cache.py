@@ -24,12 +24,19 @@ class GrammarCache(Generic[M]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def matcher(self, grammar: Grammar) -> M:
-        """A matcher of its own at the beginning of an output. Raises GrammarError, each time anew."""
+    def known(self, grammar: Grammar) -> M | None:
+        """A matcher of its own at the beginning of an output, if the grammar is kept."""
         with self._lock:
-            if grammar in self._kept:
-                self._kept.move_to_end(grammar)
-                return self._kept[grammar].copy()
+            if grammar not in self._kept:
+                return None
+            self._kept.move_to_end(grammar)
+            return self._kept[grammar].copy()
+
+    def matcher(self, grammar: Grammar) -> M:
+        """The same of any grammar. Raises GrammarError, each time anew."""
+        known = self.known(grammar)
+        if known is not None:
+            return known
         compiled = self._backend.compile(grammar)
         with self._lock:
             if grammar not in self._kept:

@@ -88,6 +88,11 @@ class FakeExecutor:
         """As given."""
         return self._capacity
 
+    @property
+    def grammars(self) -> None:
+        """Nothing has to be read."""
+        return
+
     def submit(self, plan: Plan) -> Done:
         """Run a plan at once."""
         if self._before_step is not None:
