@@ -58,6 +58,21 @@ def test_an_answer_follows_its_schema(said: dict[str, Any]) -> None:
         assert isinstance(answer["wanted"], bool)
 
 
+def test_a_call_that_streams_follows_its_schema(said: dict[str, Any]) -> None:
+    [call] = said["called"]["calls"]
+    assert said["called"]["finish"] == "tool_calls"
+    assert call["name"] == "keep"
+    assert json.loads(call["arguments"]).keys() == {"name", "wanted"}
+
+
+def test_a_response_streams_in_order(said: dict[str, Any]) -> None:
+    response = said["response"]
+    assert response["text"] == said["text"]
+    assert response["status"] in {"completed", "incomplete"}
+    assert response["events"] == list(range(len(response["events"])))
+    assert len(response["events"]) > 5
+
+
 def test_an_error_is_of_the_right_class(said: dict[str, Any]) -> None:
     assert said["refused"] == {"known": True, "status": 404, "code": "model_not_found"}
 

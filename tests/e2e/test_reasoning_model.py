@@ -1,9 +1,10 @@
-"""A model that reasons and calls tools, of random weights, from a directory: two clients get valid calls of it."""
+"""A model that reasons and calls tools, of random weights, from a directory: three clients get valid calls of it."""
 
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anthropic
 import pytest
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
@@ -16,6 +17,9 @@ from tests.server_process import Server
 BUDGET = 12
 MARKS = 4
 """Tokens around the reasoning, which are counted with it."""
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+LEAST_BUDGET = 1024
+"""Tokens of reasoning that Anthropic's API asks for at the least."""
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +115,30 @@ def test_langchain_gets_a_valid_call(reasoner: Server, name: str) -> None:
     check(call["name"], json.dumps(call["args"]))
     assert answer.usage_metadata is not None
     assert answer.usage_metadata["output_token_details"]["reasoning"] > 0
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_anthropics_client_gets_thoughts_and_a_valid_call(reasoner: Server, name: str, streamed: bool) -> None:
+    functions = [each["function"] for each in TOOLS]
+    tools: Any = [{"name": each["name"], "input_schema": each.get("parameters", NOTHING)} for each in functions]
+    told: dict[str, Any] = {
+        "model": name,
+        "max_tokens": LEAST_BUDGET + 400,
+        "messages": [QUESTION],
+        "tools": tools,
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": LEAST_BUDGET},
+    }
+    with anthropic.Anthropic(
+        base_url=reasoner.url, api_key="any", max_retries=0, timeout=60, _strict_response_validation=True
+    ) as client:
+        if streamed:
+            with client.messages.stream(**told) as stream:
+                answer: Any = stream.get_final_message()
+        else:
+            answer = client.messages.create(**told)
+    thoughts, call = answer.content
+    assert (thoughts.type, call.type) == ("thinking", "tool_use")
+    assert thoughts.thinking
+    assert answer.stop_reason == "tool_use"
+    check(call.name, json.dumps(call.input))

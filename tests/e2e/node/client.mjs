@@ -31,6 +31,21 @@ const structured = await client.chat.completions.create({
   response_format: { type: "json_schema", json_schema: { name: "answer", strict: true, schema } },
 });
 
+const tool = { name: "keep", description: "Keeps what is wanted", parameters: schema, strict: true };
+const calling = client.chat.completions.stream({
+  ...asked,
+  max_completion_tokens: 200,
+  tools: [{ type: "function", function: tool }],
+  tool_choice: "required",
+  parallel_tool_calls: false,
+});
+const called = (await calling.finalChatCompletion()).choices[0];
+
+const responding = client.responses.stream({ model, input: messages, temperature: 0, max_output_tokens: 40 });
+const events = [];
+responding.on("event", (event) => events.push(event.sequence_number));
+const response = await responding.finalResponse();
+
 let refused;
 try {
   await client.chat.completions.create({ ...asked, model: "nobody" });
@@ -56,6 +71,8 @@ console.log(
     usage: [whole.usage.total_tokens, usage.total_tokens],
     completion: completion.choices[0].text,
     structured: { text: structured.choices[0].message.content, finish: structured.choices[0].finish_reason },
+    called: { calls: called.message.tool_calls.map((call) => call.function), finish: called.finish_reason },
+    response: { text: response.output_text, status: response.status, events },
     refused,
   }),
 );
