@@ -62,9 +62,10 @@ class ComposeServer:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in logs)
 
     def _here(self, word: str, part: str) -> str:
-        """A word of a command with the key folder that the volume's mount stands for."""
+        """A word of a command with the folders that the mounts of volumes stand for."""
         if word == "tercet":
             return self._program(word)
+        word = word.replace("/state/", f"{self._directory / 'state'}/")
         return word.replace("/keys", str(self._directory / "keys" / part))
 
     def _program(self, name: str) -> str:

@@ -13,7 +13,7 @@ RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt packages/proto
 FROM python:3.12-slim-bookworm
 RUN groupadd --gid 10001 tercet \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp tercet \
-    && install --directory --owner=10001 --group=10001 --mode=0700 /keys
+    && install --directory --owner=10001 --group=10001 --mode=0700 /keys /state
 COPY --from=build /opt/tercet /opt/tercet
 ENV PATH=/opt/tercet/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001:10001

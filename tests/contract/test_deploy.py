@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tercet.detokenizer.config import DetokenizerConfig
 from tercet.frontend.config import HttpConfig
@@ -160,6 +161,40 @@ def test_a_part_sees_no_key_but_its_own(name: str) -> None:
     assert keys["read_only"] is True
     assert option(SERVICES[name]["command"], "--keys") == keys["target"]
     assert SERVICES[name]["depends_on"]["keys"]["condition"] == "service_completed_successfully"
+
+
+def test_frontends_of_compose_keep_responses_where_they_may_write() -> None:
+    frontend = SERVICES["frontend"]
+    (state,) = [volume for volume in frontend["volumes"] if volume["source"] == "state"]
+    folder, _, file = option(frontend["command"], "--response-store").rpartition("/")
+    assert (folder, file.endswith(".sqlite")) == (state["target"], True)
+    assert not state.get("read_only")
+    assert "state" in compose()["volumes"]
+    # A new volume belongs to whom the folder of the image does.
+    made = next(run for run in Dockerfile("frontend").values("RUN") if "install --directory" in run)
+    assert re.search(rf"--owner=10001 .*{state['target']}\b", made)
+
+
+def test_what_is_off_on_kubernetes_is_told_with_how_to_turn_it_on() -> None:
+    """The patch of the README fits what it patches, and without it nothing is stored."""
+    assert not [word for word in container("frontend")["args"] if word.startswith("--response-store")]
+    text = (DEPLOY / "README.md").read_text()
+    (shown,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("patches:")]
+    (patch,) = yaml.safe_load(shown)["patches"]
+    assert patch["target"] == {"kind": "Deployment", "name": "frontend"}
+    steps = {step["path"]: step for step in yaml.safe_load(patch["patch"])}
+    start = "/spec/template/spec/"
+    assert steps[f"{start}containers/0/args/-"]["value"] == option_of(SERVICES["frontend"]["command"])
+    mount, volume = (steps[f"{start}{path}"]["value"] for path in ("containers/0/volumeMounts/-", "volumes/-"))
+    assert mount["name"] == volume["name"] not in {each["name"] for each in pod("frontend")["volumes"]}
+    assert steps[f"{start}topologySpreadConstraints"]["op"] == "remove"
+    assert "topologySpreadConstraints" in pod("frontend")
+    assert "affinity" not in pod("frontend")
+
+
+def option_of(command: list[str]) -> str:
+    (word,) = [each for each in command if each.startswith("--response-store")]
+    return word
 
 
 @pytest.mark.parametrize("part", PARTS)
