@@ -33,6 +33,12 @@ async def test_a_host_header_opens_no_route(engine_of: EngineOf, host: bytes) ->
         assert await status(served, b"GET /live HTTP/1.1\r\nhost: x/server_info?" + host) == 200
 
 
+@pytest.mark.parametrize("host", [b"[", b"[x", b"x:y:z", b"\xff"])
+async def test_a_host_that_is_none_is_no_fault_of_ours(engine_of: EngineOf, host: bytes) -> None:
+    async with serving(engine_of()) as served:
+        assert await status(served, b"GET /nowhere HTTP/1.1\r\nhost: " + host) == 404
+
+
 @pytest.mark.parametrize("target", [b"http://x/live?/server_info", b"http://x/server_info", b"/live/../server_info"])
 async def test_neither_does_a_strange_target(engine_of: EngineOf, target: bytes) -> None:
     async with serving(engine_of(), KEYS) as served:

@@ -9,6 +9,7 @@ from tercet.frontend.generate_request import GenerateRequest, TextPrompt
 from tercet.frontend.generation import Generation
 from tercet.frontend.req_state import ReqState, Row, Verdict, rows_of
 from tercet.frontend.served_model import ModelFiles, ServedModel
+from tercet.frontend.tenants import Tenants
 from tercet.frontend.testing import decode_spec
 from tercet.protocol.messages import BatchStrOutput, TextOpening
 from tercet.protocol.values import (
@@ -36,7 +37,7 @@ def generation(model: ServedModel) -> Generation:
     """One request with two choices, dispatched once."""
     sampling = SamplingParams(max_new_tokens=8, n=2, seed=5)
     request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling, stop=["END"], include_stop=True)
-    generation = Generation()
+    generation = Generation(Tenants().place())
     state = ReqState("f-1", request, model, list(range(20)), sampling, generation.wake)
     state.attempt = 0
     generation.states.append(state)

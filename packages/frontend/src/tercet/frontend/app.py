@@ -52,14 +52,20 @@ def build_app(
     return Access(app, Keys(config.api_keys(), config.admin_key), lambda: manager.draining, open_routes)
 
 
+def _path(request: Request) -> str:
+    """What was routed. `request.url` is put together from the Host header, too, and whatever it holds."""
+    path: str = request.scope["path"]
+    return path
+
+
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error, request.url.path)
+    return error_response(error, _path(request))
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """A fault of ours, which `Access` logs; its words stay inside."""
-    return error_response(ServerError("The server failed this request."), request.url.path)
+    return error_response(ServerError("The server failed this request."), _path(request))
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
@@ -69,7 +75,7 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:  # no
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the router itself refuses."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = _path(request)
     match error.status_code:
         case 404:
             return error_response(NotFoundError(f"Unknown request URL: {request.method} {path}."), path)

@@ -56,6 +56,10 @@ class HttpConfig:
     """A file of such keys, one a line, which keeps them out of the process list."""
     admin_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS")] = ()
     """A key that also opens the routes that concern everybody, such as /flush_cache; repeatable."""
+    max_requests_per_key: Annotated[int, Parameter(validator=Number(gte=0))] = 0
+    """Requests of one API key that may be in flight here at once; more get a 429. 0 is no limit."""
+    share_cache_between_keys: Annotated[bool, Parameter(negative="")] = False
+    """Share cached prefixes between API keys, which then learn what others have asked. For keys of one tenant."""
     open_metrics: bool = False
     """Answer /metrics without a key."""
     max_body_bytes: int = 32 * 1024 * 1024

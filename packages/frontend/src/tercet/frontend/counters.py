@@ -66,4 +66,6 @@ class Counters:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     resumed_finished: int = 0
     """Requests that were dispatched more than once, and finished."""
+    over_limit: int = 0
+    """Requests turned away because their API key had too many in flight."""
     first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))

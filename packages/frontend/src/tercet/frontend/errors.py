@@ -13,6 +13,7 @@ ApiError
 ├── RequestTimeoutError 408
 ├── PayloadTooLargeError 413
 ├── UnsupportedMediaTypeError 415
+├── RateLimitError 429
 ├── RequestAbortedError 499
 ├── ServerError 500
 └── UnavailableError 503
@@ -137,6 +138,14 @@ class UnsupportedMediaTypeError(ApiError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class RateLimitError(ApiError):
+    """Its API key has as many requests in flight as it may have."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
 
 class RequestAbortedError(ApiError):

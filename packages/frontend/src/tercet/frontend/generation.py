@@ -6,6 +6,7 @@ import msgspec
 
 from tercet.frontend.errors import ApiError
 from tercet.frontend.req_state import ReqState, Update
+from tercet.frontend.tenants import Place
 from tercet.frontend.wake import Wake
 
 
@@ -19,7 +20,8 @@ class Arrival(msgspec.Struct, frozen=True):
 class Generation:
     """States that share one wake-up: whoever consumes them takes everything new at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self.place = place
         self.wake = Wake()
         self.states: list[ReqState] = []
 

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 from collections.abc import Iterable
+from contextvars import ContextVar
 
 import msgspec
 from starlette.datastructures import Headers
@@ -20,6 +21,12 @@ class Visitor(msgspec.Struct, frozen=True):
 
     owner: str = ""
     admin: bool = False
+    returning: bool = False
+    """It is its work that comes back, which was admitted before: no limit of the key is in its way now."""
+
+
+_NOBODY = Visitor()
+_current: ContextVar[Visitor] = ContextVar("visitor")
 
 
 class Keys:
@@ -44,8 +51,19 @@ class Keys:
 
 
 def remember(scope: Scope, visitor: Visitor) -> None:
-    """Let the routes know who asks."""
+    """Let the routes, and all that is done for them, know who asks."""
     scope[_SCOPE] = visitor
+    _current.set(visitor)
+
+
+def resume_for(owner: str) -> None:
+    """What the current task does from here on is done for a visitor of earlier, who is not there."""
+    _current.set(Visitor(owner, returning=True))
+
+
+def current_visitor() -> Visitor:
+    """For whom the current task works: who sent the request that began it, at whatever route."""
+    return _current.get(_NOBODY)
 
 
 def visitor_of(request: Request) -> Visitor:

@@ -58,6 +58,8 @@ class Metrics:
         yield from _single("tercet_requests_waiting", "gauge", "Requests that no part takes.", manager.waiting)
         outcomes = [({"outcome": each.value}, counters.outcomes[each]) for each in Outcome]
         yield from _family("tercet_requests_total", "counter", "Requests that ended, by how they did.", outcomes)
+        text = "Requests turned away because their API key had too many in flight."
+        yield from _single("tercet_requests_over_limit_total", "counter", text, counters.over_limit)
         causes = [({"cause": each.value}, counters.redispatches[each]) for each in Cause]
         yield from _family("tercet_redispatches_total", "counter", "Requests dispatched again, by why.", causes)
         text = "Requests that were dispatched again, and finished."

@@ -87,6 +87,7 @@ class Native:
                 "requests_running": manager.running,
                 "requests_waiting": manager.waiting,
                 "requests_ended": counters.outcomes,
+                "requests_over_limit": counters.over_limit,
                 "requests_resumed_and_finished": counters.resumed_finished,
                 "redispatches": counters.redispatches,
                 "deaths": counters.deaths,

@@ -15,7 +15,13 @@ from tercet.frontend.embedding.batch import EmbeddingBatch
 from tercet.frontend.embedding.input_encoder import InputEncoder
 from tercet.frontend.embedding.request import EmbeddingRequest
 from tercet.frontend.embedding.state import EmbeddingState
-from tercet.frontend.errors import BadRequestError, RequestAbortedError, UnavailableError, UnsupportedParameterError
+from tercet.frontend.errors import (
+    BadRequestError,
+    RateLimitError,
+    RequestAbortedError,
+    UnavailableError,
+    UnsupportedParameterError,
+)
 from tercet.frontend.fleet import Fleet
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.generation import Generation
@@ -27,6 +33,7 @@ from tercet.frontend.recovery import Recovery
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.served_model import ServedModel
+from tercet.frontend.tenants import Place, Tenants
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import AbortReq, Heartbeat
 from tercet.protocol.node import Sender
@@ -61,6 +68,7 @@ class TokenizerManager:
         max_waiting: int = 256,
         on_servable: Callable[[], None] = _nobody_asked,
         clock: Callable[[], float] = time.monotonic,
+        tenants: Tenants | None = None,
     ) -> None:
         self.peer = peer
         self.fleet = Fleet()
@@ -71,6 +79,7 @@ class TokenizerManager:
         self.draining = False
         self._pool = pool
         self._clock = clock
+        self._tenants = tenants or Tenants()
         self._on_servable: Callable[[], None] | None = on_servable
         self._states: dict[str, InFlight] = {}
         self._dispatcher = Dispatcher(outbox, self.fleet, controller)
@@ -145,8 +154,14 @@ class TokenizerManager:
 
         Raises ApiError, and then none of them runs.
         """
-        if self.draining:
-            raise UnavailableError(_LEAVING, retry_after=1)
+        place = self._admit()
+        try:
+            return await self._submit([self._tenants.apart(each) for each in requests], rid, place)
+        except BaseException:
+            place.give_back()
+            raise
+
+    async def _submit(self, requests: Sequence[GenerateRequest], rid: str, place: Place) -> Generation:
         model = self.models.get(requests[0].model)
         if model.limits.task is not Task.GENERATE:
             what = "classifies" if model.limits.task is Task.CLASSIFY else "embeds"
@@ -159,7 +174,7 @@ class TokenizerManager:
             *(loop.run_in_executor(self._pool, model.prompt_ids, request.prompt) for request in requests)
         )
         params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
-        generation, rid = Generation(), rid or self.new_id()
+        generation, rid = Generation(place), rid or self.new_id()
         for number, (request, ids, chosen) in enumerate(zip(requests, prompts, params, strict=True)):
             own = rid if len(requests) == 1 else f"{rid}.{number}"
             generation.states.append(ReqState(own, request, model, ids, chosen, generation.wake))
@@ -173,8 +188,13 @@ class TokenizerManager:
 
     async def embed(self, request: EmbeddingRequest) -> EmbeddingBatch:
         """The vectors of every input. Raises ApiError; cancelled, what still runs of it is aborted."""
-        if self.draining:
-            raise UnavailableError(_LEAVING, retry_after=1)
+        place = self._admit()
+        try:
+            return await self._embed(request, place)
+        finally:
+            place.give_back()
+
+    async def _embed(self, request: EmbeddingRequest, place: Place) -> EmbeddingBatch:
         model = self.models.get(request.model)
         if model.limits.task is Task.GENERATE:
             message = f"The model {model.name!r} generates text: it makes no vectors or scores."
@@ -184,7 +204,7 @@ class TokenizerManager:
         slices = [range(start, min(start + _INPUTS_A_JOB, count)) for start in range(0, count, _INPUTS_A_JOB)]
         jobs = [loop.run_in_executor(self._pool, encode, places) for places in slices]
         encoded = itertools.chain.from_iterable(await asyncio.gather(*jobs))
-        batch, rid = EmbeddingBatch(), self.new_id()
+        batch, rid = EmbeddingBatch(place), self.new_id()
         for number, each in enumerate(encoded):
             batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request.priority, batch.wake))
         try:
@@ -192,6 +212,16 @@ class TokenizerManager:
         finally:
             self.release(batch)
         return batch
+
+    def _admit(self) -> Place:
+        """Room for a request of whoever asks. Raises UnavailableError, and RateLimitError."""
+        if self.draining:
+            raise UnavailableError(_LEAVING, retry_after=1)
+        try:
+            return self._tenants.place()
+        except RateLimitError:
+            self.counters.over_limit += 1
+            raise
 
     def _start(self, state: InFlight) -> None:
         """Send a request on its way. Raises UnavailableError when it can neither go nor wait."""
@@ -213,6 +243,7 @@ class TokenizerManager:
 
     def release(self, asked: Generation | EmbeddingBatch) -> None:
         """Forget requests, and abort what still runs of them. Harmless when called again."""
+        asked.place.give_back()
         for state in asked.states:
             if self._states.pop(state.rid, None) is None:
                 continue

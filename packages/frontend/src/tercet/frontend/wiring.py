@@ -14,6 +14,7 @@ from tercet.frontend.kept import Kept
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.routing_policy import POLICIES
+from tercet.frontend.tenants import Tenants
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.plan import TurnPlanner
 from tercet.protocol.aio import AsyncNode
@@ -61,6 +62,7 @@ class Frontend:
             serving.recovery_timeout,
             serving.max_waiting,
             self._on_servable,
+            tenants=Tenants.of(config.http),
         )
         database = Database.open(config.store)
         self._kept = Kept(self._manager, TurnPlanner(serving), database) if database else None

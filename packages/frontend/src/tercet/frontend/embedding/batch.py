@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tercet.frontend.embedding.state import EmbeddingState
+from tercet.frontend.tenants import Place
 from tercet.frontend.wake import Wake
 
 AT_ONCE = 256
@@ -13,7 +14,8 @@ AT_ONCE = 256
 class EmbeddingBatch:
     """States that share one wake-up, in the order of the inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self.place = place
         self.wake = Wake()
         self.states: list[EmbeddingState] = []
 

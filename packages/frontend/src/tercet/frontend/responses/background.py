@@ -10,6 +10,7 @@ import orjson
 
 from tercet.frontend.errors import ApiError, ServerError, UnavailableError
 from tercet.frontend.generation import Generation
+from tercet.frontend.keys import resume_for
 from tercet.frontend.responses.draft import Draft, Drafter, Origin
 from tercet.frontend.responses.event_log import EventLog
 from tercet.frontend.responses.output_items import Change
@@ -103,6 +104,7 @@ class Background:
 
     async def _again(self, job: Job) -> None:
         """Begin a response again that another frontend has left, and go on where its events end."""
+        resume_for(job.owner)
         request = job.request
         origin = Origin(
             request["id"], request["created"], request["seed"], CreateResponse.model_validate(request["request"])

@@ -15,6 +15,7 @@ from tercet.frontend.kept import Kept
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.routing_policy import RoundRobin
+from tercet.frontend.tenants import Tenants
 from tercet.frontend.testing.engine import FakeEngine
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.plan import TurnPlanner
@@ -65,7 +66,10 @@ async def serving(
     with ThreadPoolExecutor(1) as pool:
         registry = ModelRegistry(pool, names)
         controller = DataParallelController(RoundRobin())
-        manager = TokenizerManager(peer, engine, pool, registry, controller, recovery_timeout, max_waiting)
+        tenants = Tenants.of(http)
+        manager = TokenizerManager(
+            peer, engine, pool, registry, controller, recovery_timeout, max_waiting, tenants=tenants
+        )
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()
         listener = socket.create_server(("127.0.0.1", 0)) if http.fd is None else listening_socket(http)

@@ -1,0 +1,71 @@
+"""What the API keys of one server have of it: each so many requests at a time, and a prefix cache of its own."""
+
+import hashlib
+from collections import Counter
+
+import msgspec
+
+from tercet.frontend.config import HttpConfig
+from tercet.frontend.errors import RateLimitError
+from tercet.frontend.generate_request import GenerateRequest
+from tercet.frontend.keys import current_visitor
+
+
+class Place:
+    """One request's among those of its key. Giving it back again is harmless."""
+
+    def __init__(self, taken: Counter[str], owner: str) -> None:
+        self._taken = taken
+        self._owner = owner
+        self._held = True
+        taken[owner] += 1
+
+    def give_back(self) -> None:
+        """The request has ended, however it did."""
+        if self._held:
+            self._held = False
+            self._taken[self._owner] -= 1
+            if not self._taken[self._owner]:
+                del self._taken[self._owner]
+
+
+class Tenants:
+    """Counts and separates by the key of `current_visitor`. Whoever needs none, and shows none, is not limited.
+
+    `most_requests` of 0 is no limit.
+    """
+
+    def __init__(self, most_requests: int = 0, *, caches_apart: bool = False) -> None:
+        self._most = most_requests
+        self._caches_apart = caches_apart
+        self._taken: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, config: HttpConfig) -> "Tenants":
+        """As the options have it. Raises OSError, and ValueError for options that cannot be meant."""
+        keys = set(config.api_keys())
+        if config.max_requests_per_key and not keys:
+            raise ValueError("--max-requests-per-key counts by API key, and this server has none: give it --api-key")
+        return cls(config.max_requests_per_key, caches_apart=len(keys) > 1 and not config.share_cache_between_keys)
+
+    def place(self) -> Place:
+        """A place for one more request. Raises RateLimitError while its key has all it may have."""
+        visitor = current_visitor()
+        limited = self._most and visitor.owner and not (visitor.admin or visitor.returning)
+        if limited and self._taken[visitor.owner] >= self._most:
+            raise RateLimitError(
+                f"This API key has {self._most} requests in flight, which is all it may have at a time.", retry_after=1
+            )
+        return Place(self._taken, visitor.owner)
+
+    def apart(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with a salt that only requests of the same key and the same own salt have.
+
+        Otherwise a client would learn from cached tokens, and from times, what others have asked. The salt is the same
+        at every frontend and after every restart, and tells schedulers nothing of the key.
+        """
+        owner = current_visitor().owner
+        if not self._caches_apart or not owner:
+            return request
+        salt = hashlib.sha256(f"tercet cache salt\0{owner}\0{request.cache_salt}".encode()).hexdigest()
+        return msgspec.structs.replace(request, cache_salt=salt)
