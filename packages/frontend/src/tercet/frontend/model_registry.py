@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tercet.frontend.errors import ModelNotFoundError, UnavailableError
 from tercet.frontend.fleet import SchedulerPeer
 from tercet.frontend.served_model import ModelFiles, ServedModel
+from tercet.frontend.text_work import TextWork
 from tercet.protocol.messages import TokenizerFiles
 from tercet.protocol.values import ModelIdentity, ModelLimits
 
@@ -21,6 +22,7 @@ class ModelRegistry:
 
     def __init__(self, pool: Executor, names: Sequence[str] = ()) -> None:
         self._pool = pool
+        self._text_work = TextWork(pool)
         self._names = names
         self._files: dict[str, ModelFiles] = {}
         self._loads: dict[frozenset[tuple[str, str]], asyncio.Task[ModelFiles | None]] = {}
@@ -84,7 +86,9 @@ class ModelRegistry:
             known = self._models.get(name)
             if known is None or not any(offer.is_of(known) for offer in offered):
                 first = offered[0]
-                known = self._models[name] = ServedModel(name, first.files, first.limits, first.identity)
+                known = self._models[name] = ServedModel(
+                    name, first.files, first.limits, first.identity, self._text_work
+                )
             for offer in offered:
                 self._note(name, known, offer)
 

@@ -1,6 +1,5 @@
 """The routes that are not OpenAI's: /generate, /tokenize, /detokenize, /server_info, /health and /live."""
 
-import asyncio
 from typing import Any
 
 import orjson
@@ -64,14 +63,14 @@ class Native:
             )
         else:
             prompt = TextPrompt(body.prompt or "", body.add_special_tokens is not False)
-        ids = await asyncio.to_thread(model.prompt_ids, prompt, must_fit=False)
+        ids = await model.tokenized(prompt, must_fit=False)
         return _json({"tokens": ids, "count": len(ids), "max_model_len": model.context})
 
     async def detokenize(self, request: Request) -> Response:
         """Text of ids."""
         body = await read_model(request, Detokenize, self._body_limit)
-        decode = self._model(body.model).tokenizer.decode
-        text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+        skip = bool(body.skip_special_tokens)
+        text = await self._model(body.model).decoded(body.tokens, skip_special_tokens=skip)
         return _json({"prompt": text, "text": text})
 
     async def server_info(self, request: Request) -> Response:  # noqa: ARG002

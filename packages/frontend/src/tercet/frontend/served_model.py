@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -16,11 +16,15 @@ from tercet.frontend.grammar.spec import Tokens
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.special_text import SpecialTexts
 from tercet.frontend.template_manager import TemplateManager
+from tercet.frontend.text_work import TextWork
 from tercet.frontend.token_bytes import TokenBytes
 from tercet.protocol.values import ModelIdentity, ModelLimits
 
 _PROMPT_END = 256
 """Characters."""
+_COUNTED_CHARS = 1 << 20
+_COUNTED_CHARS_A_TOKEN = 64
+"""A text that is only counted may have the first, or the second for each token of the context if those are more."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -57,8 +61,16 @@ class ModelFiles:
 class ServedModel:
     """A model that some scheduler is ready to run."""
 
-    def __init__(self, name: str, files: ModelFiles, limits: ModelLimits, identity: ModelIdentity) -> None:
+    def __init__(
+        self,
+        name: str,
+        files: ModelFiles,
+        limits: ModelLimits,
+        identity: ModelIdentity,
+        text_work: TextWork = TextWork(),
+    ) -> None:
         self.name = name
+        self._text_work = text_work
         self.files = files
         self.limits = limits
         self.identity = identity
@@ -83,30 +95,37 @@ class ServedModel:
         """Encodes this model's prompts."""
         return self.files.tokenizer
 
+    async def tokenized(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
+        """`prompt_ids`, off the event loop and with an end to the wait for it. Raises ApiError."""
+        return await self._text_work.run(partial(self.prompt_ids, prompt, must_fit=must_fit))
+
+    async def rendered_end(self, prompt: ChatPrompt) -> str:
+        """The last of a chat as its template renders it, where the answer begins. Raises ApiError."""
+        return await self._text_work.run(lambda: self._rendered(prompt)[-_PROMPT_END:])
+
+    async def decoded(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of any ids. Raises ApiError."""
+        return await self._text_work.run(partial(self.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens))
+
     def prompt_ids(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
         """Render and tokenize. Long work for long prompts: called off the event loop. Raises BadRequestError.
 
-        With `must_fit` what is certainly longer than the context is refused before that work.
+        With `must_fit` what is certainly longer than the context is refused before that work; without, what is longer
+        than anybody needs to count.
         """
         match prompt:
             case ChatPrompt():
                 text = self._rendered(prompt)
-                if must_fit:
-                    self._check_room(text, prompt.param)
+                self._check_length(text, prompt.param, must_fit=must_fit)
                 return self.tokenizer.encode(text, add_special_tokens=False)
             case TextPrompt():
-                if must_fit:
-                    self._check_room(prompt.text, prompt.param)
+                self._check_length(prompt.text, prompt.param, must_fit=must_fit)
                 return self.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
             case TokenPrompt():
                 for token_id in prompt.token_ids:
                     if not 0 <= token_id < self.limits.vocab_size:
                         raise BadRequestError(f"{token_id} is not a token id of this model.", param=prompt.param)
                 return prompt.token_ids
-
-    def prompt_end(self, prompt: ChatPrompt) -> str:
-        """The last of a chat as its template renders it, where the answer begins. Long work, as in `prompt_ids`."""
-        return self._rendered(prompt)[-_PROMPT_END:]
 
     def _rendered(self, prompt: ChatPrompt) -> str:
         template = self.files.template
@@ -121,9 +140,16 @@ class ServedModel:
             param = prompt.param if error.param == "messages" else error.param
             raise BadRequestError(self.tokenizer.unguard(error.message), param=param) from error
 
-    def _check_room(self, text: str, param: str) -> None:
-        """Refuse what cannot fit, before the work of tokenizing it."""
-        if (fewest := self.tokenizer.fewest_tokens(text)) > self.context:
+    def _check_length(self, text: str, param: str, *, must_fit: bool) -> None:
+        """Refuse what is too long, before the work of tokenizing it."""
+        most = max(_COUNTED_CHARS, _COUNTED_CHARS_A_TOKEN * self.context)
+        if not must_fit and len(text) > most:
+            raise BadRequestError(
+                f"The text has {len(text)} characters. At most {most} are counted for this model.",
+                param=param,
+                code="string_above_max_length",
+            )
+        if must_fit and (fewest := self.tokenizer.fewest_tokens(text)) > self.context:
             raise ContextLengthExceededError(
                 f"This model's maximum context length is {self.context} tokens. However, your prompt has "
                 f"{len(text)} characters, which are at least {fewest} tokens.",

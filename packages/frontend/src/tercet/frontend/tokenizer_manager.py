@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 
 from tercet.frontend.admission import check_stops, sampling
 from tercet.frontend.control import Control
@@ -34,6 +35,7 @@ from tercet.frontend.req_state import ReqState
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tenants import Place, Tenants
+from tercet.frontend.text_work import TextWork
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import AbortReq, Heartbeat
 from tercet.protocol.node import Sender
@@ -77,7 +79,7 @@ class TokenizerManager:
         self.control = Control(outbox, self.fleet)
         self.grammars = GrammarChecker()
         self.draining = False
-        self._pool = pool
+        self._text_work = TextWork(pool)
         self._clock = clock
         self._tenants = tenants or Tenants()
         self._on_servable: Callable[[], None] | None = on_servable
@@ -169,10 +171,7 @@ class TokenizerManager:
         for request in requests:
             check_stops(request)
         await self._check_grammars(requests, model)
-        loop = asyncio.get_running_loop()
-        prompts = await asyncio.gather(
-            *(loop.run_in_executor(self._pool, model.prompt_ids, request.prompt) for request in requests)
-        )
+        prompts = await asyncio.gather(*(model.tokenized(request.prompt) for request in requests))
         params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
         generation, rid = Generation(place), rid or self.new_id()
         for number, (request, ids, chosen) in enumerate(zip(requests, prompts, params, strict=True)):
@@ -200,9 +199,9 @@ class TokenizerManager:
             message = f"The model {model.name!r} generates text: it makes no vectors or scores."
             raise BadRequestError(message, param="model")
         encode = InputEncoder(request, model).encode
-        loop, count = asyncio.get_running_loop(), len(request.inputs)
+        count = len(request.inputs)
         slices = [range(start, min(start + _INPUTS_A_JOB, count)) for start in range(0, count, _INPUTS_A_JOB)]
-        jobs = [loop.run_in_executor(self._pool, encode, places) for places in slices]
+        jobs = [self._text_work.run(partial(encode, places)) for places in slices]
         encoded = itertools.chain.from_iterable(await asyncio.gather(*jobs))
         batch, rid = EmbeddingBatch(place), self.new_id()
         for number, each in enumerate(encoded):

@@ -1,6 +1,5 @@
 """Anthropic's /v1/messages and /v1/messages/count_tokens."""
 
-import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
@@ -71,7 +70,7 @@ class AnthropicServingMessages:
         body = await read_model(request, CountTokens, self._body_limit)
         model = self._manager.models.get(body.model)
         plan = await self._plan(_turn(body, model), model)
-        ids = await asyncio.to_thread(model.prompt_ids, plan.request.prompt, must_fit=False)
+        ids = await model.tokenized(plan.request.prompt, must_fit=False)
         return _json({"input_tokens": len(ids)})
 
     async def _plan(self, turn: ChatTurn, model: ServedModel) -> TurnPlan:

@@ -1,6 +1,5 @@
 """/v1/responses."""
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -100,7 +99,7 @@ class OpenAIServingResponses:
         """How many tokens a response would be made from."""
         body = await read_model(request, TokenCount, self._body_limit)
         plan, model = await self._drafter.prompt(visitor_of(request).owner, body)
-        ids = await asyncio.to_thread(model.prompt_ids, plan.request.prompt, must_fit=False)
+        ids = await model.tokenized(plan.request.prompt, must_fit=False)
         return _json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     @property

@@ -1,6 +1,5 @@
 """/open_session and /close_session, and the prompts of /generate that go on from an earlier one."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -83,9 +82,9 @@ async def _own_ids(work: GenerateRequest, model: ServedModel, *, first: bool) ->
     match work.prompt:
         case TextPrompt() as prompt:
             prompt = msgspec.structs.replace(prompt, add_special_tokens=first)
-            return await asyncio.to_thread(model.prompt_ids, prompt)
+            return await model.tokenized(prompt)
         case TokenPrompt() as prompt:
-            ids = await asyncio.to_thread(model.prompt_ids, prompt)
+            ids = await model.tokenized(prompt)
             begin = model.tokenizer.encode("", add_special_tokens=True)[:1]
             return ids[1:] if not first and ids[:1] == begin else ids
         case _:

@@ -130,7 +130,7 @@ async def _grammar(
     thinking = None
     if names.reasoning is not None:
         # Whether reasoning is open depends on the whole chat, in ways that only its template knows.
-        end = await asyncio.to_thread(model.prompt_end, prompt)
+        end = await model.rendered_end(prompt)
         form = reasoning_format(names.reasoning)
         if not form.closed(end):
             thinking = Thinking(framing=form.framing, opened=form.opened(end), budget=turn.thinking_budget)

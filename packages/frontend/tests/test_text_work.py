@@ -1,0 +1,145 @@
+"""Rendering and tokenizing have threads of their own, an end to every wait, and a bound to what they are given."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.served_model import ServedModel
+from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.frontend.text_work import TextWork
+
+EngineOf = Callable[..., FakeEngine]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+COUNTING = {
+    "/tokenize": "prompt",
+    "/v1/messages/count_tokens": "messages",
+    "/v1/responses/input_tokens": "input",
+}
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Threads that wait for it end with the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def pool(gate: threading.Event) -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as made:
+        yield made
+        gate.set()
+
+
+async def test_what_is_slow_is_its_sender_s_and_what_has_to_wait_is_not(
+    pool: ThreadPoolExecutor, gate: threading.Event
+) -> None:
+    work = TextWork(pool, seconds=0.05)
+    ran: list[str] = []
+    slow = asyncio.create_task(work.run(gate.wait))
+    behind = asyncio.create_task(work.run(lambda: ran.append("behind")))
+    with pytest.raises(BadRequestError, match=r"within 0\.05 seconds"):
+        await slow
+    with pytest.raises(UnavailableError) as late:
+        await behind
+    assert late.value.retry_after == 1
+    gate.set()
+    assert await TextWork(pool).run(lambda: "next") == "next"
+    assert ran == [], "nobody waits for it any more"
+
+
+async def test_work_that_begins_late_has_its_whole_time(pool: ThreadPoolExecutor, gate: threading.Event) -> None:
+    work = TextWork(pool, seconds=0.2)
+    first = asyncio.create_task(work.run(gate.wait))
+    asyncio.get_running_loop().call_later(0.15, gate.set)
+    pause = threading.Event()
+    second = asyncio.create_task(work.run(lambda: pause.wait(0.12)))
+    assert await first is True
+    assert await second is False, "it took 0.12 s, and its turn came after 0.15 s"
+
+
+async def test_a_fault_of_the_work_is_told_as_it_is(pool: ThreadPoolExecutor) -> None:
+    def refuse() -> None:
+        raise BadRequestError("no", param="prompt")
+
+    with pytest.raises(BadRequestError) as refused:
+        await TextWork(pool).run(refuse)
+    assert refused.value.param == "prompt"
+
+
+@pytest.mark.parametrize("path", COUNTING)
+async def test_text_longer_than_anybody_counts_is_refused_untokenized(
+    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """64 characters for each of the 128 tokens of the context, where those are more than the other bound."""
+    monkeypatch.setattr("tercet.frontend.served_model._COUNTED_CHARS", 100)
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        for length, status in ((8000, 200), (8193, 400)):
+            text = "x" * length
+            body: dict[str, Any] = {"model": "tiny", COUNTING[path]: text}
+            if path == "/v1/messages/count_tokens":
+                body["messages"] = [{"role": "user", "content": text}]
+            answer = await http.post(path, json=body)
+            assert answer.status_code == status
+    assert "At most 8192 are counted" in answer.text
+    if path == "/tokenize":
+        assert answer.json()["error"]["code"] == "string_above_max_length"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "hello"}),
+        ("/tokenize", {"messages": CHAT["messages"]}),
+        ("/detokenize", {"tokens": [5, 6]}),
+        ("/v1/messages/count_tokens", CHAT),
+        ("/v1/responses/input_tokens", {"model": "tiny", "input": "hello"}),
+        ("/v1/completions", {"model": "tiny", "prompt": "hello"}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
+        ("/v1/messages", CHAT | {"max_tokens": 5}),
+        ("/generate", {"text": "hello"}),
+    ],
+)
+async def test_every_route_s_text_goes_there(
+    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    async def turned_away(self: TextWork, work: Callable[[], Any]) -> Any:
+        raise UnavailableError("Too many texts wait to be tokenized.", retry_after=1)
+
+    async with serving(engine_of()) as served:
+        monkeypatch.setattr(TextWork, "run", turned_away)
+        answer = await http_of(served).post(path, json=body)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_slow_text_holds_up_no_planning(
+    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads of texts are not those in which grammars are planned."""
+    names: list[str] = []
+    tokenize = ServedModel.prompt_ids
+
+    def remembered(self: ServedModel, *given: Any, **named: Any) -> list[int]:
+        names.append(threading.current_thread().name)
+        return tokenize(self, *given, **named)
+
+    monkeypatch.setattr(ServedModel, "prompt_ids", remembered)
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        for path, body in (("/tokenize", {"prompt": "hello"}), ("/v1/chat/completions", CHAT)):
+            assert (await http.post(path, json=body)).status_code == 200
+        used = await asyncio.to_thread(lambda: threading.current_thread().name)
+    assert len(names) == 2
+    assert used.rpartition("_")[0] not in {name.rpartition("_")[0] for name in names}
