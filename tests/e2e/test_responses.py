@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from openai import NotFoundError, OpenAI
+from openai import BadRequestError, OpenAI
 from openai.types.responses import FunctionToolParam, Response
 
 from tests.server_process import Server
@@ -60,7 +60,7 @@ def test_a_conversation_goes_on_and_is_kept(client: OpenAI, model: str) -> None:
     items = list(client.responses.input_items.list(second.id, order="asc"))
     assert [item.type for item in items][:2] == ["message", "message"]
     client.responses.delete(first.id)
-    with pytest.raises(NotFoundError):
+    with pytest.raises(BadRequestError, match="not found"):
         client.responses.create(model=model, input="Again", previous_response_id=first.id)
 
 
