@@ -9,9 +9,9 @@ import httpx2
 import pytest
 from tokenizers import Tokenizer
 
-from tercet.frontend.testing import DETOKENIZER, FakeEngine, Served, decode_spec, serving
+from tercet.frontend.testing import DETOKENIZER, FakeEngine, Served, Token, decode_spec, serving
 from tercet.protocol.events import Delivery
-from tercet.protocol.messages import Heartbeat
+from tercet.protocol.messages import Heartbeat, TokenizedGenerateReqInput
 from tercet.protocol.values import Load, Phase, unpack_ints
 
 EngineOf = Callable[..., FakeEngine]
@@ -63,6 +63,83 @@ async def test_generate_gives_a_list_for_several_choices(engine_of: EngineOf, ht
     async with serving(engine_of()) as served:
         answer = await http_of(served).post("/generate", json={"text": "hello", "sampling_params": {"n": 2}})
     assert [each["index"] for each in answer.json()] == [0, 1]
+
+
+async def test_generate_scores_as_much_of_the_prompt_as_is_asked_for(engine_of: EngineOf, http_of: HttpOf) -> None:
+    body = {"input_ids": [5, 6, 7], "return_logprob": True, "top_logprobs_num": 1}
+    async with serving(engine_of()) as served:
+        ask = http_of(served).post
+        metas = {
+            start: (await ask("/generate", json={**body, "logprob_start_len": start})).json()["meta_info"]
+            for start in (None, -1, 0, 2, 9)
+        }
+        wanted = [request.logprobs.prompt for request in served.engine.requests() if request.logprobs]
+        streamed = await ask("/generate", json={**body, "logprob_start_len": 0, "stream": True})
+        scored = (
+            await ask("/generate", json={**body, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}})
+        ).json()
+        await ask("/generate", json={"input_ids": [5], "logprob_start_len": 0})
+        assert served.engine.requests()[-1].logprobs is None
+    whole = [[None, 5, None], [-1.0, 6, None], [-2.0, 7, None]]
+    told = [metas[start]["input_token_logprobs"] for start in (None, -1, 0, 2, 9)]
+    assert told == [[], [], whole, whole[2:], []]
+    assert metas[0]["input_top_logprobs"] == [None, [[-1.0, 6, None]], [[-2.0, 7, None]]]
+    assert wanted == [False, False, True, True, True]
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert [each["meta_info"]["input_token_logprobs"] for each in events] == [whole] * 4
+    assert (scored["text"], scored["output_ids"], scored["meta_info"]["completion_tokens"]) == ("", [], 0)
+    assert scored["meta_info"]["input_token_logprobs"] == whole
+
+
+async def test_generate_biases_tokens(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        ask = http_of(served).post
+        await ask("/generate", json={"text": "hello", "sampling_params": {"logit_bias": {"5": -100, "6": 2.5}}})
+        for bias in ({"five": 1}, {"5": 101}, {"99999": 1}):
+            refused = await ask("/generate", json={"text": "hello", "sampling_params": {"logit_bias": bias}})
+            assert (refused.status_code, "logit_bias" in refused.json()["error"]["param"]) == (400, True)
+        [request] = served.engine.requests()
+    assert request.sampling.logit_bias == {5: -100.0, 6: 2.5}
+
+
+@pytest.mark.parametrize(
+    "prompts", [{"text": ["the quick", "the"]}, {"input_ids": [[5, 6], [7]]}], ids=["text", "input_ids"]
+)
+async def test_generate_answers_a_list_of_prompts_with_a_list(
+    engine_of: EngineOf, http_of: HttpOf, prompts: dict[str, Any]
+) -> None:
+    def told(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
+        return [Token(10, f"{len(unpack_ints(request.input_ids))}"), Token(11, f".{index}")]
+
+    async with serving(engine_of(told)) as served:
+        ask = http_of(served).post
+        whole = (await ask("/generate", json={**prompts, "sampling_params": {"n": 2}})).json()
+        single = (await ask("/generate", json={name: each[:1] for name, each in prompts.items()})).json()
+        streamed = await ask("/generate", json={**prompts, "stream": True})
+    assert [(each["index"], each["text"]) for each in whole] == [(0, "2.0"), (1, "2.1"), (2, "1.0"), (3, "1.1")]
+    assert [each["meta_info"]["prompt_tokens"] for each in whole] == [2, 2, 1, 1]
+    assert [each["text"] for each in single] == ["2.0"]
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert {each["index"]: each["text"] for each in events} == {0: "2.0", 1: "1.0"}
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"rid": "mine"}, "rid"),
+        ({"text": ["a", "b"], "session_params": {"id": "s"}}, "session_params"),
+        ({"text": ["a"] * 1025, "sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"text": []}, "text"),
+        ({"text": None, "input_ids": [[]]}, "input_ids[0]"),
+        ({"text": None, "input_ids": []}, "input_ids"),
+        ({"text": None, "input_ids": [1, "x"]}, "input_ids[1]"),
+    ],
+)
+async def test_generate_refuses_by_name(engine_of: EngineOf, http_of: HttpOf, more: dict[str, Any], param: str) -> None:
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/generate", json={"text": "hello", **more})
+        assert served.engine.requests() == []
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("body", [{}, {"text": "a", "input_ids": [1]}, {"text": "a", "nonsense": 1}])

@@ -15,7 +15,8 @@ from tercet.frontend.display import choose_display
 from tercet.frontend.engine_client import EngineClient, EngineError
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.launch import Part, Patience, local_parts
-from tercet.frontend.native import NativeForm, to_generate
+from tercet.frontend.native import to_generate
+from tercet.frontend.native_form import NativeForm
 from tercet.frontend.native_schema import NativeGenerate
 from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import LogLevel, SchedulerOptions, ServeConfig, ServeOptions
@@ -154,7 +155,7 @@ class Engine:
             NativeGenerate.model_validate({**given, **options, "sampling_params": dict(params or {})})
             for given, params in zip(inputs, each, strict=True)
         ]
-        return [to_generate(body, self._model) for body in bodies], single
+        return [request for body in bodies for request in to_generate(body, self._model)], single
 
     async def _gather(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> list[Any]:
         """Every answer; when one request fails the others are aborted."""
@@ -172,7 +173,7 @@ class Engine:
         async with contextlib.aclosing(self._client.choices(request)) as arrivals:
             async for generation, choice in arrivals:
                 choices[choice.index] = generation, choice
-        form = NativeForm(bool(options.get("return_logprob")))
+        form = NativeForm(options.get("logprob_start_len"))
         return orjson.loads(form.whole(choices[0][0], [choices[index][1] for index in range(len(choices))]))
 
     async def _stream(
@@ -180,7 +181,7 @@ class Engine:
     ) -> AsyncGenerator[Answer, None]:
         if len(requests) != 1:
             raise ValueError("one prompt can be streamed at a time")
-        form = NativeForm(bool(options.get("return_logprob")))
+        form = NativeForm(options.get("logprob_start_len"))
         async with contextlib.aclosing(self._client.choices(requests[0])) as arrivals:
             async for generation, choice in arrivals:
                 yield orjson.loads(form.whole(generation, [choice]))

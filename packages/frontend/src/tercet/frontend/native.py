@@ -2,29 +2,28 @@
 
 from typing import Any
 
+import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.__about__ import __version__
-from tercet.frontend.answer import Whole, answer
+from tercet.frontend.answer import answer
 from tercet.frontend.body import read_model
 from tercet.frontend.errors import UnavailableError
-from tercet.frontend.event_stream import DONE, event
-from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
-from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, Prompt, TextPrompt
 from tercet.frontend.grammar.compiler import to_grammar
+from tercet.frontend.native_form import NativeForm
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.openai.chat_messages import message_of
-from tercet.frontend.openai.logprobs import entries
+from tercet.frontend.openai.sampling_schema import biases
 from tercet.frontend.openai.structured_schema import native_constraint_of
-from tercet.frontend.req_state import ReqState
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.sessions.routes import Sessions
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.history import history
 from tercet.frontend.turn.tool_prompt import for_template, with_instructions
-from tercet.protocol.values import WIRE_VERSION, FinishReason, LogprobParams, Logprobs, SamplingParams
+from tercet.protocol.values import WIRE_VERSION, LogprobParams, SamplingParams
 
 _DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -41,11 +40,13 @@ class Native:
         """SGLang's own generation route."""
         body = await read_model(request, NativeGenerate, self._body_limit)
         model = self._model(body.model)
-        form = NativeForm(bool(body.return_logprob))
         work, ended = to_generate(body, model), None
+        form = NativeForm(body.logprob_start_len, batch=body.is_batch)
         if body.session_params is not None:
-            work, ended = await self._sessions.continued(request, body.session_params, work, model)
-        return await answer(request, self._manager, [work], form, stream=bool(body.stream), ended=ended)
+            [turn] = work
+            turn, ended = await self._sessions.continued(request, body.session_params, turn, model)
+            work = [turn]
+        return await answer(request, self._manager, work, form, stream=bool(body.stream), ended=ended)
 
     async def tokenize(self, request: Request) -> Response:
         """Ids of a prompt, or of a chat as its template renders it."""
@@ -132,17 +133,18 @@ class Native:
         return next(iter(self._manager.models), None) or self._manager.models.get("")
 
 
-def to_generate(body: NativeGenerate, model: ServedModel) -> GenerateRequest:
-    """The request as the rest of the frontend knows it. Raises BadRequestError."""
+def to_generate(body: NativeGenerate, model: ServedModel) -> list[GenerateRequest]:
+    """One request for each prompt, as the rest of the frontend knows them. Raises BadRequestError."""
     asked = body.sampling_params
     constraint = native_constraint_of(asked)
     stop = asked.stop or []
-    prompt: Prompt = TextPrompt(body.text or "", param="text")
-    if body.input_ids is not None:
-        prompt = TokenPrompt(body.input_ids, param="input_ids")
-    return GenerateRequest(
+    logprobs = None
+    if body.return_logprob:
+        start = -1 if body.logprob_start_len is None else body.logprob_start_len
+        logprobs = LogprobParams(top=body.top_logprobs_num or 0, prompt=start >= 0)
+    request = GenerateRequest(
         model=model.name,
-        prompt=prompt,
+        prompt=TextPrompt(""),
         sampling=SamplingParams(
             max_new_tokens=0,
             min_new_tokens=asked.min_new_tokens or 0,
@@ -156,6 +158,7 @@ def to_generate(body: NativeGenerate, model: ServedModel) -> GenerateRequest:
             repetition_penalty=asked.repetition_penalty or 1.0,
             stop_token_ids=asked.stop_token_ids or [],
             ignore_eos=bool(asked.ignore_eos),
+            logit_bias=biases(asked.logit_bias),
         ),
         max_tokens=asked.max_new_tokens,
         default_tokens=_DEFAULT_MAX_NEW_TOKENS,
@@ -165,61 +168,13 @@ def to_generate(body: NativeGenerate, model: ServedModel) -> GenerateRequest:
         include_stop=bool(asked.no_stop_trim),
         skip_special_tokens=asked.skip_special_tokens is not False,
         spaces_between_special_tokens=asked.spaces_between_special_tokens is not False,
-        logprobs=LogprobParams(top=body.top_logprobs_num or 0) if body.return_logprob else None,
+        logprobs=logprobs,
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
         grammar_param=constraint.param if constraint else "",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )
-
-
-class NativeForm:
-    """SGLang's answers: each event of a stream holds the whole text so far; n > 1 answers with a list."""
-
-    def __init__(self, logprobs: bool) -> None:
-        self._logprobs = logprobs
-        self._texts: dict[int, str] = {}
-        self._scores: dict[int, list[Logprobs]] = {}
-
-    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
-        """One event for each choice with news."""
-        state = generation.states[0]
-        chunks = b""
-        for arrival in arrivals:
-            update = arrival.update
-            text = self._texts[update.index] = self._texts.get(update.index, "") + update.text
-            scores = self._scores.setdefault(update.index, [])
-            scores += update.logprobs
-            chunks += event(orjson.dumps(self._choice(state, update.index, text, scores, update.finish)))
-        return chunks
-
-    def end(self, generation: Generation) -> bytes:  # noqa: ARG002
-        """The end of the stream."""
-        return DONE
-
-    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:  # noqa: ARG002
-        """One object, or a list of them."""
-        rows = [self._choice(each.state, each.index, each.text, each.logprobs, each.finish) for each in choices]
-        return orjson.dumps(rows[0] if len(rows) == 1 else rows)
-
-    def _choice(
-        self, state: ReqState, index: int, text: str, logprobs: list[Logprobs], finish: FinishReason | None
-    ) -> dict[str, Any]:
-        ids = state.choices[index].token_ids.tolist()
-        meta: dict[str, Any] = {
-            "id": state.rid,
-            "finish_reason": finish and {"type": finish.type, "matched": finish.matched},
-            "prompt_tokens": state.prompt_tokens,
-            "completion_tokens": len(ids),
-            "cached_tokens": state.cached_tokens,
-        }
-        if self._logprobs:
-            scored = list(zip(ids, entries(logprobs), strict=True))
-            meta["output_token_logprobs"] = [[chosen, each, None] for each, (chosen, _) in scored]
-            meta["output_top_logprobs"] = [
-                [[value, other, None] for other, value in alternatives] for _, (_, alternatives) in scored
-            ]
-        return {"index": index, "text": text, "output_ids": ids, "meta_info": meta}
+    return [msgspec.structs.replace(request, prompt=prompt) for prompt in body.prompts()]
 
 
 def _describe(model: ServedModel) -> dict[str, Any]:

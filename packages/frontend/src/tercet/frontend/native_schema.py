@@ -1,12 +1,14 @@
 """The requests of the routes that are not OpenAI's: SGLang's shape of /generate, and the tokenizer's."""
 
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 from pydantic import Field, model_validator
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.openai.chat_messages import Message
-from tercet.frontend.openai.sampling_schema import Count, Name, StopString, Strict, TokenId
+from tercet.frontend.generate_request import TextPrompt, TokenPrompt
+from tercet.frontend.openai.chat_messages import Messages
+from tercet.frontend.openai.completion_schema import MOST_CHOICES, Batch
+from tercet.frontend.openai.sampling_schema import Count, LogitBias, Name, StopString, Strict, TokenId, refuse
 from tercet.frontend.openai.structured_schema import NativeStructuredFields
 from tercet.frontend.openai.tool_schema import Tools, specs_of
 from tercet.frontend.parsers.port import ToolSpec
@@ -36,18 +38,21 @@ class NativeSampling(NativeStructuredFields):
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     sampling_seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    logit_bias: LogitBias | None = None
 
 
 class NativeGenerate(Strict):
-    """One prompt, as text or as ids."""
+    """A prompt, or several, as text or as ids."""
 
-    text: Text | None = None
-    input_ids: TokenIds | None = None
+    text: Text | Annotated[list[Text], Batch] | None = None
+    input_ids: TokenIds | Annotated[list[TokenIds], Batch] | None = None
     model: Name | None = None
     sampling_params: NativeSampling = NativeSampling()
     stream: bool | None = None
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprob_start_len: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    rid: Any = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     session_params: SessionParams | None = None
@@ -56,7 +61,27 @@ class NativeGenerate(Strict):
     def _has_one_prompt(self) -> "NativeGenerate":
         if (self.text is None) == (self.input_ids is None):
             raise BadRequestError("Give either 'text' or 'input_ids'.", param="text")
+        refuse("rid", self.rid, harmless=False)
+        if self.is_batch and self.session_params is not None:
+            raise BadRequestError("A turn of a session has one prompt.", param="session_params")
+        prompts = len(self.text or self.input_ids or ()) if self.is_batch else 1
+        if prompts * (self.sampling_params.n or 1) > MOST_CHOICES:
+            raise BadRequestError(f"A request can ask for {MOST_CHOICES} choices in all.", param="sampling_params.n")
         return self
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether prompts came as a list, which answers with one."""
+        return isinstance(self.text, list) or (self.input_ids is not None and isinstance(self.input_ids[0], list))
+
+    def prompts(self) -> list[TextPrompt | TokenPrompt]:
+        """The prompts in order."""
+        if self.text is not None:
+            texts = [self.text] if isinstance(self.text, str) else self.text
+            return [TextPrompt(each, param="text") for each in texts]
+        # Which of the two it is the schema has checked of every element; of millions that is not done again.
+        batch = self.input_ids if self.is_batch else [self.input_ids]
+        return [TokenPrompt(each, param="input_ids") for each in cast("list[list[int]]", batch)]
 
 
 class Tokenize(Strict):
@@ -64,7 +89,7 @@ class Tokenize(Strict):
 
     model: Name | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=16_384)] | None = None
+    messages: Messages | None = None
     tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

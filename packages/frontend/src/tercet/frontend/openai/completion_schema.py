@@ -9,11 +9,11 @@ from tercet.frontend.generate_request import TextPrompt, TokenPrompt
 from tercet.frontend.openai.sampling_schema import SamplingFields, TokenId
 from tercet.frontend.openai.structured_schema import StructuredFields
 
-_MOST_CHOICES = 2048
+MOST_CHOICES = 2048
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True)]
-Batch = Field(min_length=1, max_length=_MOST_CHOICES, fail_fast=True)
+Batch = Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)
 
 
 class CompletionRequest(SamplingFields, StructuredFields):
@@ -38,9 +38,9 @@ class CompletionRequest(SamplingFields, StructuredFields):
         prompts = self.prompts()
         if self.suffix and not all(isinstance(each, TextPrompt) for each in prompts):
             raise BadRequestError("With 'suffix' the prompt must be text.", param="suffix")
-        if len(prompts) * self.candidates > _MOST_CHOICES:
+        if len(prompts) * self.candidates > MOST_CHOICES:
             param = "best_of" if self.chooses else "n"
-            raise BadRequestError(f"A request can ask for {_MOST_CHOICES} completions in all.", param=param)
+            raise BadRequestError(f"A request can ask for {MOST_CHOICES} completions in all.", param=param)
         return self
 
     @property

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.served_model import SamplingDefaults
@@ -12,6 +12,23 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Field(max_length=512)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def _keys_are_ids(bias: dict[str, float]) -> dict[str, float]:
+    for key in bias:
+        if not key.isascii() or not key.isdecimal() or len(key) > 10:
+            raise ValueError("keys must be token ids")
+    return bias
+
+
+LogitBias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024), AfterValidator(_keys_are_ids)
+]
+
+
+def biases(bias: dict[str, float] | None) -> dict[int, float]:
+    """A `LogitBias` by token id."""
+    return {int(token_id): value for token_id, value in (bias or {}).items()}
 
 
 class Strict(BaseModel):
@@ -32,7 +49,7 @@ class SamplingFields(Strict):
 
     model: Name
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    logit_bias: LogitBias | None = None
     max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -55,14 +72,6 @@ class SamplingFields(Strict):
     spaces_between_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _bias_keys_are_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
-        for key in bias or {}:
-            if not key.isascii() or not key.isdecimal() or len(key) > 10:
-                raise ValueError("keys must be token ids")
-        return bias
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> "SamplingFields":
@@ -98,7 +107,7 @@ class SamplingFields(Strict):
             repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
             stop_token_ids=self.stop_token_ids or [],
             ignore_eos=bool(self.ignore_eos),
-            logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
+            logit_bias=biases(self.logit_bias),
         )
 
 
