@@ -23,6 +23,7 @@ BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 
 TYPES = {
     **dict.fromkeys((400, 401, 403, 404, 405, 408, 413, 415), "invalid_request_error"),
+    429: "rate_limit_error",
     500: "server_error",
     503: "server_error",
 }

@@ -1,18 +1,27 @@
 """The description of the routes is whole, valid, and true in its examples."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 from fastapi import FastAPI
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from pydantic import BaseModel
 from starlette.routing import Route
 
+from packages.frontend.tests import encoders
 from tercet.frontend.access import Access
+from tercet.frontend.config import HttpConfig, StoreConfig
 from tercet.frontend.openapi import document
 from tercet.frontend.operations import OPERATIONS
-from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.frontend.response_examples import ANSWERS
+from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, serving
+from tercet.protocol.values import Task
 
+Operated = tuple[str, str]
+"""Method and path."""
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
 
@@ -52,6 +61,81 @@ async def test_it_is_served(engine_of: EngineOf, http_of: HttpOf) -> None:
     known = described["components"]["schemas"]
     assert {ref.rpartition("/")[2] for ref in refs(described)} <= set(known)
     assert described["paths"]["/v1/models/{model}"]["get"]["parameters"][0]["name"] == "model"
+
+
+def agree(example: Any, answer: Any, where: str) -> None:
+    """The same names with the same types at every depth; an object without names may have any."""
+    if example is None or answer is None:
+        return
+    if isinstance(example, float) and isinstance(answer, int):
+        answer = float(answer)
+    assert type(example) is type(answer), where
+    if isinstance(example, dict) and example:
+        assert example.keys() == answer.keys(), where
+        for name, value in example.items():
+            agree(value, answer[name], f"{where}.{name}")
+    if isinstance(example, list) and example and answer:
+        agree(example[0], answer[0], f"{where}[0]")
+
+
+async def ask(http: httpx2.AsyncClient, route: Operated, model: str, **ids: str) -> None:
+    """What the route answers to its own example, of another model, is like the example of its answer."""
+    method, path = route
+    for name, value in ids.items():
+        path = path.replace(f"{{{name}}}", value)
+    body = {**OPERATIONS[route].example}
+    if "model" in body:
+        body["model"] = model
+    headers = {"authorization": "Bearer boss"}
+    answer = await http.request(method, path.replace("{model:path}", model), json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    told = answer.json() if OPERATIONS[route].media_type == "application/json" else answer.text
+    agree(ANSWERS[route], told, path)
+
+
+SCORES = {
+    ("POST", "/v1/embeddings"): encoders.limits(),
+    ("POST", "/v1/rerank"): encoders.limits(),
+    ("POST", "/v1/score"): encoders.limits(),
+    ("POST", "/v1/classify"): encoders.limits(Task.CLASSIFY, ("bad", "good")),
+}
+
+
+async def test_every_answer_is_like_its_example(engine_of: EngineOf, http_of: HttpOf, tmp_path: Path) -> None:
+    store = StoreConfig(response_store=str(tmp_path / "responses.sqlite"))
+    later = {route for route in OPERATIONS if route[0] == "DELETE"} | {("POST", "/close_session")}
+    async with serving(engine_of(), HttpConfig(admin_key=("boss",)), store=store) as served:
+        http = http_of(served)
+        headers = {"authorization": "Bearer boss"}
+        body = {"model": "tiny", "input": "hello", "background": True}
+        made = (await http.post("/v1/responses", json=body, headers=headers)).json()["id"]
+        session = OPERATIONS["POST", "/close_session"].example["session_id"]
+        await http.post("/open_session", json={"capacity_of_str_len": 9, "session_id": session}, headers=headers)
+        await http.post("/generate", json={"text": "hello"}, headers=headers)
+        for route in [*(OPERATIONS.keys() - SCORES.keys() - later), *later]:
+            await ask(http, route, "tiny", response_id=made)
+
+
+@pytest.mark.parametrize("route", SCORES)
+async def test_every_score_is_like_its_example(http_of: HttpOf, route: Operated) -> None:
+    limits = SCORES[route]
+    engine = EncodingEngine(
+        lambda _request, _index: [], encoders.files(), limits, vector=lambda _request: [0.5] * limits.width
+    )
+    async with serving(engine) as served:
+        await ask(http_of(served), route, "encoder")
+
+
+def test_every_route_has_an_example_of_its_answer_and_a_shape_that_it_has() -> None:
+    described = document(OPERATIONS)
+    for (_, path), operation in OPERATIONS.items():
+        plain = path.replace(":path", "")
+        for method in described["paths"][plain].values():
+            media = method["responses"]["200"]["content"][operation.media_type]
+            Draft202012Validator(media["schema"]).validate(media["example"])
+            if media["example"] is not None:
+                assert media["schema"], path
+    assert ANSWERS.keys() == OPERATIONS.keys()
 
 
 def test_every_example_is_a_body_that_its_route_accepts() -> None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.__about__ import __version__
+from tercet.frontend.response_examples import ANSWERS
 
 _REF = "#/components/schemas/{model}"
 _REFUSALS = {
@@ -41,6 +42,10 @@ _ERROR = {
     },
 }
 
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+Route = tuple[str, str]
+"""Method and path."""
+
 
 class QueryParameter(msgspec.Struct, frozen=True):
     """What may stand behind the question mark."""
@@ -61,20 +66,25 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     example: Mapping[str, Any] = {}
     """A body that works on a server of the embedded model; bodies without one take no fields."""
     query: Sequence[QueryParameter] = ()
+    lists: bool = False
+    """Of several at once it answers with a list."""
     streams: bool = False
     """With `stream: true` it answers with server-sent events."""
     media_type: str = "application/json"
 
 
-def document(operations: Mapping[tuple[str, str], Operation]) -> dict[str, Any]:
-    """The whole description of (method, path) to operation. Paths are the router's."""
+def document(operations: Mapping[Route, Operation], answers: Mapping[Route, Any] = ANSWERS) -> dict[str, Any]:
+    """The whole description of (method, path) to operation, each with an example of its answer.
+
+    Paths are the router's.
+    """
     bodies = sorted({each.body for each in operations.values() if each.body}, key=lambda model: model.__name__)
     refs, shared = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in operations.items():
         schema = refs[operation.body, "validation"] if operation.body else None
         plain, names = _plain(path)
-        paths.setdefault(plain, {})[method.lower()] = _describe(operation, schema, names)
+        paths.setdefault(plain, {})[method.lower()] = _describe(operation, schema, names, answers[method, path])
     return {
         "openapi": "3.1.0",
         "info": {
@@ -91,8 +101,10 @@ def document(operations: Mapping[tuple[str, str], Operation]) -> dict[str, Any]:
     }
 
 
-def _describe(operation: Operation, schema: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Any]:
-    content: dict[str, Any] = {operation.media_type: {"schema": {}}}
+def _describe(
+    operation: Operation, schema: Mapping[str, Any] | None, names: Sequence[str], answer: Any
+) -> dict[str, Any]:
+    content: dict[str, Any] = {operation.media_type: {"schema": _like(answer, operation), "example": answer}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {"200": {"description": operation.answer, "content": content}}
@@ -113,6 +125,20 @@ def _describe(operation: Operation, schema: Mapping[str, Any] | None, names: Seq
     return described
 
 
+def _like(answer: Any, operation: Operation) -> dict[str, Any]:
+    """The outermost shape of answers like this one; what is deeper depends on what was asked for."""
+    if not isinstance(answer, dict):
+        return _type_of(answer)
+    fields = {name: _type_of(value) for name, value in answer.items()}
+    shape = {"type": "object", "required": list(fields), "properties": fields}
+    return {"anyOf": [shape, {"type": "array", "items": shape}]} if operation.lists else shape
+
+
+def _type_of(value: Any) -> dict[str, Any]:
+    """The type that a value has where it has any: what is null in the example may be something in another."""
+    return {} if value is None else {"type": [_TYPES[type(value)], "null"]}
+
+
 def _plain(path: str) -> tuple[str, list[str]]:
     """A path without the router's converters, and the names in it."""
     names = re.findall(r"{(\w+)(?::\w+)?}", path)
@@ -122,7 +148,7 @@ def _plain(path: str) -> tuple[str, list[str]]:
 class OpenApi:
     """The route."""
 
-    def __init__(self, operations: Mapping[tuple[str, str], Operation]) -> None:
+    def __init__(self, operations: Mapping[Route, Operation]) -> None:
         self._operations = operations
         self._body: bytes | None = None
 

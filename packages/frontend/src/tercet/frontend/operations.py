@@ -119,7 +119,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/generate"): Operation(
         tag="Native",
         summary="Go on with a text or with token ids, in SGLang's words.",
-        answer="The text, and meta_info about it; a list of them for n above 1.",
+        answer="The text, and meta_info about it; a list of them for a list of prompts, or n above 1.",
+        lists=True,
         body=NativeGenerate,
         example={"text": "A tercet is", "sampling_params": {"max_new_tokens": 16, "temperature": 0.0}},
         streams=True,
