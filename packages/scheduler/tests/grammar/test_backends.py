@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tercet.scheduler.grammar import backends
 from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.model_files import resolve_model
 
@@ -19,7 +20,13 @@ def test_the_backend_is_named_with_its_version() -> None:
 
 def test_none_is_none_and_nonsense_is_refused() -> None:
     assert grammar_backend("none", resolve_model("embedded"), 3072, [3]) is None
-    with pytest.raises(ValueError, match="no grammar backend 'xgrammar'; there are llguidance and none"):
+    with pytest.raises(ValueError, match="no grammar backend 'grep'; there are llguidance, xgrammar and none"):
+        grammar_backend("grep", resolve_model("embedded"), 3072, [3])
+
+
+def test_an_extra_that_is_not_installed_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "find_spec", lambda _name: None)
+    with pytest.raises(ValueError, match=r"xgrammar is not installed: pip install 'tercet-scheduler\[xgrammar\]'"):
         grammar_backend("xgrammar", resolve_model("embedded"), 3072, [3])
 
 

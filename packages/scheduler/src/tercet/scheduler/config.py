@@ -68,8 +68,8 @@ class ModelOptions:
     """Attention kernels: a name that `tercet-kernels check` lists."""
     quantization: Literal["none", "int8", "int4"] = "none"
     """Weights rounded to 8 or 4 bits as they are loaded, and activations to 8; on native CPU kernels only."""
-    grammar_backend: Literal["llguidance", "none"] = "llguidance"
-    """What makes outputs follow grammars; none refuses requests with one."""
+    grammar_backend: Literal["llguidance", "xgrammar", "none"] = "llguidance"
+    """What makes outputs follow grammars; xgrammar is an extra, and none refuses requests with one."""
     threads: int | None = None
     """Cores that native CPU kernels use; otherwise all that this process may run on."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,32 @@ def _llguidance(tokenizer: str, vocab_size: int, end_ids: Sequence[int]) -> Gram
     return LLGuidanceBackend(tokenizer, vocab_size, end_ids)
 
 
-BACKENDS: dict[str, Callable[[str, int, Sequence[int]], GrammarBackend[Any]]] = {"llguidance": _llguidance}
+def _xgrammar(tokenizer: str, vocab_size: int, end_ids: Sequence[int]) -> GrammarBackend[Any]:
+    from tercet.scheduler.grammar.xgrammar import XGrammarBackend
+
+    return XGrammarBackend(tokenizer, vocab_size, end_ids)
+
+
+BACKENDS: dict[str, Callable[[str, int, Sequence[int]], GrammarBackend[Any]]] = {
+    "llguidance": _llguidance,
+    "xgrammar": _xgrammar,
+}
 """Made of the text of a tokenizer.json, the model's vocabulary size and its end ids; ValueError if they do not fit."""
+_EXTRAS = ("xgrammar",)
+"""Backends of a package of their own name, which an extra of the scheduler's installs."""
 
 
 def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[int]) -> GrammarBackend[Any] | None:
     """The backend for a model directory, or None: for "none", and for a tokenizer that it cannot read, which is logged.
 
-    Raises ValueError for a name that is none.
+    Raises ValueError for a name that is none, and for one whose package is not installed.
     """
     if name == "none":
         return None
     if name not in BACKENDS:
         raise ValueError(f"no grammar backend {name!r}; there are {', '.join(BACKENDS)} and none")
+    if name in _EXTRAS and find_spec(name) is None:
+        raise ValueError(f"{name} is not installed: pip install 'tercet-scheduler[{name}]'")
     file = model / "tokenizer.json"
     if not file.is_file():
         return None

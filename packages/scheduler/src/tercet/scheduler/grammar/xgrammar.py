@@ -1,0 +1,103 @@
+"""Grammars read by xgrammar: an optional extra. Its masks come from automata compiled beforehand for the vocabulary."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Self
+
+import numpy as np
+from llguidance import LLTokenizer
+from xgrammar import BatchGrammarMatcher, GrammarCompiler, GrammarMatcher, TokenizerInfo, VocabType
+
+from tercet.protocol.values import Grammar
+from tercet.scheduler.grammar.port import GrammarError, Masks
+from tercet.scheduler.grammar.xgrammar_texts import rules_of
+
+_NO_TEXT = b"\xff"
+"""Before the name of an added token: no text has this byte, so that a grammar can ask for the token only by its id."""
+
+
+class XGrammarMatcher:
+    """A `Matcher` over a GrammarMatcher."""
+
+    def __init__(self, native: GrammarMatcher, error: str = "") -> None:
+        self.native = native
+        self._error = error
+
+    @property
+    def error(self) -> str:
+        """What went wrong, for a log."""
+        return self._error
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the output so far is an instance of the grammar."""
+        return bool(self.native.is_completed())
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended: that nothing but an end can follow is found out as a mask is filled."""
+        return bool(self.native.is_terminated())
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the output."""
+        for token in tokens:
+            if self._error:
+                return
+            if not self.native.accept_token(token):
+                self._error = f"token {token} does not fit"
+
+    def forced(self) -> list[int]:
+        """None: where one text can follow, the masks allow every way of spelling it, and the model chooses."""
+        return []
+
+    def copy(self) -> Self:
+        """Another matcher at the same place."""
+        return type(self)(self.native.fork(), self._error)
+
+
+class XGrammarBackend:
+    """A `GrammarBackend`. `tokenizer` is the text of a tokenizer.json, whose tokens are those that llguidance finds.
+
+    Raises ValueError for a tokenizer it cannot read, or one larger than the model's vocabulary.
+    """
+
+    def __init__(self, tokenizer: str, vocab_size: int, end_ids: Sequence[int]) -> None:
+        read = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_ids) or None)
+        self._end_ids = list(read.eos_tokens)
+        names = {read.decode_bytes([token]): token for token in range(vocab_size) if read.is_special_token(token)}
+        texts = [b"" if read.is_special_token(token) else read.decode_bytes([token]) for token in range(vocab_size)]
+        for name, token in names.items():
+            if name != f"<[{token}]>".encode():  # what stands for ids that the tokenizer has no token for
+                texts[token] = _NO_TEXT + name
+        self._named = {name.decode(errors="replace"): token for name, token in names.items()}
+        self._tokens = TokenizerInfo(texts, VocabType.RAW, vocab_size=vocab_size, stop_token_ids=self._end_ids)
+        self._compiler = GrammarCompiler(self._tokens, cache_enabled=False)
+        self._batch = BatchGrammarMatcher()
+        said = np.array([bool(text) for text in texts] + [False] * (-vocab_size % 32))
+        self._said = np.packbits(said, bitorder="little").view(np.int32)
+
+    @property
+    def name(self) -> str:
+        """Name and version."""
+        return f"xgrammar {version('xgrammar')}"
+
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """The model's, or the tokenizer's own where the model names none."""
+        return self._end_ids
+
+    def compile(self, grammar: Grammar) -> XGrammarMatcher:
+        """A matcher at the beginning of an output."""
+        try:
+            rules = rules_of(grammar, self._tokens, self._named, self._end_ids)
+            return XGrammarMatcher(GrammarMatcher(self._compiler.compile_grammar(rules)))
+        except (RuntimeError, ValueError) as error:
+            raise GrammarError(str(error)) from error
+
+    def fill(self, matchers: Sequence[XGrammarMatcher], masks: Masks) -> None:
+        """Write the masks, in xgrammar's threads; of one that has ended an empty one."""
+        open_rows = [row for row, each in enumerate(matchers) if not each.error and not each.finished]
+        masks[: len(matchers)] = 0
+        if open_rows:
+            self._batch.batch_fill_next_token_bitmask([matchers[row].native for row in open_rows], masks, open_rows)
+            masks &= self._said  # "any token but" is for xgrammar any number, too, that no token has

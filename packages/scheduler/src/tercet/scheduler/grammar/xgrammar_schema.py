@@ -1,0 +1,245 @@
+"""JSON schemas for xgrammar, whose converter passes over what it cannot enforce: that is found and refused here.
+
+What it reads too widely is written in another way first. What it reads too narrowly stays so: object keys in the order
+of the schema, constants without white space.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from xgrammar import Grammar as Rules
+
+from tercet.scheduler.grammar.port import GrammarError
+from tercet.scheduler.grammar.xgrammar_regex import rewritten, searching
+
+Schema = dict[str, Any]
+
+_ANNOTATIONS = frozenset(
+    {"$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "example", "examples"}
+    | {"deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "discriminator"}
+    | {"externalDocs", "xml"}
+)
+_OF_TYPE = {
+    "object": {"properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "string": {"pattern", "format", "minLength", "maxLength"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+}
+_TYPES = ["null", "boolean", "string", "number", "object", "array"]
+_IN_TYPES = frozenset[str]().union(*_OF_TYPE.values())
+_ALONE = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
+"""Of these xgrammar reads the first, and nothing beside it."""
+_MAPS = ("$defs", "definitions", "properties", "patternProperties")
+_LARGEST = 2**63
+_LARGEST_FACTOR = 1000
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_IPV4 = rf"^(?:{_BYTE}\.){{3}}{_BYTE}$"
+"""xgrammar's own lets numbers begin with zeros."""
+
+_MARK = 2
+_SPACE = re.compile(r"^(whitespace(?:_\d+)?) ::= \(\(\[ \\n\\r\\t\]\)\)$", re.MULTILINE)
+_SPACES = re.compile(
+    rf'"(?:[^"\\\n]|\\.)*"|\[(?:[^]\\\n]|\\.)*\]|(?<![\w.-])(?P<name>whitespace(?:_\d+)?)\{{0, {_MARK}\}}'
+)
+
+
+def schema_rules(schema: object) -> Rules:
+    """Raises GrammarError naming the keyword at fault."""
+    guidance = schema.get("x-guidance", {}) if isinstance(schema, dict) else {}
+    unknown = set(guidance) - {"whitespace_pattern", "whitespace_flexible", "lenient"}
+    if unknown:
+        raise GrammarError(f"xgrammar is given no {min(unknown)!r} of 'x-guidance'")
+    lenient = bool(guidance.get("lenient"))
+    written = _Schema(schema, lenient=lenient).written(schema)
+    space = guidance.get("whitespace_pattern", r"[ \n\r\t]*") if guidance.get("whitespace_flexible", True) else ""
+    return _spaced(json.dumps(written, ensure_ascii=False), space)
+
+
+def _spaced(schema: str, space: str) -> Rules:
+    """With white space between values as the pattern says. xgrammar counts characters: its text is put right."""
+    rules = Rules.from_json_schema(schema, any_whitespace=True, max_whitespace_cnt=_MARK, strict_mode=False)
+    text = str(rules)
+    names = set(_SPACE.findall(text))
+    body = f"Regex({json.dumps(f'(?:{rewritten(space)})?')})" if space else '""'
+    text = _SPACE.sub(lambda found: f"{found[1]} ::= {body}", text)
+    return Rules.from_ebnf(_SPACES.sub(lambda found: found["name"] if found["name"] in names else found[0], text))
+
+
+class _Schema:
+    """One schema and those in it. A lenient one is enforced as far as it can be."""
+
+    def __init__(self, root: object, *, lenient: bool) -> None:
+        self._root = root
+        self._lenient = lenient
+
+    def written(self, schema: object) -> object:
+        """A schema that xgrammar reads as this one is meant. New; data such as `const` is shared."""
+        if not isinstance(schema, dict):
+            return schema
+        read = {name: value for name, value in schema.items() if name not in _ANNOTATIONS and not name.startswith("x-")}
+        self._check_alone(read)
+        self._check_known(read)
+        for name in _MAPS:
+            if isinstance(inner := read.get(name), dict):
+                read[name] = {key: self.written(each) for key, each in inner.items()}
+        for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            if isinstance(inner := read.get(name), list):
+                read[name] = [self.written(each) for each in inner]
+        for name in ("items", "additionalProperties"):
+            if name in read:
+                read[name] = self.written(read[name])
+        return self._typed(read)
+
+    def _check_alone(self, read: Schema) -> None:
+        """Whether a keyword stands alone that has to."""
+        first = next((each for each in _ALONE if each in read), "")
+        if first in {"enum", "const"}:
+            self._choose(read, first)
+        if first and (beside := (set(read) & {*_ALONE, *_IN_TYPES, "type"}) - {first}):
+            self._refuse(f"{min(beside)!r} beside {first!r}")
+        if first == "allOf" and len(read["allOf"]) != 1:
+            self._refuse("'allOf' of several schemas")
+            read["allOf"] = read["allOf"][:1]
+        if first == "oneOf":
+            if not self._are_apart(read["oneOf"]):
+                self._refuse("'oneOf' of schemas that may have an instance in common")
+            read["anyOf"] = read.pop("oneOf")
+
+    def _choose(self, read: Schema, keyword: str) -> None:
+        """Among constants by the type beside them."""
+        values = read["enum"] if keyword == "enum" else [read["const"]]
+        kept = [each for each in values if _is(each, read.get("type"))]
+        if not kept or any(map(_is_huge, kept)):
+            self._refuse(f"the {keyword!r} of these values")
+        read.pop("type", None)
+        read[keyword] = (kept or values) if keyword == "enum" else values[0]
+
+    def _check_known(self, read: Schema) -> None:
+        for name in set(read) - {*_ALONE, *_IN_TYPES, "type", "$defs", "definitions"}:
+            self._refuse(f"{name!r}")
+            del read[name]
+        if isinstance(read.get("items"), list):
+            self._refuse("a list of 'items'")
+
+    def _typed(self, read: Schema) -> Schema:
+        """With its type told where other keywords need one, and every one of these as xgrammar reads it."""
+        if "type" not in read and _IN_TYPES & set(read):
+            read["type"] = _TYPES
+        self._write_string(read)
+        self._check_number(read)
+        self._write_object(read)
+        return read
+
+    def _write_string(self, read: Schema) -> None:
+        told = {"pattern", "format"} & set(read)
+        least, most = read.pop("minLength", None), read.pop("maxLength", None)
+        bounded = least is not None or most is not None
+        if len(told) + bounded > 1:
+            self._refuse("more than one of 'pattern', 'format' and bounds of length")
+        if "pattern" in read:
+            try:
+                read["pattern"] = searching(read["pattern"])
+            except GrammarError as error:
+                self._refuse(f"a 'pattern': {error}")
+                del read["pattern"]
+        elif read.get("format") == "ipv4":
+            read["pattern"] = searching(_IPV4)
+            del read["format"]
+        elif bounded and not told:  # its own let control characters through
+            read["pattern"] = searching(rf"^(?s:.){{{int(least or 0)},{'' if most is None else int(most)}}}$")
+
+    def _check_number(self, read: Schema) -> None:
+        if "multipleOf" not in read:
+            return
+        whole = isinstance(read["multipleOf"], int) and read.get("type") == "integer"
+        if not whole or set(read) & (_OF_TYPE["number"] - {"multipleOf"}) or read["multipleOf"] > _LARGEST_FACTOR:
+            self._refuse(f"'multipleOf' but of a whole number up to {_LARGEST_FACTOR} without bounds")
+            del read["multipleOf"]
+
+    def _write_object(self, read: Schema) -> None:
+        properties, others = read.get("properties", {}), read.get("additionalProperties", True)
+        missing = [name for name in read.get("required", []) if name not in properties]
+        if "patternProperties" in read:
+            patterns = read["patternProperties"]
+            if missing or properties or len(patterns) != 1 or others is not False:
+                self._refuse("'patternProperties' but one pattern alone, with 'additionalProperties' false")
+            read["patternProperties"] = {searching(name): each for name, each in patterns.items()}
+        elif missing:
+            if others is False:
+                self._refuse("a property that is 'required' and not allowed")
+            read["properties"] = {**properties, **dict.fromkeys(missing, others)}
+        if read.get("minProperties", 0) > 1 and others is not False:
+            self._refuse("'minProperties' above 1 of any names")
+
+    def _are_apart(self, schemas: list[object]) -> bool:
+        """Whether no two of the schemas can have an instance in common, as far as can be seen."""
+        kinds = [self._told(each) for each in schemas]
+        return all(_are_apart(a, b) for place, a in enumerate(kinds) for b in kinds[:place])
+
+    def _told(self, schema: object) -> Mapping[str, Any]:
+        """A schema, or the one it refers to."""
+        for _ in range(len(_ALONE)):
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                break
+            found: Any = self._root
+            for part in str(schema["$ref"]).removeprefix("#").strip("/").split("/"):
+                found = found.get(part) if isinstance(found, dict) else None
+            schema = found
+        return schema if isinstance(schema, dict) else {}
+
+    def _refuse(self, what: str) -> None:
+        if not self._lenient:
+            raise GrammarError(f"xgrammar cannot enforce {what} in a JSON schema")
+
+
+def _are_apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """By their types, their constants, or a constant that both require of one property."""
+    values, others = _constants(a), _constants(b)
+    if values and others:
+        return not any(value == other for value in values for other in others)
+    kinds = [each.get("type") for each in (a, b)]
+    if isinstance(kinds[0], str) and isinstance(kinds[1], str) and kinds[0] != kinds[1]:
+        return set(kinds) != {"integer", "number"}
+    shared = set(a.get("required", ())) & set(b.get("required", ()))
+    inner = [(a.get("properties", {}).get(name, {}), b.get("properties", {}).get(name, {})) for name in shared]
+    return kinds == ["object", "object"] and any(
+        _constants(one) and _constants(other) and _are_apart(one, other) for one, other in inner
+    )
+
+
+def _constants(schema: object) -> list[object]:
+    if not isinstance(schema, dict):
+        return []
+    return [schema["const"]] if "const" in schema else list(schema.get("enum", ()))
+
+
+def _is(value: object, kinds: object) -> bool:
+    """Whether a value is of a type, or of one of several; of any if none is named."""
+    names = kinds if isinstance(kinds, list) else [kinds]
+    match value:
+        case None:
+            found = {"null"}
+        case bool():
+            found = {"boolean"}
+        case int():
+            found = {"integer", "number"}
+        case float():
+            found = {"number"}
+        case str():
+            found = {"string"}
+        case list():
+            found = {"array"}
+        case _:
+            found = {"object"}
+    return kinds is None or bool(found & set(names))
+
+
+def _is_huge(value: object) -> bool:
+    """Whether a number, or one in the value, is no 64-bit integer: xgrammar would round it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return any(map(_is_huge, value))
+    return isinstance(value, int) and not -_LARGEST <= value < _LARGEST

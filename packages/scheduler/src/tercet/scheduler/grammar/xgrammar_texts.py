@@ -1,0 +1,123 @@
+"""What frontends send, as grammars of xgrammar: exactly, or refused by name.
+
+A JSON schema goes to xgrammar's own converter, which passes over what it cannot enforce; `_Schema` finds that first. A
+Lark text goes to xgrammar's own reader of Lark, with schemas, regular expressions and names of tokens in it replaced.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xgrammar import Grammar as Rules
+from xgrammar import TokenizerInfo
+
+from tercet.protocol.values import Grammar, GrammarKind
+from tercet.scheduler.grammar.port import GrammarError
+from tercet.scheduler.grammar.xgrammar_regex import rewritten
+from tercet.scheduler.grammar.xgrammar_schema import schema_rules
+
+_IN_LARK = re.compile(
+    r"""
+    (?P<comment>(?:\#|//)[^\n]*)
+  | (?P<string>"(?:[^"\\\n]|\\.)*")
+  | /(?P<pattern>(?:[^/\\\n]|\\.)+)/(?P<flags>[a-z]*)
+  | <\[(?P<ids>[\d\s,-]+)\]>
+  | (?P<token><[^<>\s\[]+>)
+  | (?P<schema>%json\b\s*)
+  | ^[ \t]*[?!]?(?P<options>[\w-]+[ \t]*\[[^]\n]*\])
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+
+
+def rules_of(grammar: Grammar, tokens: TokenizerInfo, named_tokens: Mapping[str, int], end_ids: Sequence[int]) -> Rules:
+    """Raises GrammarError, and RuntimeError for what xgrammar itself does not read."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return schema_rules(_parsed(grammar.text))
+        case GrammarKind.REGEX:
+            return Rules.from_regex(rewritten(grammar.text))
+        case GrammarKind.LARK:
+            return _Lark(tokens, named_tokens, end_ids).rules(grammar.text)
+
+
+class _Lark:
+    """Reads one text, which may be a list of grammars that name one another."""
+
+    def __init__(self, tokens: TokenizerInfo, named_tokens: Mapping[str, int], end_ids: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._named_tokens = named_tokens
+        self._end_ids = end_ids
+        self._named: dict[str, Rules | str] = {}
+
+    def rules(self, text: str) -> Rules:
+        """Of the first grammar in the text."""
+        if not text.lstrip().startswith("{"):
+            return self._read(self._replaced(text))
+        grammars = _parsed(text).get("grammars", [])
+        if not grammars or "lark_grammar" not in grammars[0]:
+            raise GrammarError("a list of grammars begins with one in Lark")
+        for each in grammars[1:]:
+            match each:
+                case {"name": str(name), "lark_grammar": str(lark)}:
+                    self._named[name] = self._replaced(lark)
+                case {"name": str(name), "json_schema": schema}:
+                    self._named[name] = schema_rules(schema)
+                case _:
+                    raise GrammarError("a grammar in a list has a name, and a text in Lark or a JSON schema")
+        return self._read(self._replaced(grammars[0]["lark_grammar"]))
+
+    def _read(self, lark: str) -> Rules:
+        return Rules.from_lark(lark, tokenizer_info=self._tokens, named_grammars=self._named)
+
+    def _replaced(self, lark: str) -> str:
+        """The text with everything in it that xgrammar would read in another way."""
+        parts: list[str] = []
+        at = 0
+        while found := _IN_LARK.search(lark, at):
+            parts.append(lark[at : found.start()])
+            at = found.end()
+            if found["options"]:
+                raise GrammarError(f"xgrammar is given no rules with options, as in {found['options'][:64]!r}")
+            if found["pattern"]:
+                written = rewritten(found["pattern"], found["flags"])
+                parts.append(f"/{written}/" if written else '""')
+            elif found["ids"] or found["token"]:
+                parts.append(self._token_set(found["ids"] or str(self._token(found["token"]))))
+            elif found["schema"]:
+                schema, at = _decoded(lark, at)
+                name = f"json-{len(self._named)}"
+                self._named[name] = schema_rules(schema)
+                parts.append(f" @{name} ")
+            else:
+                parts.append(found[0])
+        return "".join([*parts, lark[at:]])
+
+    def _token_set(self, ids: str) -> str:
+        """Tokens by their ids. xgrammar lets an end token come at the end alone."""
+        for span in ids.split(","):
+            first, _, last = span.partition("-")
+            if any(int(first) <= end <= int(last or first) for end in self._end_ids):
+                raise GrammarError("xgrammar is given no end token within a grammar")
+        return f"<[{ids}]>"
+
+    def _token(self, name: str) -> int:
+        if name not in self._named_tokens:
+            raise GrammarError(f"there is no token {name[:64]}")
+        return self._named_tokens[name]
+
+
+def _decoded(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value at a place, and where it ends."""
+    try:
+        return json.JSONDecoder().raw_decode(text, at)
+    except ValueError as error:
+        raise GrammarError(f"a JSON schema is not JSON: {error}") from error
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise GrammarError(f"a JSON schema is not JSON: {error}") from error
