@@ -45,12 +45,12 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
                 return
             if self._in_head:
                 self._count(len(data))
-            if self._deadline is None and not self._answering and self.timeout_keep_alive_task is None:
-                self._wait_for_head()  # bytes that begin nothing have ended the wait for a next request
+            answering = self.cycle is not None and not self.cycle.response_complete
+            if self._deadline is None and not answering and self.timeout_keep_alive_task is None:
+                self._wait_for_head()  # these bytes have ended uvicorn's wait for a next request, and completed none
 
         def on_message_begin(self) -> None:
             self._head_bytes, self._in_head = 0, True
-            self._wait_for_head()
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
@@ -62,13 +62,8 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
             if self.cycle is not None:
                 self.scope[WRITE] = _writer(self.cycle)  # type: ignore[literal-required]
 
-        @property
-        def _answering(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
-
         def _wait_for_head(self) -> None:
-            self._head_came()
-            self._deadline = self.loop.call_later(_HEAD_SECONDS, self._too_slow)
+            self._deadline = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
 
         def _head_came(self) -> None:
             if self._deadline is not None:
@@ -79,12 +74,6 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
             self._head_bytes += size
             if self._head_bytes > limit:
                 self.send_400_response("The request head is too long.")
-
-        def _too_slow(self) -> None:
-            if self._answering:  # an answer is not cut for what its client has begun to send after it
-                self._wait_for_head()
-            else:
-                self.transport.close()
 
     return BoundedProtocol
 
