@@ -102,6 +102,21 @@ async def test_its_stream_can_be_left_and_resumed(engine_of: EngineOf, openai_of
         assert again == whole
 
 
+async def test_a_stream_of_a_response_that_is_deleted_ends_and_says_so(
+    engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
+) -> None:
+    async with serving(engine_of(counting, auto=False), store=store) as served:
+        client = openai_of(served)
+        stream = await client.responses.create(**BODY, stream=True)
+        seen = [await anext(stream)]
+        await client.responses.delete(seen[0].response.id)  # type: ignore[union-attr]
+        seen += await numbered(stream)
+        await served.until_idle()
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert seen[-1].type == "error"
+    assert "not found" in seen[-1].message
+
+
 async def test_only_background_responses_are_streamed_again(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:

@@ -118,8 +118,21 @@ class OpenAIServingResponses:
 
     def _follow(self, background: Background, owner: str, response: str, after: int) -> Response:
         async def events() -> AsyncIterator[bytes]:
-            async for data in background.follow(owner, response, after):
-                yield named_event(orjson.loads(data)["type"], data)
+            number = after + 1
+            try:
+                async for data in background.follow(owner, response, after):
+                    yield named_event(orjson.loads(data)["type"], data)
+                    number += 1
+            except ApiError as error:  # deleted, or forgotten for its age or for room
+                yield encoded(
+                    {
+                        "type": "error",
+                        "code": error.code,
+                        "message": error.message,
+                        "param": error.param,
+                        "sequence_number": number,
+                    }
+                )
 
         return EventStream(events(), on_close=lambda: None)
 
