@@ -17,8 +17,7 @@ from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, Matcher
 from tercet.scheduler.model_files import resolve_model
 
 pytest.importorskip("xgrammar", reason="xgrammar is an optional extra")
-
-import jsonschema
+import jsonschema_rs
 
 from tercet.scheduler.grammar.xgrammar import XGrammarBackend
 
@@ -129,9 +128,11 @@ SCHEMAS: list[Any] = [
     {"type": "string", "pattern": "^[A-C]{2}\\d+$"},
     {"type": "string", "pattern": "[a-z]"},
     {"type": "string", "pattern": "^.[^a]$|^(?:x|y.)"},
+    {"type": "string", "pattern": "^a(?:[b-d][x-z]*)?$"},
     {"type": "string", "format": "ipv4"},
     {"type": "string", "format": "uuid"},
     {"type": "string", "format": "date-time"},
+    {"type": "string", "format": "time"},
     {"type": "integer", "minimum": 3, "exclusiveMaximum": 170},
     {"type": "integer", "multipleOf": 7},
     {"type": "number", "minimum": -2.5, "maximum": 0.25},
@@ -168,9 +169,9 @@ UNENFORCEABLE: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize("value", SCHEMAS, ids=json.dumps)
 def test_samples_are_instances_of_the_schema(value: Any, backend: XGrammarBackend, words: Words) -> None:
-    check = jsonschema.Draft202012Validator(value, format_checker=jsonschema.FormatChecker())
+    check = jsonschema_rs.Draft202012Validator(value, validate_formats=True)
     for text in instances(backend, schema(value), words):
-        assert not [*check.iter_errors(json.loads(text))], text
+        assert check.is_valid(json.loads(text)), text
 
 
 @pytest.mark.parametrize(("value", "fault"), UNENFORCEABLE, ids=lambda each: json.dumps(each)[:40])
@@ -196,6 +197,7 @@ PATTERNS = [
     r"\d{2,3}\s\w[\w.]-\D\S\W?",
     r"^(?P<sign>[+-])?\x41{0,2}\.\/[]\\^-]$",
     r"(|one|two){2}",
+    r"a(?:[b-d][x-z]*)?(?:1|[23]4*)?",
     r"[é-ü]+",
 ]
 
@@ -255,6 +257,8 @@ SAME: dict[str, Grammar] = {
     "list": schema(LIST),
     "tree": schema({"$defs": {"node": NODE}, "$ref": "#/$defs/node"}),
     "date": regex(PATTERNS[0]),
+    "loops": regex("a(?:[b-d][x-z]*)?"),
+    "loops in lark": lark("start: /a(?:[b-d][x-z]*)?/ TAIL\nTAIL: /(?:1|[23]4*)?/"),
     "phrase": regex(PATTERNS[1]),
     "sum": lark(SUM),
     "calls": lark(CALLS),
@@ -299,6 +303,19 @@ def test_free_text_never_holds_an_added_token(backend: XGrammarBackend) -> None:
     first = allowed(backend, backend.compile(lark(f'start: /(?s:.*)/ <[{CALL}]> "x"')))[0]
     assert first & {PAD, END, CALL, CALL_ENDS} == {CALL}
     assert len(first) > 2500
+
+
+@pytest.mark.parametrize("begin", [f"<[{CALL}]>", "<tool_call>"])
+def test_a_budget_of_reasoning_cannot_be_passed_as_an_answer(begin: str, backend: XGrammarBackend) -> None:
+    text = f"start: ({begin} <[^{CALL_ENDS},{END}]>{{0,2}} <[{CALL_ENDS}]>)? <[^{END}]>*"
+    for grammar in (lark(text), lark(json.dumps({"grammars": [{"name": "turn", "lark_grammar": text}]}))):
+        matcher = backend.compile(grammar)
+        assert CALL in allowed(backend, matcher)[0]
+        matcher.advance([CALL, 68, 69])
+        assert allowed(backend, matcher) == [{CALL_ENDS}]
+        matcher.advance([CALL_ENDS, 68, 69, 70])
+        assert matcher.accepting
+        assert not matcher.error
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,10 @@ _NEVER = {"{0}", "{0,0}"}
 _GROUP = re.compile(r"\((?:\?(?:P?<(?P<name>\w+)>|(?P<flags>[a-zA-Z]*)(?P<off>-[a-zA-Z]+)?(?P<end>[:)])))?")
 _ESCAPE = re.compile(r"\\(?:x\{(\w+)\}|u\{(\w+)\}|x(\w\w)|u(\w{4})|U(\w{8})|(.))", re.DOTALL)
 _HYPHEN = re.compile(r"-(?![-\]])")
+_WRITTEN = re.compile(
+    r"(?P<group>\(\?:)|(?P<times>[*+?]|\{\d+(?:,\d*)?\})|\[[^]]*\]|(?P<one>\\u\{\w+\}|[A-Za-z0-9])|[)|]"
+)
+_CODE = re.compile(r"\\u\{(\w+)\}")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 _WORD_BOUNDARIES = "<>"
 
@@ -69,6 +73,19 @@ def rewritten(pattern: str, flags: str = "") -> str:
 def searching(pattern: str) -> str:
     """The pattern of JSON strings, without escapes, in which the given one is found. Raises GrammarError."""
     return _Reader(pattern, "", searching=True).whole()
+
+
+def as_rule(written: str) -> str:
+    """What is rewritten here as the body of a rule in xgrammar's EBNF."""
+    return " ".join(_body(found) for found in _WRITTEN.finditer(written)) or '""'
+
+
+def _body(found: re.Match[str]) -> str:
+    """One sign; a repetition belongs to what is before it."""
+    text = _CODE.sub(lambda code: f"\\U{int(code[1], 16):08X}", found[0])
+    if found["group"]:
+        return "("
+    return f"[{text}]" if found["one"] else text
 
 
 class _Reader:
@@ -168,7 +185,8 @@ class _Reader:
         """What is between square brackets."""
         negated = self._pattern.startswith("^", self._at)
         self._at += negated
-        begun, surely, perhaps, names = self._at, [], [], set()
+        begun, names = self._at, set[str]()
+        surely, perhaps = list[tuple[int, int]](), list[tuple[int, int]]()
         while not self._pattern.startswith("]", self._at) or self._at == begun:
             if self._at >= len(self._pattern):
                 raise _refusal("a set that is not closed")

@@ -12,7 +12,7 @@ from typing import Any
 from xgrammar import Grammar as Rules
 
 from tercet.scheduler.grammar.port import GrammarError
-from tercet.scheduler.grammar.xgrammar_regex import rewritten, searching
+from tercet.scheduler.grammar.xgrammar_regex import as_rule, rewritten, searching
 
 Schema = dict[str, Any]
 
@@ -34,13 +34,20 @@ _ALONE = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 _MAPS = ("$defs", "definitions", "properties", "patternProperties")
 _LARGEST = 2**63
 _LARGEST_FACTOR = 1000
+
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_IPV4 = rf"^(?:{_BYTE}\.){{3}}{_BYTE}$"
-"""xgrammar's own lets numbers begin with zeros."""
+_LEAP_DAY = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
+_DAY = r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
+_DATE = rf"(?:\d{{4}}-{_DAY}|{_LEAP_DAY})"
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_FORMATS = {"ipv4": rf"^(?:{_BYTE}\.){{3}}{_BYTE}$", "date": f"^{_DATE}$", "time": f"^{_TIME}$"}
+_FORMATS["date-time"] = f"^{_DATE}T{_TIME}$"
+"""xgrammar's own let numbers of an address begin with zeros, months have 31 days, and any minute 61 seconds."""
 
 _MARK = 2
 _SPACE = re.compile(r"^(whitespace(?:_\d+)?) ::= \(\(\[ \\n\\r\\t\]\)\)$", re.MULTILINE)
-_SPACES = re.compile(
+_TO_RIGHT = re.compile(
+    r'Regex\("(?P<pattern>\d+)", json_string=true\)|'
     rf'"(?:[^"\\\n]|\\.)*"|\[(?:[^]\\\n]|\\.)*\]|(?<![\w.-])(?P<name>whitespace(?:_\d+)?)\{{0, {_MARK}\}}'
 )
 
@@ -52,19 +59,29 @@ def schema_rules(schema: object) -> Rules:
     if unknown:
         raise GrammarError(f"xgrammar is given no {min(unknown)!r} of 'x-guidance'")
     lenient = bool(guidance.get("lenient"))
-    written = _Schema(schema, lenient=lenient).written(schema)
+    reader = _Schema(schema, lenient=lenient)
+    written = reader.written(schema)
     space = guidance.get("whitespace_pattern", r"[ \n\r\t]*") if guidance.get("whitespace_flexible", True) else ""
-    return _spaced(json.dumps(written, ensure_ascii=False), space)
+    return _rules(json.dumps(written, ensure_ascii=False), space, reader.patterns)
 
 
-def _spaced(schema: str, space: str) -> Rules:
-    """With white space between values as the pattern says. xgrammar counts characters: its text is put right."""
+def _rules(schema: str, space: str, patterns: list[str]) -> Rules:
+    """The text that xgrammar makes of a schema, with white space and patterns put right.
+
+    It would count characters of white space, and its automaton of `a(?:bc*)?` takes "ac": patterns become EBNF.
+    """
     rules = Rules.from_json_schema(schema, any_whitespace=True, max_whitespace_cnt=_MARK, strict_mode=False)
     text = str(rules)
     names = set(_SPACE.findall(text))
-    body = f"Regex({json.dumps(f'(?:{rewritten(space)})?')})" if space else '""'
+    body = f"({as_rule(rewritten(space))})?" if space else '""'
     text = _SPACE.sub(lambda found: f"{found[1]} ::= {body}", text)
-    return Rules.from_ebnf(_SPACES.sub(lambda found: found["name"] if found["name"] in names else found[0], text))
+
+    def right(found: re.Match[str]) -> str:
+        if found["pattern"]:
+            return f"({as_rule(patterns[int(found['pattern'])])})"
+        return found["name"] if found["name"] in names else found[0]
+
+    return Rules.from_ebnf(_TO_RIGHT.sub(right, text))
 
 
 class _Schema:
@@ -73,6 +90,8 @@ class _Schema:
     def __init__(self, root: object, *, lenient: bool) -> None:
         self._root = root
         self._lenient = lenient
+        self.patterns: list[str] = []
+        """What each number stands for that is written in the place of a pattern."""
 
     def written(self, schema: object) -> object:
         """A schema that xgrammar reads as this one is meant. New; data such as `const` is shared."""
@@ -140,15 +159,18 @@ class _Schema:
             self._refuse("more than one of 'pattern', 'format' and bounds of length")
         if "pattern" in read:
             try:
-                read["pattern"] = searching(read["pattern"])
+                read["pattern"] = self._noted(read["pattern"])
             except GrammarError as error:
                 self._refuse(f"a 'pattern': {error}")
                 del read["pattern"]
-        elif read.get("format") == "ipv4":
-            read["pattern"] = searching(_IPV4)
-            del read["format"]
+        elif read.get("format") in _FORMATS:
+            read["pattern"] = self._noted(_FORMATS[read.pop("format")])
         elif bounded and not told:  # its own let control characters through
-            read["pattern"] = searching(rf"^(?s:.){{{int(least or 0)},{'' if most is None else int(most)}}}$")
+            read["pattern"] = self._noted(rf"^(?s:.){{{int(least or 0)},{'' if most is None else int(most)}}}$")
+
+    def _noted(self, pattern: str) -> str:
+        self.patterns.append(searching(pattern))
+        return str(len(self.patterns) - 1)
 
     def _check_number(self, read: Schema) -> None:
         if "multipleOf" not in read:
@@ -165,7 +187,7 @@ class _Schema:
             patterns = read["patternProperties"]
             if missing or properties or len(patterns) != 1 or others is not False:
                 self._refuse("'patternProperties' but one pattern alone, with 'additionalProperties' false")
-            read["patternProperties"] = {searching(name): each for name, each in patterns.items()}
+            read["patternProperties"] = {self._noted(name): each for name, each in patterns.items()}
         elif missing:
             if others is False:
                 self._refuse("a property that is 'required' and not allowed")

@@ -6,7 +6,7 @@ Lark text goes to xgrammar's own reader of Lark, with schemas, regular expressio
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from xgrammar import Grammar as Rules
@@ -14,7 +14,7 @@ from xgrammar import TokenizerInfo
 
 from tercet.protocol.values import Grammar, GrammarKind
 from tercet.scheduler.grammar.port import GrammarError
-from tercet.scheduler.grammar.xgrammar_regex import rewritten
+from tercet.scheduler.grammar.xgrammar_regex import as_rule, rewritten
 from tercet.scheduler.grammar.xgrammar_schema import schema_rules
 
 _IN_LARK = re.compile(
@@ -23,6 +23,7 @@ _IN_LARK = re.compile(
   | (?P<string>"(?:[^"\\\n]|\\.)*")
   | /(?P<pattern>(?:[^/\\\n]|\\.)+)/(?P<flags>[a-z]*)
   | <\[(?P<ids>[\d\s,-]+)\]>
+  | <\[(?:\^(?P<but>[\d\s,-]+)|(?P<any>\*))\]>
   | (?P<token><[^<>\s\[]+>)
   | (?P<schema>%json\b\s*)
   | ^[ \t]*[?!]?(?P<options>[\w-]+[ \t]*\[[^]\n]*\])
@@ -37,7 +38,7 @@ def rules_of(grammar: Grammar, tokens: TokenizerInfo, named_tokens: Mapping[str,
         case GrammarKind.JSON_SCHEMA:
             return schema_rules(_parsed(grammar.text))
         case GrammarKind.REGEX:
-            return Rules.from_regex(rewritten(grammar.text))
+            return Rules.from_ebnf(f"root ::= {as_rule(rewritten(grammar.text))}")
         case GrammarKind.LARK:
             return _Lark(tokens, named_tokens, end_ids).rules(grammar.text)
 
@@ -50,14 +51,18 @@ class _Lark:
         self._named_tokens = named_tokens
         self._end_ids = end_ids
         self._named: dict[str, Rules | str] = {}
+        self._single: set[str] = set()
+        """Tokens that stand by themselves somewhere: for llguidance they are these where "any token but" may come, too.
+        Here they are no "any token", or reasoning could go on as an answer, past its budget."""
 
     def rules(self, text: str) -> Rules:
         """Of the first grammar in the text."""
-        if not text.lstrip().startswith("{"):
-            return self._read(self._replaced(text))
-        grammars = _parsed(text).get("grammars", [])
+        listed = text.lstrip().startswith("{")
+        grammars = _parsed(text).get("grammars", []) if listed else [{"name": "", "lark_grammar": text}]
         if not grammars or "lark_grammar" not in grammars[0]:
             raise GrammarError("a list of grammars begins with one in Lark")
+        for each in grammars:
+            self._single.update(map(str, self._singles(each.get("lark_grammar", ""))))
         for each in grammars[1:]:
             match each:
                 case {"name": str(name), "lark_grammar": str(lark)}:
@@ -66,10 +71,16 @@ class _Lark:
                     self._named[name] = schema_rules(schema)
                 case _:
                     raise GrammarError("a grammar in a list has a name, and a text in Lark or a JSON schema")
-        return self._read(self._replaced(grammars[0]["lark_grammar"]))
+        return Rules.from_lark(
+            self._replaced(grammars[0]["lark_grammar"]), tokenizer_info=self._tokens, named_grammars=self._named
+        )
 
-    def _read(self, lark: str) -> Rules:
-        return Rules.from_lark(lark, tokenizer_info=self._tokens, named_grammars=self._named)
+    def _singles(self, text: str) -> Iterator[int]:
+        for found in _IN_LARK.finditer(text):
+            if (found["ids"] or "").isdigit():
+                yield int(found["ids"])
+            elif found["token"] in self._named_tokens:
+                yield self._named_tokens[found["token"]]
 
     def _replaced(self, lark: str) -> str:
         """The text with everything in it that xgrammar would read in another way."""
@@ -83,6 +94,8 @@ class _Lark:
             if found["pattern"]:
                 written = rewritten(found["pattern"], found["flags"])
                 parts.append(f"/{written}/" if written else '""')
+            elif found["but"] or (found["any"] and self._single):
+                parts.append(f"<[^{','.join(filter(None, [found['but'], *sorted(self._single)]))}]>")
             elif found["ids"] or found["token"]:
                 parts.append(self._token_set(found["ids"] or str(self._token(found["token"]))))
             elif found["schema"]:
