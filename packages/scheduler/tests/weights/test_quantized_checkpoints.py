@@ -196,7 +196,8 @@ SOME = "block_sparse_moe.experts.3.w2"
 def test_experts_stay_quantised_where_all_are(kind: str, full: tuple[str, ...], tmp_path: Path) -> None:
     other = write(kind, tmp_path / "model", full=("block_sparse_moe.gate", *full), mixture=True)
     model = load(tmp_path / "model")
-    for layer in model.model.layers:
+    layers: Any = model.model.layers
+    for layer in layers:
         experts = layer.mlp.experts
         assert experts.gate_up_proj.quantised is not None
         assert (experts.down_proj.quantised is None) == bool(full)

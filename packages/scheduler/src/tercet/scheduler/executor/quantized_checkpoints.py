@@ -83,7 +83,7 @@ class QuantizedLinear:
 
     def _put(self, read: Read, memory: torch.Tensor) -> None:
         """The weight in full, into memory [outputs, inputs]."""
-        for prefix, rows in zip(self.parts, memory.split([*self.parts.values()]), strict=True):
+        for prefix, rows in zip(self.parts, torch.split(memory, [*self.parts.values()]), strict=True):
             rows.copy_(dequantise(self._part(prefix, read), memory.dtype))
 
     def _part(self, prefix: str, read: Read) -> QuantisedWeight:
