@@ -108,8 +108,8 @@ async def test_a_stream_of_a_response_that_is_deleted_ends_and_says_so(
     async with serving(engine_of(counting, auto=False), store=store) as served:
         client = openai_of(served)
         stream = await client.responses.create(**BODY, stream=True)
-        seen = [await anext(stream)]
-        await client.responses.delete(seen[0].response.id)  # type: ignore[union-attr]
+        seen: list[Any] = [await anext(stream)]
+        await client.responses.delete(seen[0].response.id)
         seen += await numbered(stream)
         await served.until_idle()
     assert [event.sequence_number for event in seen] == list(range(len(seen)))
