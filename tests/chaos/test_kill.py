@@ -57,8 +57,13 @@ async def test_a_frontend_takes_only_its_own_connections_along(
     failed = [each for each in outcomes if not each.finished]
     assert all(each.frontend in {"", blow.name} for each in failed), failures(outcomes)
     assert all(each.began < blow.moment for each in failed), failures(outcomes)
-    lived = [each for each in outcomes if each.finished and each.began < blow.moment < each.ended]
-    assert all(each.frontend != blow.name for each in lived)
+    lived = [
+        each
+        for each in outcomes
+        if each.finished
+        and each.began < blow.moment < each.ended
+        and each.frontend != blow.name  # whose last words may be read after its death
+    ]
     verdict = Judge(double.server.url, expected).compare([each for each in outcomes if each.finished])
     table.add(f"{len(failed)} of {len(outcomes)} requests failed; {len(lived)} others were under way and finished")
     assert failed
