@@ -16,16 +16,19 @@ FEWEST = 3
 
 
 @pytest.mark.parametrize(
-    "count",
+    ("count", "seed"),
     [
-        pytest.param(SHORT, id="short"),
-        pytest.param(FULL, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
+        pytest.param(SHORT, 2, id="short"),
+        *[
+            pytest.param(FULL, seed, id=f"full-{seed}", marks=[pytest.mark.slow, pytest.mark.timeout(7200)])
+            for seed in range(10)
+        ],
     ],
 )
 async def test_lost_messages_are_found_and_made_up_for(
-    single: Parts, lossy: Server, references: References, table: Table, count: int
+    single: Parts, lossy: Server, references: References, table: Table, count: int, seed: int
 ) -> None:
-    jobs = shuffled(count, 2)
+    jobs = shuffled(count, seed)
     expected = await references.of(single.server, jobs)
     with watched(lossy) as parts:
         await parts.ready()

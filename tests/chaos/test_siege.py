@@ -45,20 +45,26 @@ async def test_kills_at_random_cost_no_request(double: Parts, references: Refere
     assert_nothing_is_left(await double.idle())
 
 
-async def test_every_part_can_be_restarted_in_turn(double: Parts, references: References, table: Table) -> None:
+@pytest.mark.parametrize(
+    "rounds",
+    [pytest.param(1, id="short"), pytest.param(6, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+)
+async def test_every_part_can_be_restarted_in_turn(
+    double: Parts, references: References, table: Table, rounds: int
+) -> None:
     expected = await references.of(double.server, JOBS)
     load = Load(double.server.url)
     restarts: dict[str, float] = {}
 
     async def roll() -> None:
-        for name in double.names:
+        for name in double.names * rounds:
             events = load.events + 100
             await load.until(lambda: load.events >= events)  # noqa: B023
             restarts[name] = await double.replaced(name, double.signal(name, signal.SIGTERM))
 
     outcomes = await load.run_while(JOBS, roll)
     table.add(
-        f"{len(outcomes)} requests, {len(failures(outcomes))} failed; "
+        f"{rounds} rounds, {len(outcomes)} requests, {len(failures(outcomes))} failed; at last "
         + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in restarts.items())
     )
     assert failures(outcomes) == []

@@ -18,18 +18,21 @@ ASLEEP = 4.0
 
 
 @pytest.mark.parametrize(
-    ("role", "count"),
+    ("role", "count", "seed"),
     [
-        pytest.param("scheduler", SHORT, id="scheduler-short"),
-        pytest.param("scheduler", FULL, id="scheduler-full", marks=LONG),
-        pytest.param("detokenizer", FULL, id="detokenizer-full", marks=LONG),
+        pytest.param("scheduler", SHORT, 1, id="scheduler-short"),
+        *[
+            pytest.param(role, FULL, seed, id=f"{role}-full-{seed}", marks=LONG)
+            for role in ("scheduler", "detokenizer")
+            for seed in range(10)
+        ],
     ],
 )
 async def test_requests_of_a_part_that_hangs_go_on_elsewhere(
-    double: Parts, references: References, table: Table, role: str, count: int
+    double: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
     blow = Blow(double, role, signal.SIGSTOP)
-    await assert_nothing_is_lost(double, references, table, blow, shuffled(count, 1), random.Random(1))
+    await assert_nothing_is_lost(double, references, table, blow, shuffled(count, seed), random.Random(seed))
 
 
 @pytest.mark.slow
