@@ -30,6 +30,8 @@ from tercet.frontend.bench.load import put_load
 from tercet.frontend.bench.workload import WORKLOADS, Workload, prompts, words_of
 
 OURS = "tercet"
+OURS_INT8 = f"{OURS} int8"
+_QUANTISED = ("int8", "q8_0")
 PATIENCE = 300.0
 """Seconds within which a server must be ready."""
 
@@ -51,14 +53,14 @@ class Peer:
 def peers_of(options: argparse.Namespace) -> list[Peer]:
     """Ours, and those whose programs were named."""
     ours = f"{Path(sys.executable).parent / 'tercet'} serve {{model}} --port {{port}} --served-model-name m"
-    ours += f" --threads {options.threads}"
+    ours += f" --threads {options.threads} --max-running-requests {options.slots}"
     found = [Peer(OURS, ours)]
     if options.int8:
-        found.append(Peer(f"{OURS} int8", f"{ours} --quantization int8"))
+        found.append(Peer(OURS_INT8, f"{ours} --quantization int8"))
     if options.llama_server:
         command = (
             f"{options.llama_server} -m {{gguf}} -a m --port {{port}} -t {options.threads} -tb {options.threads} "
-            "-c 40960 -np 32 -cb -fa on --no-webui"
+            f"-c {1280 * options.slots} -np {options.slots} -cb -fa on --no-webui"
         )
         found.append(Peer("llama-server", command))
         if options.int8:
@@ -66,7 +68,7 @@ def peers_of(options: argparse.Namespace) -> list[Peer]:
     if options.vllm:
         command = (
             f"{options.vllm} -m vllm.entrypoints.openai.api_server --model {{model}} --served-model-name m "
-            "--port {port} --dtype bfloat16 --max-model-len 2048 --max-num-seqs 32"
+            f"--port {{port}} --dtype bfloat16 --max-model-len 2048 --max-num-seqs {options.slots}"
         )
         cores = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{options.threads - 1}", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
         found.append(Peer("vLLM", command, {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", **cores}))
@@ -176,17 +178,26 @@ def table(rows: list[dict[str, Any]], peers: list[Peer], most_foreign: float) ->
         if row["foreign_cores"] <= most_foreign and row["ttft_ms"]:
             cells[row["model"], row["workload"], row["peer"]].append(row)
     names = [peer.name for peer in peers]
-    lines = [f"| model, load | {' | '.join(names)} | ours / best |", "|---" * (len(names) + 2) + "|"]
+    rivals = {OURS: [name for name in names if not name.startswith(OURS) and not name.endswith(_QUANTISED)]}
+    if OURS_INT8 in names:
+        rivals[OURS_INT8] = [name for name in names if name.endswith(_QUANTISED) and name != OURS_INT8]
+    ratios = " | ".join(f"{name} / best" for name in rivals)
+    lines = [f"| model, load | {' | '.join(names)} | {ratios} |", "|---" * (len(names) + len(rivals) + 1) + "|"]
     for model, load in dict.fromkeys((row["model"], row["workload"]) for row in rows):
         found = {name: cells[model, load, name] for name in names if cells[model, load, name]}
         speed = {name: statistics.median(one["output_tokens_per_second"] for one in of) for name, of in found.items()}
         texts = [_cell(found[name], speed[name]) if name in found else "-" for name in names]
-        others = [value for name, value in speed.items() if not name.startswith(OURS)]
-        ratio = f"{speed[OURS] / max(others):.2f}" if OURS in speed and others else "-"
-        lines.append(f"| {model}, {load} | {' | '.join(texts)} | {ratio} |")
+        texts += [_ratio(speed, name, against) for name, against in rivals.items()]
+        lines.append(f"| {model}, {load} | {' | '.join(texts)} |")
     left_out = len(rows) - sum(map(len, cells.values()))
     busiest = max((row["foreign_cores"] for row in rows), default=0.0)
     return "\n".join([*lines, "", f"{left_out} of {len(rows)} left out; strangers took {busiest:.2f} cores at most."])
+
+
+def _ratio(speed: dict[str, float], name: str, rivals: list[str]) -> str:
+    """How many times as fast as the best of its rivals."""
+    others = [speed[rival] for rival in rivals if rival in speed]
+    return f"{speed[name] / max(others):.2f}" if name in speed and others else "-"
 
 
 def _cell(rows: list[dict[str, Any]], speed: float) -> str:
@@ -215,6 +226,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="share of each workload's requests")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each server's model")
+    parser.add_argument("--slots", type=int, default=32, help="requests that each server runs at a time")
     parser.add_argument("--most-foreign", type=float, default=0.15, help="cores that strangers may take")
     parser.add_argument("--port", type=int, default=8110)
     parser.add_argument("--out", type=Path, default=Path("peers.jsonl"))

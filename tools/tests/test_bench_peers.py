@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tools.bench_peers import OURS, Peer, table
+from tools.bench_peers import OURS, OURS_INT8, Peer, table
 
 PEERS = [Peer(OURS, ""), Peer("llama-server", ""), Peer("vLLM", "")]
 
@@ -26,7 +26,7 @@ def test_a_row_has_the_medians_and_ours_over_the_best_other() -> None:
     rows = [row(OURS, "W1", speed) for speed in (10.0, 50.0, 20.0)]
     rows += [row("llama-server", "W1", 8.0), row("vLLM", "W1", 5.0), row("vLLM", "W2", 1.0, short=3)]
     lines = table(rows, PEERS, 0.15).splitlines()
-    assert lines[0] == "| model, load | tercet | llama-server | vLLM | ours / best |"
+    assert lines[0] == "| model, load | tercet | llama-server | vLLM | tercet / best |"
     cells = ["tiny, W1", "20.0 tok/s, 50 + 5.0 ms", "8.0 tok/s, 125 + 12.5 ms", "5.0 tok/s, 200 + 20.0 ms", "2.50"]
     assert lines[2] == f"| {' | '.join(cells)} |"
     assert lines[3] == "| tiny, W2 | - | - | 1.0 tok/s, 1000 + 100.0 ms, 3 wrong | - |"
@@ -46,3 +46,12 @@ def test_a_command_names_the_model_in_the_peers_own_format(tmp_path: Path) -> No
     assert plain.arguments(model, 7)[2:] == [f"{model}.bf16.gguf", "--port", "7"]
     assert Peer("llama-server q8_0", "x {gguf}").arguments(model, 7)[1] == f"{model}.q8_0.gguf"
     assert Peer(OURS, "x serve {model}").arguments(model, 7)[2] == str(model)
+
+
+def test_8_bits_are_compared_with_8_bits() -> None:
+    peers = [Peer(OURS, ""), Peer(OURS_INT8, ""), Peer("llama-server", ""), Peer("llama-server q8_0", "")]
+    speeds = {OURS: 10.0, OURS_INT8: 30.0, "llama-server": 8.0, "llama-server q8_0": 20.0}
+    lines = table([row(name, "W1", speed) for name, speed in speeds.items()], peers, 0.15).splitlines()
+    assert lines[0].endswith("| llama-server q8_0 | tercet / best | tercet int8 / best |")
+    assert lines[1].count("---") == 7
+    assert lines[2].endswith("| 1.25 | 1.50 |")
