@@ -15,17 +15,31 @@ constexpr int PARTS = PANEL / LANES;  // vectors that hold 16 sums
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// `dot` adds to 16 sums, or as many as a vector has, the products of a group of inputs and a row of weights. Inputs are
-// laid out as they are multiplied, so that a group is broadcast straight from memory.
+// `read` gives the weights of 16 outputs, or of as many as a vector has, and `dot` adds their products with a group of
+// inputs to as many sums. Where a processor cannot multiply a group at once this takes several steps. Inputs are laid out
+// as they are multiplied, so that a group is broadcast straight from memory.
+
+inline int32_t word(const void* p) {
+    int32_t x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+
+template <class T>
+inline T vector(const char* p) {
+    T x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
 
 struct Floats {
     using Element = float;
     using Input = float;
     using Sums = F32;
-    static constexpr int GROUP = 1;
-    static inline F32 dot(F32 sums, const Input* x, const char* weights) {
-        return load(reinterpret_cast<const float*>(weights)) * x[0] + sums;
-    }
+    using Weights = F32;
+    static constexpr int GROUP = 1, STEPS = 1;
+    static inline Weights read(const char* p, int) { return vector<F32>(p); }
+    static inline F32 dot(F32 sums, const Input* x, Weights weights, int) { return weights * x[0] + sums; }
 };
 
 struct Bfloats {
@@ -34,19 +48,22 @@ struct Bfloats {
     static constexpr int GROUP = 2;
 #if defined(__AVX512BF16__)
     using Input = Bf16;
-    static inline F32 dot(F32 sums, const Input* x, const char* weights) {
-        int pair;
-        std::memcpy(&pair, x, sizeof pair);
-        __m512i pairs = _mm512_loadu_si512(weights);
-        return (F32)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)pairs);
+    using Weights = __m512i;
+    static constexpr int STEPS = 1;
+    static inline Weights read(const char* p, int) { return _mm512_loadu_si512(p); }
+    static inline F32 dot(F32 sums, const Input* x, Weights weights, int) {
+        return (F32)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(word(x)), (__m512bh)weights);
     }
 #else
     using Input = WideBf16;
-    static inline F32 dot(F32 sums, const Input* x, const char* weights) {
-        U32 pairs;
-        std::memcpy(&pairs, weights, sizeof pairs);
-        F32 even = bit_cast<F32>(pairs << 16), odd = bit_cast<F32>(pairs & 0xFFFF0000u);
-        return odd * x[1].value + (even * x[0].value + sums);
+    using Weights = F32;
+    static constexpr int STEPS = 2;
+    static inline Weights read(const char* p, int step) {
+        U32 pairs = vector<U32>(p);
+        return bit_cast<F32>(step ? pairs & 0xFFFF0000u : pairs << 16);
+    }
+    static inline F32 dot(F32 sums, const Input* x, Weights weights, int step) {
+        return weights * x[step].value + sums;
     }
 #endif
 };
@@ -59,22 +76,25 @@ struct Bytes {
     static constexpr int GROUP = 4;
 #if defined(__AVX512VNNI__)
     using Input = uint8_t;
+    using Weights = __m512i;
+    static constexpr int STEPS = 1;
     static constexpr int64_t place(int64_t i) { return i; }
-    static inline I32 dot(I32 sums, const Input* x, const char* weights) {
-        int quad;
-        std::memcpy(&quad, x, sizeof quad);
-        return (I32)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(quad), _mm512_loadu_si512(weights));
+    static inline Weights read(const char* p, int) { return _mm512_loadu_si512(p); }
+    static inline I32 dot(I32 sums, const Input* x, Weights weights, int) {
+        return (I32)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(word(x)), weights);
     }
 #else
     using Input = int16_t;
+    using Weights = S16;
+    static constexpr int STEPS = 2;
     // Where input i goes: the even ones of a group, then the odd ones, because that is how weights become 16 bits wide.
     static constexpr int64_t place(int64_t i) { return i / 4 * 4 + i % 2 * 2 + i / 2 % 2; }
-    static inline I32 dot(I32 sums, const Input* x, const char* weights) {
-        S16 quads;
-        std::memcpy(&quads, weights, sizeof quads);
-        int32_t pairs[2];
-        std::memcpy(pairs, x, sizeof pairs);
-        return sums + pair_dot(quads << 8 >> 8, I32{} + pairs[0]) + pair_dot(quads >> 8, I32{} + pairs[1]);
+    static inline Weights read(const char* p, int step) {
+        S16 quads = vector<S16>(p);
+        return step ? quads >> 8 : quads << 8 >> 8;
+    }
+    static inline I32 dot(I32 sums, const Input* x, Weights weights, int step) {
+        return sums + pair_dot(weights, I32{} + word(x + 2 * step));
     }
 #endif
 };

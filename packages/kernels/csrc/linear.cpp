@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "buffer.h"
 #include "int4.h"
 #include "pool.h"
 #include "product.h"
@@ -15,7 +14,6 @@ constexpr int64_t GRAIN_BYTES = 1 << 16;  // weights that are worth a task of th
 constexpr int64_t ROWS = 32;              // inputs at a time
 constexpr int64_t TILED_ROWS = 2;         // from so many on tiles are faster than dot products; measured
 constexpr int64_t WIDE_ROWS = 4;          // up to so many, dot products read four panels at once; measured
-constexpr int64_t WIDENED_ROWS = 16;      // from so many on it pays to make bfloat16 weights floats first; measured
 
 template <class Format>
 constexpr bool IS_INT4 = std::is_same_v<Format, Nibbles>;
@@ -73,25 +71,10 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
     }
 }
 
-// Panels of bfloat16 as panels of floats, which the same inputs are multiplied with in the same order.
-void widen(const char* panels, int64_t bytes, char* out) {
-    for (int64_t at = 0; at < bytes; at += ROW_BYTES)
-        for (int part = 0; part < PARTS; part++) {
-            U32 pairs;
-            std::memcpy(&pairs, panels + at + part * 4 * LANES, sizeof pairs);
-            auto* floats = reinterpret_cast<float*>(out + 2 * at) + part * LANES;
-            store(floats, bit_cast<F32>(pairs << 16));
-            store(floats + PANEL, bit_cast<F32>(pairs & 0xFFFF0000u));
-        }
-}
-
 // Rows [first, last) of the input times panels [panel, end).
 template <class Format>
 void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
                    const Output& output) {
-    static thread_local Buffer buffer;
-    constexpr bool WIDENS = std::is_same_v<typename Format::Input, WideBf16>;
-    bool widened = WIDENS && last - first >= WIDENED_ROWS;
     amx::Tiles tiles;
     typename Format::Sums sums[ROWS][4 * PARTS];
     bool on_tiles = amx::HERE && Format::GROUP > 1 && !IS_INT4<Format> && last - first >= TILED_ROWS;
@@ -101,22 +84,12 @@ void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_
         width = int(std::min<int64_t>(end - panel, most));
         if (width == 3) width = 2;
         const char* weights = linear.panels + panel * bytes;
-        if (widened) {
-            char* floats = buffer.bytes(2 * width * bytes);
-            widen(weights, width * bytes, floats);
-            weights = floats;
-        }
         for (int64_t m = first; m < last; m += ROWS) {
             int rows = int(std::min(last - m, ROWS));
             const char* inputs = x.rows + m * x.stride;
-            if constexpr (WIDENS) {
-                if (widened)
-                    product::multiply<Floats>(tiles, false, inputs, x.stride, rows, weights, 2 * bytes, width, sums[0],
-                                              4 * PARTS);
-            }
             if constexpr (IS_INT4<Format>)
                 int4::multiply(inputs, x.stride, rows, weights, bytes, width, sums[0], 4 * PARTS);
-            else if (!widened)
+            else
                 product::multiply<Format>(tiles, on_tiles, inputs, x.stride, rows, weights, bytes, width, sums[0],
                                           4 * PARTS);
             for (int row = 0; row < rows; row++)

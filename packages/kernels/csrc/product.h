@@ -6,7 +6,7 @@
 
 namespace product {
 
-constexpr int64_t AHEAD = 1024;                   // bytes of a panel to prefetch ahead
+constexpr int64_t AHEAD = 1024;                   // bytes to prefetch ahead, at the end of the panels of those that follow
 constexpr int REGISTERS = LANES == 16 ? 24 : 12;  // vectors of sums that stay in registers
 
 // The most rows at a time with so many panels.
@@ -15,36 +15,60 @@ constexpr int tallest(int width) {
     return rows < 1 ? 1 : rows > 8 ? 8 : rows;
 }
 
+// Has a sum be whole before the compiler begins with the next: left to itself it starts on many, and runs out of
+// registers.
+template <class Sums>
+inline Sums settled(Sums sums) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    asm volatile("" : "+x"(sums));
+#endif
+    return sums;
+}
+
 // ROWS rows by WIDTH panels in registers. The order of additions is that of k, whatever the block, so that a row's
 // result does not depend on the rows beside it.
 template <class Format, int ROWS, int WIDTH>
 inline void block(const char* x, int64_t stride, const char* panels, int64_t panel_bytes, typename Format::Sums* out,
                   int64_t out_stride) {
     using Input = typename Format::Input;
-    typename Format::Sums sums[ROWS][WIDTH * PARTS] = {};
+    constexpr int VECTORS = WIDTH * PARTS;
+    typename Format::Sums sums[ROWS][VECTORS] = {};
     for (int64_t at = 0, group = 0; at < panel_bytes; at += ROW_BYTES, group++) {
-        for (int panel = 0; panel < WIDTH; panel++) {
-            const char* weights = panels + panel * panel_bytes + at;
-            __builtin_prefetch(weights + AHEAD);
-            for (int part = 0; part < PARTS; part++)
-                for (int row = 0; row < ROWS; row++) {
-                    auto& sum = sums[row][panel * PARTS + part];
-                    const auto* inputs = reinterpret_cast<const Input*>(x + row * stride) + group * Format::GROUP;
-                    sum = Format::dot(sum, inputs, weights + part * 4 * LANES);
-                }
+        int64_t ahead = at + AHEAD < panel_bytes ? at + AHEAD : at + AHEAD + (WIDTH - 1) * panel_bytes;
+        UNROLLED for (int panel = 0; panel < WIDTH; panel++)
+            __builtin_prefetch(panels + panel * panel_bytes + ahead);
+        UNROLLED for (int step = 0; step < Format::STEPS; step++) {
+            typename Format::Weights weights[VECTORS];
+            UNROLLED for (int i = 0; i < VECTORS; i++)
+                weights[i] = Format::read(panels + i / PARTS * panel_bytes + at + i % PARTS * 4 * LANES, step);
+            UNROLLED for (int row = 0; row < ROWS; row++) {
+                const auto* inputs = reinterpret_cast<const Input*>(x + row * stride) + group * Format::GROUP;
+                UNROLLED for (int i = 0; i < VECTORS; i++)
+                    sums[row][i] = settled(Format::dot(sums[row][i], inputs, weights[i], step));
+            }
         }
     }
     for (int row = 0; row < ROWS; row++)
-        for (int i = 0; i < WIDTH * PARTS; i++) out[row * out_stride + i] = sums[row][i];
+        for (int i = 0; i < VECTORS; i++) out[row * out_stride + i] = sums[row][i];
 }
 
-template <class Format, int ROWS, int WIDTH>
+// `rows` rows, TALL or one less at a time: few sums at a time would wait for one another.
+template <class Format, int TALL, int WIDTH>
 inline void blocks(const char* x, int64_t stride, int rows, const char* panels, int64_t panel_bytes,
                    typename Format::Sums* out, int64_t out_stride) {
-    for (; rows >= ROWS; rows -= ROWS, x += ROWS * stride, out += ROWS * out_stride)
-        block<Format, ROWS, WIDTH>(x, stride, panels, panel_bytes, out, out_stride);
-    if constexpr (ROWS > 1)
-        if (rows) blocks<Format, ROWS - 1, WIDTH>(x, stride, rows, panels, panel_bytes, out, out_stride);
+    if constexpr (TALL > 1) {
+        int count = (rows + TALL - 1) / TALL;
+        if (rows <= count * (TALL - 1))
+            return blocks<Format, TALL - 1, WIDTH>(x, stride, rows, panels, panel_bytes, out, out_stride);
+        int tall = rows - count * (TALL - 1);
+        for (int i = 0; i < tall; i++, x += TALL * stride, out += TALL * out_stride)
+            block<Format, TALL, WIDTH>(x, stride, panels, panel_bytes, out, out_stride);
+        for (int i = tall; i < count; i++, x += (TALL - 1) * stride, out += (TALL - 1) * out_stride)
+            block<Format, TALL - 1, WIDTH>(x, stride, panels, panel_bytes, out, out_stride);
+    } else {
+        for (int i = 0; i < rows; i++, x += stride, out += out_stride)
+            block<Format, 1, WIDTH>(x, stride, panels, panel_bytes, out, out_stride);
+    }
 }
 
 // out [rows][width * PARTS] = x [rows] @ panels [width], for up to 32 rows and 4 panels; rows of x are `stride` bytes
@@ -58,14 +82,13 @@ inline void multiply(amx::Tiles& tiles, bool on_tiles, const char* x, int64_t st
                                   reinterpret_cast<char*>(out), out_stride * 4 * LANES);
         return;
     }
-    if (width == 4) return blocks<Format, tallest(4), 4>(x, stride, rows, panels, panel_bytes, out, out_stride);
-    if (width >= 2) {
-        blocks<Format, tallest(2), 2>(x, stride, rows, panels, panel_bytes, out, out_stride);
-        panels += 2 * panel_bytes;
-        out += 2 * PARTS;
-        width -= 2;
-    }
-    if (width) blocks<Format, tallest(1), 1>(x, stride, rows, panels, panel_bytes, out, out_stride);
+    if (width == 4 && rows < tallest(2))
+        return blocks<Format, tallest(4), 4>(x, stride, rows, panels, panel_bytes, out, out_stride);
+    if (LANES == 16 || rows <= tallest(2))
+        for (; width >= 2; width -= 2, panels += 2 * panel_bytes, out += 2 * PARTS)
+            blocks<Format, tallest(2), 2>(x, stride, rows, panels, panel_bytes, out, out_stride);
+    for (; width; width--, panels += panel_bytes, out += PARTS)
+        blocks<Format, tallest(1), 1>(x, stride, rows, panels, panel_bytes, out, out_stride);
 }
 
 }  // namespace product
