@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,10 @@ def peers_of(options: argparse.Namespace) -> list[Peer]:
     return found
 
 
+class StartError(Exception):
+    """A peer that cannot be measured; the others can."""
+
+
 class Server:
     """A running peer. Everything of its process group ends with it."""
 
@@ -91,7 +95,7 @@ class Server:
         while not self._ready():
             if self._process.poll() is not None or time.monotonic() - started > PATIENCE:
                 self.stop()
-                raise RuntimeError(f"{peer.name} did not start: see {log}")
+                raise StartError(f"{peer.name} did not start: see {log}")
             time.sleep(0.05)
         self.startup = time.monotonic() - started
 
@@ -159,16 +163,23 @@ def measure(options: argparse.Namespace, peers: list[Peer]) -> Iterator[dict[str
             words = words_of(model)
             for peer in peers[number % len(peers) :] + peers[: number % len(peers)]:  # nobody is always first
                 log = logs / f"{peer.name.replace(' ', '-')}-{model.name}-{number}.log"
-                with running(peer, model, options.port, log) as server:
-                    row = {"peer": peer.name, "model": model.name, "round": number, "startup": server.startup}
-                    warm = Workload(concurrency=2, requests=2, input_tokens=64, output_tokens=8)
-                    put(server, warm, prompts(warm, words, time.time_ns()))
-                    for name in options.workloads:
-                        full = WORKLOADS[name]
-                        count = max(full.concurrency, round(full.requests * options.scale))
-                        workload = replace(full, requests=count)
-                        texts = prompts(workload, words, time.time_ns())
-                        yield row | {"workload": name} | put(server, workload, texts) | {"MB": server.megabytes()}
+                try:
+                    with running(peer, model, options.port, log) as server:
+                        row = {"peer": peer.name, "model": model.name, "round": number, "startup": server.startup}
+                        yield from (row | figures for figures in loads(options, server, words))
+                except StartError as error:
+                    print(error)
+
+
+def loads(options: argparse.Namespace, server: Server, words: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What every workload gives on a server, once it is warm."""
+    warm = Workload(concurrency=2, requests=2, input_tokens=64, output_tokens=8)
+    put(server, warm, prompts(warm, words, time.time_ns()))
+    for name in options.workloads:
+        full = WORKLOADS[name]
+        workload = replace(full, requests=max(full.concurrency, round(full.requests * options.scale)))
+        texts = prompts(workload, words, time.time_ns())
+        yield {"workload": name} | put(server, workload, texts) | {"MB": server.megabytes()}
 
 
 def table(rows: list[dict[str, Any]], peers: list[Peer], most_foreign: float) -> str:
@@ -216,7 +227,7 @@ def machine() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, write a JSON line for each row, print the table."""
+    """Measure, add a JSON line for each row to a file, print the table of all that it holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", type=Path, nargs="+", help="directories; NAME.bf16.gguf beside each for llama-server")
     parser.add_argument("--llama-server", type=Path)
@@ -229,10 +240,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--slots", type=int, default=32, help="requests that each server runs at a time")
     parser.add_argument("--most-foreign", type=float, default=0.15, help="cores that strangers may take")
     parser.add_argument("--port", type=int, default=8110)
-    parser.add_argument("--out", type=Path, default=Path("peers.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("peers.jsonl"), help="rows of earlier runs count, too")
     options = parser.parse_args(arguments)
     options.models = [model.resolve() for model in options.models]
-    peers, rows = peers_of(options), []
+    peers = peers_of(options)
+    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     with options.out.open("a", encoding="utf-8") as out:
         for row in measure(options, peers):
             rows.append(row)
@@ -240,7 +252,7 @@ def main(arguments: list[str]) -> int:
             out.flush()
             speed, strangers = row["output_tokens_per_second"], row["foreign_cores"]
             print(f"{row['model']} {row['workload']} {row['peer']}: {speed:.1f} tok/s, strangers {strangers:.2f} cores")
-    print(f"\n{time.strftime('%Y-%m-%d')}, {machine()}, {options.rounds} rounds; tokens a second, then the medians of")
+    print(f"\n{time.strftime('%Y-%m-%d')}, {machine()}; tokens a second, then the medians of")
     print("the time to the first token and of the time for each after it.\n")
     print(table(rows, peers, options.most_foreign))
     for peer in peers:

@@ -1,9 +1,11 @@
+import platform
 import resource
+from pathlib import Path
 
 import pytest
 import torch
 
-from tercet.kernels.memory import zeros
+from tercet.kernels.memory import give_back, zeros
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (4, 1 << 20)])
@@ -21,3 +23,20 @@ def test_what_is_not_written_takes_no_memory() -> None:
     made = zeros((1 << 20, 2048), torch.float32)  # 8 GiB
     made[:1000] = 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16  # KiB
+
+
+def test_memory_that_is_free_in_the_middle_of_the_heap_is_given_back() -> None:
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("this C library does it by itself, or not at all")
+    blocks = [bytearray(100_000) for _ in range(2_000)]  # 200 MB, each too small for a mapping of its own
+    last = bytearray(100_000)
+    before = resident()
+    del blocks
+    give_back()
+    assert before - resident() > 150e6
+    assert len(last) == 100_000
+
+
+def resident() -> int:
+    """Bytes."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()

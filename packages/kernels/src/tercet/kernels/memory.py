@@ -1,6 +1,7 @@
 """Large memory of a CPU: zero, on huge pages where the system gives them, and taken only where it is written."""
 
 import contextlib
+import ctypes
 import math
 import mmap
 from collections.abc import Sequence
@@ -20,3 +21,9 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     with contextlib.suppress(OSError):  # a kernel without them
         region.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(region, dtype=dtype).view(*shape)
+
+
+def give_back() -> None:
+    """Give freed memory back to the system, which glibc does by itself only from the end of its heap."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

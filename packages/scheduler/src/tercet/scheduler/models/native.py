@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.memory import give_back
 from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
@@ -72,6 +73,7 @@ class NativeCausalLM:
             self.head = pack_linear(library, self._embedding, quantization=quantization)
             if quantization == "none":  # rows can be read from the packed weights
                 model.model.embed_tokens.weight.data, self._embedding = torch.empty(0), None
+        give_back()  # what the weights took as they were read
         self._decoder: NativeDecoder | None = None
         self._pool: Pool | None = None
 
