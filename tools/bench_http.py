@@ -19,7 +19,7 @@ import psutil
 from tercet.frontend.bench.client import Target
 from tercet.frontend.bench.load import put_load
 from tercet.frontend.bench.workload import Workload, prompts, words_of
-from tools.bench_peers import Server, machine, peers_of, running
+from tools.bench_peers import Server, machine, peers_of, running, seconds
 
 STREAMS = Workload(concurrency=64, requests=64, input_tokens=16, output_tokens=400)
 
@@ -32,11 +32,6 @@ def listening(server: Server, port: int) -> list[psutil.Process]:
         return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets)
 
     return [process for process in server.processes() if holds(process)]
-
-
-def seconds(processes: list[psutil.Process]) -> float:
-    """Processor time that they have taken."""
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def measure(server: Server, port: int, texts: list[str]) -> tuple[float, float, int]:

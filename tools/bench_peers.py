@@ -111,7 +111,7 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """Of all its processes so far."""
-        return sum(sum(process.cpu_times()[:2]) for process in self.processes())
+        return seconds(self.processes())
 
     def megabytes(self) -> float:
         """Of memory, each shared page counted once among those that share it."""
@@ -136,6 +136,11 @@ def running(peer: Peer, model: Path, port: int, log: Path) -> Iterator[Server]:
         yield server
     finally:
         server.stop()
+
+
+def seconds(processes: list[psutil.Process]) -> float:
+    """Processor time that they have taken."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def machine_seconds() -> float:

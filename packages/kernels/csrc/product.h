@@ -6,7 +6,7 @@
 
 namespace product {
 
-constexpr int64_t AHEAD = 1024;                   // bytes to prefetch ahead, at the end of the panels of those that follow
+constexpr int64_t AHEAD = 1024;  // bytes to prefetch ahead; at the end of some panels, of those that follow
 constexpr int REGISTERS = LANES == 16 ? 24 : 12;  // vectors of sums that stay in registers
 
 // The most rows at a time with so many panels.
