@@ -198,6 +198,7 @@ def test_a_plain_client_gets_no_frame_through(start: Start) -> None:
         monitor.close(0)
     friend = start(FRONTEND, at(scheduler, SCHEDULER))
     Listener(friend).wait_for(PeerUp, "scheduler-0")
+    Listener(scheduler).wait_for(PeerUp)
     assert [peer.peer for peer in scheduler.peers()] == ["frontend-0"]
     assert not {"dropped_undecodable", "dropped_unknown", "dropped_stale"} & scheduler.counters.keys()
 
