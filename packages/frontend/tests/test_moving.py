@@ -240,7 +240,7 @@ async def test_one_that_leaves_is_not_ready(engine_of: EngineOf) -> None:
     engine = engine_of(script)
     async with managed(engine) as manager:
         assert manager.ready
-        manager.drain()
+        manager.drain(0)
         assert not manager.ready
         with pytest.raises(UnavailableError, match="leaving"):
             await submit(manager)

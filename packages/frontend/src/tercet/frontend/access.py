@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tercet.frontend.anthropic.errors import ANTHROPIC_ROUTES, anthropic_error
-from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError, UnavailableError
+from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
 from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.keys import Keys, remember
 
@@ -18,7 +18,6 @@ logger = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/live"})
 METRICS = "/metrics"
-_ANSWERED_WHILE_LEAVING = frozenset({"/live", METRICS})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -65,8 +64,6 @@ class Access:
                 raise UnauthorizedError("Incorrect API key provided.")
             if visitor is not None:
                 remember(scope, visitor)
-            if self._leaving() and scope["path"] not in _ANSWERED_WHILE_LEAVING:
-                raise UnavailableError("This server is leaving.", retry_after=1)
             await self.app(scope, receive, send_with_id)
         except ClientGoneError:
             return

@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -19,63 +20,98 @@ _TICK = 1.0
 """Seconds between looks at the clock, for the date in answers."""
 _DRAIN_TICK = 0.1
 """The same while the end of what is under way is waited for."""
+_LAST_CALL = 1.0
+"""Seconds that a server which leaves gives to requests on their way: a client connects, and then sends."""
 
 
-def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
-    """An HTTP protocol that hangs up on heads of more than `limit` bytes, or that take too long to arrive."""
+class Serving(Protocol):
+    """Who answers the requests of a server."""
 
-    class BoundedProtocol(HttpToolsProtocol):
-        """httptools itself has no limit."""
+    @property
+    def running(self) -> int:
+        """Requests that are not done with."""
 
-        _head_bytes = 0
-        _in_head = True
-        _deadline: asyncio.TimerHandle | None = None
+    def drain(self, last_call: float) -> None:
+        """Refuse what comes after `last_call` seconds."""
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._wait_for_head()
+    def give_up(self) -> None:
+        """End what runs."""
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._head_came()
-            super().connection_lost(exc)
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.transport.is_closing():
-                return
-            if self._in_head:
-                self._count(len(data))
-            answering = self.cycle is not None and not self.cycle.response_complete
-            if self._deadline is None and not answering and self.timeout_keep_alive_task is None:
-                self._wait_for_head()  # these bytes have ended uvicorn's wait for a next request, and completed none
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's, which has no such bounds: hangs up on request heads that are too long, or take too long to arrive."""
 
-        def on_message_begin(self) -> None:
-            self._head_bytes, self._in_head = 0, True
-            super().on_message_begin()
+    head_limit = 0
+    """Bytes of a head."""
+    _head_bytes = 0
+    _in_head = True
+    _deadline: asyncio.TimerHandle | None = None
 
-        def on_headers_complete(self) -> None:
-            self._in_head = False
-            self._head_came()
-            if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > limit:
-                raise ValueError("the request head is too long")
-            super().on_headers_complete()
-            if self.cycle is not None:
-                self.scope[WRITE] = _writer(self.cycle)  # type: ignore[literal-required]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The time for its first request runs."""
+        super().connection_made(transport)
+        self._wait_for_head()
 
-        def _wait_for_head(self) -> None:
-            self._deadline = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._head_came()
+        super().connection_lost(exc)
 
-        def _head_came(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
+    @property
+    def engaged(self) -> bool:
+        """Whether a request is under way here, or has begun to arrive."""
+        return self._answering or (self._in_head and self._head_bytes > 0)
 
-        def _count(self, size: int) -> None:
-            self._head_bytes += size
-            if self._head_bytes > limit:
-                self.send_400_response("The request head is too long.")
+    def close_when_answered(self) -> None:
+        """Hang up after the answer that is under way, if there is one."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
 
-    return BoundedProtocol
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes of a request, or of several."""
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._count(len(data))
+        if self._deadline is None and not self._answering and self.timeout_keep_alive_task is None:
+            self._wait_for_head()  # these bytes have ended uvicorn's wait for a next request, and completed none
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._head_bytes, self._in_head = 0, True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """A head is whole."""
+        self._in_head = False
+        self._head_came()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.head_limit:
+            raise ValueError("the request head is too long")
+        super().on_headers_complete()
+        if self.cycle is not None:
+            self.scope[WRITE] = _writer(self.cycle)  # type: ignore[literal-required]
+
+    def _wait_for_head(self) -> None:
+        self._deadline = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+
+    def _head_came(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.head_limit:
+            self.send_400_response("The request head is too long.")
+
+
+def _bounded_by(limit: int) -> type[BoundedProtocol]:
+    return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit})
 
 
 def _writer(cycle: RequestResponseCycle) -> Write:
@@ -100,7 +136,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=bounded_protocol(config.max_header_bytes),
+                http=_bounded_by(config.max_header_bytes),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -123,16 +159,22 @@ class HttpServer(uvicorn.Server):
         """Serve until `stop`; then no new requests, and those in flight may finish."""
         await self.serve(sockets=[self._listener])
 
-    def drain(self, idle: Callable[[], bool], give_up: Callable[[], None]) -> None:
-        """End `run_until_told` once `idle`; after the grace, or when called again, `give_up` and end it then.
+    def drain(self, serving: Serving) -> None:
+        """End `run_until_told` once nothing runs; after the grace, or when called again, give up what does.
 
-        Until then new connections go to the other processes at the socket, if it is shared, and are answered if not.
+        At a shared socket new connections go to the other processes, and whatever comes on those accepted already is
+        served, for nobody else could. A socket of its own goes on being listened to, for /health to tell; there new
+        requests are refused after the last call.
         """
+        now = asyncio.get_running_loop().time()
         grace = self._grace if self._drained is None else 0
-        self._drained = _Drained(idle, give_up, asyncio.get_running_loop().time() + grace)
+        self._drained = _Drained(serving, now + _DRAIN_TICK, now + min(_LAST_CALL, grace), now + grace)
+        serving.drain(math.inf if self._shares_socket else _LAST_CALL)
         if self._shares_socket:
             for server in getattr(self, "servers", ()):  # there are none before it has started
                 server.close()
+        for connection in self._connections():
+            connection.close_when_answered()
         self._stopping.set()
 
     def stop(self) -> None:
@@ -151,12 +193,23 @@ class HttpServer(uvicorn.Server):
                 self._look_after(self._drained)
 
     def _look_after(self, drained: "_Drained") -> None:
-        left = drained.deadline - asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        left = drained.deadline - now
         if left <= 0:
-            drained.give_up()
-        if left <= 0 or drained.idle():
+            drained.serving.give_up()
+        if left <= 0 or self._is_done(drained, now):
             self.config.timeout_graceful_shutdown = max(1, int(left))
             self.should_exit = True
+
+    def _is_done(self, drained: "_Drained", now: float) -> bool:
+        """Whether nothing runs, and no connection may still bring a request."""
+        if drained.serving.running or now < drained.earliest:
+            return False
+        connections = self._connections()
+        return not connections or (now >= drained.last_call and not any(each.engaged for each in connections))
+
+    def _connections(self) -> list[BoundedProtocol]:
+        return list(self.server_state.connections)  # type: ignore[arg-type]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does, then tell."""
@@ -172,8 +225,11 @@ class HttpServer(uvicorn.Server):
 class _Drained(NamedTuple):
     """What is waited for before the end."""
 
-    idle: Callable[[], bool]
-    give_up: Callable[[], None]
+    serving: Serving
+    earliest: float
+    """When even connections that were being accepted are known."""
+    last_call: float
+    """When a connection that has brought no request is given up."""
     deadline: float
 
 

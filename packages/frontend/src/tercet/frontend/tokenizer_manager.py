@@ -78,7 +78,7 @@ class TokenizerManager:
         self.counters = Counters()
         self.control = Control(outbox, self.fleet)
         self.grammars = GrammarChecker()
-        self.draining = False
+        self._refuses_at: float | None = None
         self._text_work = TextWork(pool)
         self._clock = clock
         self._tenants = tenants or Tenants()
@@ -111,6 +111,11 @@ class TokenizerManager:
         return len(self._recovery)
 
     @property
+    def draining(self) -> bool:
+        """Whether this frontend leaves as soon as nothing runs here."""
+        return self._refuses_at is not None
+
+    @property
     def ready(self) -> bool:
         """Whether this frontend takes requests, and some model's scheduler, and a detokenizer if its answer is text."""
         has_text = bool(self.fleet.eligible_detokenizers())
@@ -130,9 +135,10 @@ class TokenizerManager:
         """Begin to look after requests that wait for a part."""
         self._looking = asyncio.create_task(self._look_forever())
 
-    def drain(self) -> None:
-        """Take no new requests from here on; those in flight go on."""
-        self.draining = True
+    def drain(self, last_call: float) -> None:
+        """Be ready no more. What comes in the next `last_call` seconds is served, and what is in flight goes on."""
+        if self._refuses_at is None:
+            self._refuses_at = self._clock() + last_call
 
     def give_up(self) -> None:
         """End what is still open."""
@@ -214,7 +220,7 @@ class TokenizerManager:
 
     def _admit(self) -> Place:
         """Room for a request of whoever asks. Raises UnavailableError, and RateLimitError."""
-        if self.draining:
+        if self._refuses_at is not None and self._clock() >= self._refuses_at:
             raise UnavailableError(_LEAVING, retry_after=1)
         try:
             return self._tenants.place()

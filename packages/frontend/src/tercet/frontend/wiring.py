@@ -91,10 +91,9 @@ class Frontend:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _drain(self) -> None:
-        """Requests in flight finish; new ones are sent away. A second time, leave at once."""
+        """Requests in flight finish. A second time, leave at once."""
         self._acquainted.set()
-        self._manager.drain()
-        self._server.drain(lambda: not self._manager.running, self._manager.give_up)
+        self._server.drain(self._manager)
 
     def _on_started(self) -> None:
         self._listens = True

@@ -39,8 +39,7 @@ class Served:
 
     def drain(self) -> None:
         """As SIGTERM does."""
-        self.manager.drain()
-        self.server.drain(lambda: not self.manager.running, self.manager.give_up)
+        self.server.drain(self.manager)
 
     async def until_idle(self) -> None:
         """Wait until no request is in flight."""
