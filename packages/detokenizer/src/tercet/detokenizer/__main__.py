@@ -18,7 +18,7 @@ from tercet.detokenizer.outbox import Outbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.protocol.errors import AddressError, ChannelError, KeysError
-from tercet.protocol.lifecycle import exit_with_parent
+from tercet.protocol.lifecycle import exit_with_parent, on_signals
 from tercet.protocol.messages import DetokenizerInbox, Heartbeat
 from tercet.protocol.node import NodeConfig, ThreadNode, unanswered
 from tercet.protocol.probe import probe as ask
@@ -43,8 +43,7 @@ def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     node = ThreadNode(links, DetokenizerInbox, board.heartbeat, {Heartbeat: unanswered})
     outbox = Outbox(node, config.max_backlog, manager.counters)
     loop = DetokenizerLoop(node, manager, tokenizers, outbox, board, time.monotonic)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.stop())
+    on_signals((signal.SIGTERM, signal.SIGINT), loop.stop)
     if config.parent_fd is not None:
         exit_with_parent(config.parent_fd)
     node.start()

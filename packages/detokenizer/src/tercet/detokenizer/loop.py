@@ -73,7 +73,7 @@ class DetokenizerLoop:
             busy = tokens or settling or bool(self._manager) or bool(self._outbox)
 
     def stop(self) -> None:
-        """Drain, and end `run` then; called again, end it at once. Safe from a signal handler and from any thread."""
+        """Drain, and end `run` then; called again, end it at once. For one thread, any but that of `run`."""
         self._stops += 1
         self._node.wake()
 

@@ -17,6 +17,7 @@ from tercet.frontend.launch import Part, Patience, local_parts
 from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import ConfigError, ServeConfig
 from tercet.frontend.supervisor import Supervisor
+from tercet.protocol.lifecycle import on_signals
 from tercet.protocol.messages import Ready
 from tercet.protocol.values import Task
 
@@ -66,9 +67,8 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             patience=Patience(startup=config.serve.startup_timeout),
             on_ready=announce,
         )
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: supervisor.stop())
+        ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        on_signals([number for number in ends if signal.getsignal(number) is not signal.SIG_IGN], supervisor.stop)
         if not config.frontend.api_key and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
             display.line(f"tercet: warning: without --api-key everybody who reaches {url} may use it")
         display.line(f"tercet: starting {len(parts)} parts for {config.model} at {url}")

@@ -71,7 +71,7 @@ class Supervisor:
         self._node = ThreadNode(config, SupervisorInbox, lambda _: Heartbeat(phase=Phase.IDLE), answers)
 
     def stop(self) -> None:
-        """Stop every part and let `run` return; called again, do not wait for them. Safe in a signal handler."""
+        """Stop every part and let `run` return; called again, do not wait for them. For one thread at a time."""
         self._stops += 1
         self._node.wake()
 

@@ -1,11 +1,39 @@
-"""How a part ends with the supervisor that started it."""
+"""How a process is told to stop, and how a part ends with the supervisor that started it."""
 
 import os
 import signal
+import socket
 import threading
+from collections.abc import Callable, Iterable
 
 GRACE = 10.0
 """Seconds a part gets to stop by itself once its parent is gone."""
+
+
+def on_signals(numbers: Iterable[signal.Signals], call: Callable[[], None]) -> None:
+    """Have `call` called for each of these signals, at once and from a daemon thread. For the main thread to set up.
+
+    A handler in Python only runs when the main thread is back in Python: not while it loads a library, not during a
+    wait that began just after the signal came, and two signals in that time are one to it.
+    """
+    chosen = frozenset(numbers)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    for number in chosen:
+        signal.signal(number, _leave_to_thread)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    threading.Thread(target=_relay, args=(reader, chosen, call), name="signals", daemon=True).start()
+
+
+def _leave_to_thread(*_: object) -> None:
+    """The system's own way with the signal is replaced; the thread has been told already."""
+
+
+def _relay(reader: socket.socket, numbers: frozenset[int], call: Callable[[], None]) -> None:
+    while arrived := reader.recv(64):
+        for number in arrived:
+            if number in numbers:
+                call()
 
 
 def exit_with_parent(fd: int, grace: float = GRACE) -> None:

@@ -1,6 +1,5 @@
 """A process among its peers: `ThreadNode` keeps its links alive while the main thread is busy."""
 
-import contextlib
 import logging
 import queue
 import threading
@@ -36,8 +35,6 @@ BATCH = 256
 """Messages taken from the inbox before heartbeats get their turn."""
 MAX_PENDING = 10_000
 """Deliveries that may wait for the main thread; beyond it the inbox is left alone and senders feel full queues."""
-SIGNAL_PATIENCE = 1.0
-"""Seconds after which a wait without an end looks for signals."""
 PAUSE = 0.01
 """Seconds between looks at whether the main thread has caught up."""
 
@@ -103,7 +100,7 @@ class ThreadNode:
         deliveries: list[Delivery] = []
         try:
             if wait is None:
-                deliveries += self._next_batch()
+                deliveries += self._ready_batches.get()
             elif wait > 0:
                 deliveries += self._ready_batches.get(timeout=wait)
             while True:
@@ -114,12 +111,6 @@ class ThreadNode:
         if self._failure is not None and not deliveries:
             raise NodeFailed(f"the node's thread died: {self._failure!r}") from self._failure
         return deliveries
-
-    def _next_batch(self) -> list[Delivery]:
-        """Wait for ever, but not in one go: a signal that comes just before a wait is only handled after it."""
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return self._ready_batches.get(timeout=SIGNAL_PATIENCE)
 
     def wake(self) -> None:
         """Make a waiting `drain` return, or the next one not wait. Safe from any thread."""

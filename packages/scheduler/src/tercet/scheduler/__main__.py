@@ -27,7 +27,7 @@ def serve(
     """Load a model and serve it to frontends until told to stop."""
     logging.basicConfig(level=process.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from tercet.protocol.errors import AddressError, ChannelError, KeysError
-    from tercet.protocol.lifecycle import exit_with_parent
+    from tercet.protocol.lifecycle import exit_with_parent, on_signals
     from tercet.scheduler.model_files import ModelError
     from tercet.scheduler.wiring import SchedulerProcess
 
@@ -35,8 +35,7 @@ def serve(
         scheduler = SchedulerProcess(process, model, schedule)
         if process.parent_fd is not None:
             exit_with_parent(process.parent_fd)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: scheduler.stop())
+        on_signals((signal.SIGTERM, signal.SIGINT), scheduler.stop)
         scheduler.run()
     except (AddressError, ChannelError, ConfigError, KeysError, ModelError) as error:
         sys.exit(fail(str(error)))

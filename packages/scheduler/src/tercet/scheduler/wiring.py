@@ -164,7 +164,7 @@ class SchedulerProcess:
     def stop(self) -> None:
         """Finish what is held, for `drain_grace` seconds at most, and end; called again, end after the step it is in.
 
-        Safe in a signal handler. A model that still loads is not waited for.
+        For one thread that is not the one of `run`. A model that still loads is not waited for.
         """
         again, self._stopped = self._stopped, True
         if self._loop is None:
