@@ -20,11 +20,13 @@ app = App(name="tercet-frontend", version=__version__, help="Serve the OpenAI AP
 def serve(config: FrontendConfig = FrontendConfig()) -> None:
     """Serve HTTP clients with the schedulers and detokenizers named, until told to stop."""
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    import uvloop
+    from tercet.protocol.lifecycle import exit_with_parent, settling_in
 
-    from tercet.frontend.wiring import Frontend
-    from tercet.protocol.errors import ProtocolError
-    from tercet.protocol.lifecycle import exit_with_parent
+    with settling_in():
+        import uvloop
+
+        from tercet.frontend.wiring import Frontend
+        from tercet.protocol.errors import ProtocolError
 
     async def run() -> None:
         await Frontend(config).run()

@@ -26,10 +26,12 @@ def serve(
 ) -> None:
     """Load a model and serve it to frontends until told to stop."""
     logging.basicConfig(level=process.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from tercet.protocol.errors import AddressError, ChannelError, KeysError
-    from tercet.protocol.lifecycle import exit_with_parent, on_signals
-    from tercet.scheduler.model_files import ModelError
-    from tercet.scheduler.wiring import SchedulerProcess
+    from tercet.protocol.lifecycle import exit_with_parent, on_signals, settling_in
+
+    with settling_in():
+        from tercet.protocol.errors import AddressError, ChannelError, KeysError
+        from tercet.scheduler.model_files import ModelError
+        from tercet.scheduler.wiring import SchedulerProcess
 
     try:
         scheduler = SchedulerProcess(process, model, schedule)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tercet.protocol.lifecycle import settling_in
 from tercet.protocol.values import Task
 from tercet.scheduler.config import ConfigError, ModelOptions
 from tercet.scheduler.core.embedding_plan import EncoderCapacity
@@ -25,9 +26,10 @@ Build = Callable[[ModelOptions, Task, Path, Callable[[int, int], None]], ServedE
 
 def build_torch(options: ModelOptions, task: Task, path: Path, report: Callable[[int, int], None]) -> ServedEncoder:
     """The real thing."""
-    import torch
+    with settling_in():
+        import torch
 
-    from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
+        from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {options.device}: this machine has no such device")

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from tercet.protocol.lifecycle import settling_in
 from tercet.protocol.messages import (
     Heartbeat,
     Message,
@@ -58,9 +59,10 @@ def on_gpu(options: ModelOptions) -> bool:
 
 def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, report: ReportBytes) -> Executor:
     """The real thing."""
-    import torch
+    with settling_in():
+        import torch
 
-    from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+        from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
 
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {options.device}: this machine has no such device")
