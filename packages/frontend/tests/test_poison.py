@@ -7,7 +7,7 @@ import pytest
 
 from tercet.frontend.errors import ServerError
 from tercet.frontend.generation import Generation
-from tercet.frontend.recovery import fingerprint
+from tercet.frontend.recovery import MOST_SUSPICIONS, OFFER_PATIENCE, fingerprint
 from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, submit
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.events import Delivery, PeerDown
@@ -35,6 +35,7 @@ class World:
 
     def run(self, steps: int = 60) -> None:
         for _ in range(steps):
+            self.engine.offer()
             alone = [each for each in self.engine.running if each.request.alone]
             if self.engine.running and self._is_poison(alone[0] if alone else None):
                 self.die()
@@ -54,6 +55,7 @@ class World:
         self.deaths += 1
         self.engine.down(S)
         self.engine.scheduler_up(S, f"again-{self.deaths}")
+        self.engine.offer()
 
 
 def error(generation: Generation) -> Exception | None:
@@ -88,6 +90,7 @@ async def test_one_suspect_at_a_time_runs_alone(engine_of: EngineOf) -> None:
             world.die()
         assert [each.request.alone for each in engine.running] == [True]
         engine.step()
+        engine.offer()
         assert [each.request.alone for each in engine.running] == [True, True]
         world.run()
         assert [text for each in generations for text, _, _ in said(each)] == ["0 1 2 3 "] * 3
@@ -104,9 +107,41 @@ async def test_a_token_clears_of_suspicion(engine_of: EngineOf) -> None:
                 continue
             engine.step()
         engine.step()
-        assert not any(request.alone for request in engine.requests()[3:])
+        assert not engine.requests()[-1].alone
         world.run(5)
         assert [text for text, _, _ in said(generation)] == ["0 1 2 3 "]
+
+
+async def test_what_was_only_held_is_not_to_blame(engine_of: EngineOf) -> None:
+    """Somebody else's request ran, of which this frontend knows nothing. Without any offer there is an end, too."""
+    engine = engine_of(script)
+    async with managed(engine) as manager:
+        generation = await submit(manager)
+        for number in range(MOST_SUSPICIONS):
+            assert error(generation) is None
+            engine.down(S)
+            engine.scheduler_up(S, f"{number}")
+        assert isinstance(error(generation), ServerError)
+
+
+async def test_an_offer_that_got_lost_is_asked_for_again(engine_of: EngineOf) -> None:
+    engine, clock = engine_of(script), ScriptedClock()
+    async with managed(engine, clock=clock) as manager:
+        generation = await submit(manager)
+        for number in range(2):
+            engine.down(S)
+            engine.scheduler_up(S, f"{number}")
+        engine.held.clear()
+        for _ in range(3):
+            clock.advance(OFFER_PATIENCE)
+            manager.look()
+        assert [request.hold for request in engine.requests()] == [False, False, True, True, True, True]
+        engine.offer()
+        assert not engine.requests()[-1].hold
+        for _ in range(5):
+            engine.step()
+        assert [text for text, _, _ in said(generation)] == ["0 1 2 3 "]
+        assert len(engine.requests()) == 7
 
 
 @pytest.mark.parametrize("how", ["heartbeat", "goodbye"])

@@ -104,9 +104,16 @@ MESSAGES: list[m.Message] = [
         priority=-1,
         cache_salt="tenant",
         alone=True,
+        hold=True,
     ),
     m.TokenizedEmbeddingReqInput(
-        rid="r2", attempt=1, input_ids=pack_ints([1, 2]), token_types=pack_ints([0, 1]), priority=1, alone=True
+        rid="r2",
+        attempt=1,
+        input_ids=pack_ints([1, 2]),
+        token_types=pack_ints([0, 1]),
+        priority=1,
+        alone=True,
+        hold=True,
     ),
     m.AbortReq(rid="r1", indices=[1], reason="the client left", asked=True),
     m.FlushCacheReq(id="c1"),
@@ -114,6 +121,7 @@ MESSAGES: list[m.Message] = [
     m.ContinueGenerationReq(id="c3"),
     m.TokenizerFilesReq(id="c4"),
     m.Rejected(rid="r1", attempt=0, code="rate_limit_exceeded", message="the queue is full", retry=True),
+    m.ReadyAlone(rid="r1", attempt=2),
     m.ControlReply(id="c1", ok=False, message="busy"),
     m.TokenizerFiles(id="c4", model="demo", names=["tokenizer.json"], sha256=["0f" * 32]),
     m.BatchEmbeddingOutput(

@@ -12,6 +12,7 @@ from tercet.protocol.messages import (
     ControlReply,
     FlushCacheReq,
     PauseGenerationReq,
+    ReadyAlone,
     Rejected,
 )
 from tercet.protocol.values import FinishReason, FinishType, unpack_floats, unpack_ints
@@ -46,6 +47,7 @@ class Run:
         self.finishes: dict[tuple[str, str, int], FinishReason] = {}
         self.rejected: dict[str, Rejected] = {}
         self.replies: list[ControlReply] = []
+        self.offers: list[ReadyAlone] = []
 
     def send(self, *messages: CoreMessage, source: str = "f0") -> None:
         self._take(self.core.handle(*(Arrival(source, message) for message in messages)))
@@ -89,6 +91,8 @@ class Run:
                 case Rejected():
                     assert not frames
                     self.rejected[message.rid] = message
+                case ReadyAlone():
+                    self.offers.append(message)
                 case _:
                     self.replies.append(message)
 
@@ -233,6 +237,28 @@ def test_an_input_that_must_run_alone_does() -> None:
     assert run.plan() is None  # it is in flight
     run.commit()
     assert run.plan() == [[3]]
+
+
+def test_an_input_that_is_held_starts_when_its_frontend_has_heard_that_nothing_else_runs() -> None:
+    run = Run()
+    run.send(embedding_request("a", [1]))
+    assert run.plan() == [[1]]
+    run.send(embedding_request("killer", [2], attempt=2, alone=True, hold=True), embedding_request("b", [3]))
+    run.send(embedding_request("other", [4], attempt=2, alone=True, hold=True), source="f1")
+    assert run.plan() is None
+    assert run.offers == []
+    run.commit()
+    assert run.offers == [ReadyAlone(rid="killer", attempt=2)]
+    run.send(embedding_request("eager", [5], attempt=1, priority=9))
+    assert run.plan() is None
+    run.send(embedding_request("killer", [2], attempt=3, alone=True))
+    assert run.plan() == [[2]]
+    run.commit()
+    assert run.offers[1:] == [ReadyAlone(rid="other", attempt=2)]
+    assert run.run() == []
+    run.send(PeerGone("f1"))
+    assert run.run() == [[[5], [3]]]
+    assert run.core.empty
 
 
 def test_a_full_frontend_stops_its_own_inputs_only() -> None:

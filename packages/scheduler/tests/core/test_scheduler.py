@@ -1,5 +1,6 @@
 """Scenarios: messages in, plans out."""
 
+import msgspec
 import pytest
 
 from tercet.protocol.messages import (
@@ -8,6 +9,7 @@ from tercet.protocol.messages import (
     ControlReply,
     FlushCacheReq,
     PauseGenerationReq,
+    ReadyAlone,
 )
 from tercet.protocol.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
@@ -338,6 +340,49 @@ def test_a_suspect_runs_alone_and_the_others_wait_their_turn() -> None:
     assert beside == [1, 1, 1]
     assert all(plan.rows[0].slot == suspect for plan in run.plans[4:7])
     assert {key[0] for key in run.finishes} == {"a", "suspect", "b"}
+
+
+def test_a_suspect_that_is_held_starts_when_its_frontend_has_heard_that_nothing_else_runs() -> None:
+    run = driver()
+    run.send(request("a", PROMPT, max_new_tokens=4, ignore_eos=True))
+    run.step()
+    suspect = {"max_new_tokens": 3, "ignore_eos": True, "alone": True}
+    run.send(request("suspect", [5, 5], attempt=2, hold=True, resume=[Resume(0)], **suspect))  # type: ignore[arg-type]
+    other = request("suspect", [7], attempt=2, hold=True, resume=[Resume(0)], **suspect)  # type: ignore[arg-type]
+    run.send(other, source="frontend-1")
+    run.send(request("b", [6]))
+    run.run()
+    assert run.finishes.keys() == {("a", 0)}
+    assert run.others == [("frontend-0", ReadyAlone(rid="suspect", attempt=2))]
+    run.send(request("eager", [8], attempt=1, resume=[Resume(0)], priority=9))
+    run.run()
+    assert ("eager", 0) not in run.finishes, "nobody starts before it"
+    run.send(request("suspect", [5, 5], attempt=3, resume=[Resume(0)], **suspect))  # type: ignore[arg-type]
+    assert run.core.schedule() is not None
+    assert [req.rid for req in run.core.planner.running] == ["suspect"]
+
+
+@pytest.mark.parametrize("end", ["abort", "gone", "asked again"])
+def test_a_suspect_that_is_held_keeps_nobody_waiting_that_outlives_it(end: str) -> None:
+    run = driver()
+    suspect = request("suspect", [5, 5], attempt=2, hold=True, resume=[Resume(0)], alone=True)
+    run.send(suspect, source="frontend-1")
+    run.send(request("b", [6]))
+    run.run()
+    assert [peer for peer, *_ in run.others] == ["frontend-1"]
+    assert run.finishes == {}
+    match end:
+        case "abort":
+            run.send(AbortReq(rid="suspect"), source="frontend-1")
+        case "gone":
+            run.send(PeerGone("frontend-1"))
+        case _:
+            run.send(msgspec.structs.replace(suspect, attempt=3), source="frontend-1")
+            assert [message for _, message, *_ in run.others[1:]] == [ReadyAlone(rid="suspect", attempt=3)]
+            run.send(msgspec.structs.replace(suspect, attempt=4, hold=False), source="frontend-1")
+    run.run()
+    assert ("b", 0) in run.finishes
+    run.assert_empty()
 
 
 def test_a_draining_core_finishes_what_it_holds_and_takes_nothing_new() -> None:

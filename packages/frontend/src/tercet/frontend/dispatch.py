@@ -22,7 +22,8 @@ class Dispatcher:
     def dispatch(self, state: InFlight, now: float, *, alone: bool = False, other_detokenizer: bool = False) -> bool:
         """Start the next attempt. False, and nothing has changed, when no scheduler or no detokenizer takes it.
 
-        With `other_detokenizer` not by way of the present one, where there is another.
+        What runs `alone` is held there until the scheduler has offered to run it and nothing else. With
+        `other_detokenizer` not by way of the present one, where there is another.
         """
         detokenizer = ""
         if state.has_text:
@@ -31,9 +32,10 @@ class Dispatcher:
             if chosen is None:
                 return False
             detokenizer = chosen.peer
-        message = state.message(state.next_attempt, detokenizer, alone=alone)
         eligible = self._fleet.eligible_schedulers(state.model.identity.weights, grammars=state.constrained)
         for scheduler in self._controller.schedulers(state, eligible):
+            hold = alone and state.offered_by != scheduler.peer
+            message = state.message(state.next_attempt, detokenizer, alone=alone, hold=hold)
             if self._outbox.send(scheduler.peer, message):
                 if state.scheduler not in {"", scheduler.peer}:
                     self.abort(state, [], "went on elsewhere")

@@ -19,6 +19,8 @@ class InFlight(ABC):
         self.attempt = -1
         self.alone = False
         """Whether its present attempt runs while nothing else does."""
+        self.offered_by = ""
+        """The scheduler that runs nothing but this request: if it dies now, it is of this."""
         self.scheduler = ""
         """Where its present attempt runs; empty while it waits for a scheduler."""
         self.detokenizer = ""
@@ -85,7 +87,7 @@ class InFlight(ABC):
 
     @abstractmethod
     def message(
-        self, attempt: int, detokenizer: str, *, alone: bool = False
+        self, attempt: int, detokenizer: str, *, alone: bool = False, hold: bool = False
     ) -> TokenizedGenerateReqInput | TokenizedEmbeddingReqInput:
         """The request as a scheduler gets it."""
 

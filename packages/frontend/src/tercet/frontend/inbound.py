@@ -28,6 +28,7 @@ from tercet.protocol.messages import (
     Introduce,
     Progress,
     Ready,
+    ReadyAlone,
     Rejected,
     TokenizerFiles,
     TokenizerFilesReq,
@@ -98,6 +99,8 @@ class Inbound:
                 self._on_heartbeat(source, message)
             case Rejected():
                 self._on_rejected(source, message)
+            case ReadyAlone():
+                self._on_ready_alone(source, message)
             case TokenizerFiles():
                 self._spawn(self._load(source, message, frames))
             case PeerUp():
@@ -163,11 +166,16 @@ class Inbound:
             case Verdict.STALE:
                 pass
 
+    def _on_ready_alone(self, source: str, message: ReadyAlone) -> None:
+        state = self._states.get(message.rid)
+        if state is not None and not state.done and (state.attempt, state.scheduler) == (message.attempt, source):
+            self._recovery.offered(state, self._clock())
+
     def _on_rejected(self, source: str, message: Rejected) -> None:
         state = self._states.get(message.rid)
         if state is None or state.attempt != message.attempt or state.scheduler != source:
             return
-        state.scheduler, state.refused = "", True
+        state.scheduler, state.offered_by, state.refused = "", "", True
         self._dispatcher.ended(state)
         scheduler = self._fleet.schedulers.get(source)
         if message.code == "draining" and scheduler is not None:

@@ -6,6 +6,8 @@ long as they are few.
 
 A request may be what its scheduler died of. One whose attempt died without a token is suspect; after two such deaths it
 runs while nothing else does, and one such request at a time, so that the next death has one culprit, which ends there.
+Other frontends have suspects of their own: a scheduler holds such a request until nothing else runs there, offers to
+run it, and starts it when this frontend has heard that. Only then is a death that request's.
 """
 
 import hashlib
@@ -21,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 SUSPICIONS = 2
 """Deaths without a token after which a request runs alone."""
+MOST_SUSPICIONS = 6
+"""Deaths without a token after which a request is given up even if no scheduler ever offered to run it alone."""
+OFFER_PATIENCE = 5.0
+"""Seconds without that offer, which may have got lost, before it is asked for again."""
 _BY_ANOTHER_WAY = frozenset({Cause.GAP, Cause.ABSENT, Cause.SILENT})
 """Where the detokenizer may be at fault."""
 
@@ -57,7 +63,8 @@ class Recovery:
         for state in lost:
             state.scheduler = ""
             if cause is not Cause.SCHEDULER_LEFT and not state.has_progressed:
-                self._suspect(state)
+                self._suspect(state, alone=state.offered_by == peer)
+            state.offered_by = ""
         for state in sorted(lost, key=lambda each: each.suspicions):
             if not state.done:
                 self.again(state, now, cause)
@@ -84,6 +91,11 @@ class Recovery:
         else:
             self.later(state, now)
 
+    def offered(self, state: InFlight, now: float) -> None:
+        """A scheduler runs nothing else: the request that it holds may start."""
+        state.offered_by = state.scheduler
+        self._dispatch(state, now)
+
     def later(self, state: InFlight, now: float) -> None:
         """Keep a request for the next `retry`."""
         self._waiting.setdefault(state.rid, (state, now + self._timeout))
@@ -93,6 +105,8 @@ class Recovery:
 
         Called when a part gets ready, and now and then.
         """
+        if self._alone is not None and self._awaits_offer(self._alone, now):
+            self._dispatch(self._alone, now)
         for state, deadline in sorted(self._waiting.values(), key=lambda each: (each[0].suspicions, each[1])):
             if state.done or self._dispatch(state, now):
                 del self._waiting[state.rid]
@@ -123,9 +137,14 @@ class Recovery:
             return False
         return not other.done and other.alone and not other.has_progressed and bool(other.scheduler)
 
-    def _suspect(self, state: InFlight) -> None:
+    def _awaits_offer(self, state: InFlight, now: float) -> bool:
+        """For too long already."""
+        held = state.alone and state.scheduler and not (state.offered_by or state.done or state.has_progressed)
+        return bool(held) and now >= state.dispatched_at + OFFER_PATIENCE
+
+    def _suspect(self, state: InFlight, *, alone: bool) -> None:
         state.suspicions += 1
-        if state.alone:
+        if alone or state.suspicions >= MOST_SUSPICIONS:
             logger.error("%s is given up: schedulers die of it; its fingerprint is %s", state.rid, fingerprint(state))
             state.fail(ServerError("The server failed repeatedly while it ran this request."))
 

@@ -214,7 +214,9 @@ class ReqState(InFlight):
         news, self._news = self._news, {}
         return [self.choices[index].take() for index in news]
 
-    def message(self, attempt: int, detokenizer: str, *, alone: bool = False) -> TokenizedGenerateReqInput:
+    def message(
+        self, attempt: int, detokenizer: str, *, alone: bool = False, hold: bool = False
+    ) -> TokenizedGenerateReqInput:
         """The request as a scheduler gets it, going on from what has been emitted."""
         resume = []
         if attempt and (self.output_tokens or not self.refused):
@@ -243,4 +245,5 @@ class ReqState(InFlight):
             priority=request.priority,
             cache_salt=request.cache_salt,
             alone=alone,
+            hold=hold,
         )

@@ -115,6 +115,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     cache_salt: str = ""
     alone: bool = False
     """Run while nothing else runs: earlier attempts may have killed a scheduler."""
+    hold: bool = False
+    """With `alone`: do not start before an attempt without it, which answers ReadyAlone. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
@@ -127,6 +129,8 @@ class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
     """Segment of each token (int32), for encoders that read pairs; empty means all 0."""
     priority: int = 0
     alone: bool = False
+    """As in TokenizedGenerateReqInput."""
+    hold: bool = False
     """As in TokenizedGenerateReqInput."""
 
 
@@ -180,6 +184,16 @@ class Rejected(Message, frozen=True, kw_only=True):
     message: str
     retry: bool = False
     """Another scheduler, or this one later, might accept."""
+
+
+class ReadyAlone(Message, frozen=True, kw_only=True):
+    """Nothing else runs here, nor will before this held request. Since 1.1.
+
+    A death from then on is that request's: another that was only held is not to blame.
+    """
+
+    rid: str
+    attempt: int
 
 
 class ControlReply(Message, frozen=True, kw_only=True):
@@ -274,7 +288,7 @@ class BatchStrOutput(Message, frozen=True, kw_only=True):
 Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
 ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq
 FrontendToScheduler = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq | TokenizerFilesReq
-SchedulerToFrontend = Rejected | ControlReply | TokenizerFiles | BatchEmbeddingOutput
+SchedulerToFrontend = Rejected | ReadyAlone | ControlReply | TokenizerFiles | BatchEmbeddingOutput
 SchedulerToDetokenizer = BatchTokenIDOutput | TokenizerFiles
 DetokenizerToScheduler = TokenizerFilesReq
 DetokenizerToFrontend = BatchStrOutput

@@ -67,7 +67,14 @@ class EmbeddingState(InFlight):
         self._wake.set()
         return Verdict.ACCEPTED
 
-    def message(self, attempt: int, detokenizer: str, *, alone: bool = False) -> TokenizedEmbeddingReqInput:  # noqa: ARG002
+    def message(
+        self,
+        attempt: int,
+        detokenizer: str,  # noqa: ARG002
+        *,
+        alone: bool = False,
+        hold: bool = False,
+    ) -> TokenizedEmbeddingReqInput:
         """The input as a scheduler gets it."""
         return TokenizedEmbeddingReqInput(
             rid=self.rid,
@@ -76,6 +83,7 @@ class EmbeddingState(InFlight):
             token_types=self._types,
             priority=self._priority,
             alone=alone,
+            hold=hold,
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tercet.frontend.testing.engine import FakeEngine
 from tercet.protocol.codec import Frame
-from tercet.protocol.messages import AbortReq, BatchEmbeddingOutput, Message, TokenizedEmbeddingReqInput
+from tercet.protocol.messages import AbortReq, BatchEmbeddingOutput, Message, ReadyAlone, TokenizedEmbeddingReqInput
 from tercet.protocol.values import FinishReason, Role, pack_floats, pack_ints, unpack_ints
 
 Vector = Sequence[float] | FinishReason
@@ -49,6 +49,9 @@ class EncodingEngine(FakeEngine):
         self.sent.append((peer, message))
         if refusal := self.refuse(message):
             asyncio.get_running_loop().call_soon(self._from, peer, refusal)
+        elif message.hold:
+            offer = ReadyAlone(rid=message.rid, attempt=message.attempt)
+            asyncio.get_running_loop().call_soon(self._from, peer, offer)
         else:
             self.inputs.append((peer, message))
             self._schedule()

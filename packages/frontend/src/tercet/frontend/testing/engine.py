@@ -18,6 +18,7 @@ from tercet.protocol.messages import (
     Message,
     PauseGenerationReq,
     Ready,
+    ReadyAlone,
     TextOpening,
     TokenizedGenerateReqInput,
     TokenizerFiles,
@@ -96,6 +97,8 @@ class FakeEngine:
     full: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     """Schedulers that leave orders unanswered."""
+    held: list[tuple[str, TokenizedGenerateReqInput]] = field(default_factory=list)
+    """Requests that wait for `offer`, and the schedulers they are at."""
     _scheduled: bool = False
 
     # The frontend's node.
@@ -141,6 +144,7 @@ class FakeEngine:
         if role is Role.SCHEDULER:
             self.schedulers.remove(peer)
             self.running = [each for each in self.running if each.scheduler != peer]
+            self.held = [each for each in self.held if each[0] != peer]
         else:
             self.running = [each for each in self.running if each.request.detokenizer != peer]
         self._from(peer, PeerDown(peer, role, "killed"))
@@ -153,8 +157,15 @@ class FakeEngine:
         """Every abort so far."""
         return [message for _, message in self.sent if isinstance(message, AbortReq)]
 
+    def offer(self) -> None:
+        """Tell requests that are held that nothing else runs; whoever tests sees to it that it is so."""
+        held, self.held = self.held, []
+        for peer, request in held:
+            self._from(peer, ReadyAlone(rid=request.rid, attempt=request.attempt))
+
     def step(self, *, lost: bool = False) -> None:
         """One token of every running choice, in one message, which may get lost on its way."""
+        self.offer()
         rows = [(each, self._advance(each)) for each in self.running]
         self.running = [each for each, (_, finish) in rows if finish is None]
         batch = self._batch(rows)
@@ -193,6 +204,10 @@ class FakeEngine:
             asyncio.get_running_loop().call_soon(self._from, peer, rejected)
             return
         self.running = [each for each in self.running if (each.scheduler, each.request.rid) != (peer, request.rid)]
+        if request.hold:
+            self.held.append((peer, request))
+            self._schedule()
+            return
         for resume in request.resume or [Resume(index) for index in range(request.sampling.n)]:
             position = len(unpack_ints(resume.output_ids))
             tokens = self.script(request, resume.index)

@@ -11,7 +11,9 @@ class EmbeddingReq:
         "arrival",
         "attempt",
         "frontend",
+        "hold",
         "input_ids",
+        "offered",
         "passed_over",
         "priority",
         "rid",
@@ -28,12 +30,16 @@ class EmbeddingReq:
         self.tokens = len(request.input_ids) // 4
         self.priority = request.priority
         self.passed_over = 0
+        self.offered = False
+        """Whether nobody else may start before it: its frontend has been told so."""
         self.route(request)
 
     def route(self, request: TokenizedEmbeddingReqInput) -> None:
         """Answer this or a later attempt."""
         self.attempt = request.attempt
         self.alone = request.alone
+        self.hold = request.hold
+        self.offered = self.offered and not request.hold
 
     def is_of(self, request: TokenizedEmbeddingReqInput) -> bool:
         """Whether a later attempt wants the same vector."""

@@ -6,6 +6,7 @@ pauses and inputs that run alone mean what they mean there.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import assert_never
 
 from tercet.protocol.messages import (
@@ -14,6 +15,7 @@ from tercet.protocol.messages import (
     ControlReply,
     FlushCacheReq,
     PauseGenerationReq,
+    ReadyAlone,
     Rejected,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
@@ -93,6 +95,7 @@ class EmbeddingScheduler:
                     pass  # a vector follows no grammar
                 case _:
                     assert_never(message)
+        self._offer(outputs)
         return outputs.take()
 
     def schedule(self) -> EncodePlan | None:
@@ -101,10 +104,10 @@ class EmbeddingScheduler:
             return None
         reqs: list[EmbeddingReq] = []
         budget = self.config.token_budget
-        for req in self.waiting.in_order():
+        for req in self._line():
             if req.frontend in self.blocked_peers:
                 continue
-            if reqs and (req.alone or req.tokens > budget):
+            if req.hold or (reqs and (req.alone or req.tokens > budget)):
                 break
             if req.alone and self.in_flight:
                 return None
@@ -140,7 +143,21 @@ class EmbeddingScheduler:
                 outputs.fail(req, FinishReason(FinishType.ERROR, message="the model gave no finite numbers"))
             else:
                 outputs.emit(req, result.vectors[row * size : (row + 1) * size])
+        self._offer(outputs)
         return outputs.take()
+
+    def _offer(self, outputs: EmbeddingOutputs) -> None:
+        """Tell an input that is held to run alone, and is next, that nothing else runs."""
+        if self.in_flight:
+            return
+        req = next((req for req in self._line() if req.frontend not in self.blocked_peers), None)
+        if req is not None and req.hold and not req.offered:
+            req.offered = True
+            outputs.tell(req.frontend, ReadyAlone(rid=req.rid, attempt=req.attempt))
+
+    def _line(self) -> Iterable[EmbeddingReq]:
+        """Who waits, in order; one to which the scheduler was offered has it to itself."""
+        return [req for req in self.waiting if req.offered] or self.waiting.in_order()
 
     def held(self) -> dict[str, Held]:
         """What this scheduler holds for each frontend, for its heartbeats."""

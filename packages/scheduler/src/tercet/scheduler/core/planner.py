@@ -147,12 +147,12 @@ class Planner:
         admitted: list[Req] = []
         if draft.budget and self._memory.free_slots:
             reserve = sum(self._foreseen(req) for req in self.running)
-            for req in self._waiting.in_order(self._memory.cache):
+            for req in self.line():
                 if draft.budget == 0:
                     break
                 if self.is_blocked(req):
                     continue
-                if self.running and (req.alone or any(other.alone for other in self.running)):
+                if req.hold or (self.running and (req.alone or any(other.alone for other in self.running))):
                     break
                 copies = self._memory.admit(req, reserve + self._foreseen(req) if self.running else 0)
                 if copies is None:
@@ -162,6 +162,10 @@ class Planner:
                 reserve += self._foreseen(req)
         if admitted:
             self._waiting.count_passed_over(admitted)
+
+    def line(self) -> list[Req]:
+        """Who waits, in order; one to which the scheduler was offered has it to itself."""
+        return [req for req in self._waiting if req.offered] or self._waiting.in_order(self._memory.cache)
 
     def _introduce(self, req: Req, copies: list[PageCopy], draft: Draft, step: int) -> None:
         self._waiting.remove(req)

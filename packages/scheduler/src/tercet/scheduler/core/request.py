@@ -30,6 +30,7 @@ class Req:
         "followers",
         "frontend",
         "guided",
+        "hold",
         "in_flight",
         "index",
         "last_step",
@@ -37,6 +38,7 @@ class Req:
         "length",
         "logprobs",
         "node",
+        "offered",
         "opened",
         "pages",
         "passed_over",
@@ -87,6 +89,8 @@ class Req:
         self.leader: Req | None = None
         """Whose prompt pages this choice can share when it is admitted."""
         self.frontend = frontend
+        self.offered = False
+        """Whether nobody else may start before it: its frontend has been told so."""
         self.route(request, len(output_ids))
         self.forget_memory()
 
@@ -94,6 +98,8 @@ class Req:
         """Take the route of this or a later attempt; `sent` output tokens are known at the other end."""
         self.attempt = request.attempt
         self.alone = request.alone
+        self.hold = request.hold
+        self.offered = self.offered and not request.hold
         self.detokenizer = request.detokenizer
         self.decode_spec = request.decode_spec
         self.sent = sent

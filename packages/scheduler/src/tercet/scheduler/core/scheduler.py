@@ -13,6 +13,7 @@ from tercet.protocol.messages import (
     ControlReply,
     FlushCacheReq,
     PauseGenerationReq,
+    ReadyAlone,
     Rejected,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
@@ -107,6 +108,7 @@ class Scheduler:
                     self.intake.draining = True
                 case _:
                     assert_never(message)
+        self._offer(outputs)
         return outputs.take()
 
     def schedule(self) -> Plan | None:
@@ -151,6 +153,7 @@ class Scheduler:
             elif computed >= req.end:
                 self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
         self.memory.settle(plan.step)
+        self._offer(outputs)
         return outputs.take()
 
     def held(self) -> dict[str, Held]:
@@ -192,6 +195,15 @@ class Scheduler:
             prompt_tokens=self.counters.prompt_tokens,
             output_tokens=self.counters.output_tokens,
         )
+
+    def _offer(self, outputs: Outputs) -> None:
+        """Tell a request that is held to run alone, and is next, that nothing else runs."""
+        if self.planner.running or self.in_flight or not any(req.hold for req in self.waiting):
+            return
+        req = next((req for req in self.planner.line() if not self.planner.is_blocked(req)), None)
+        if req is not None and req.hold and not req.offered:
+            req.offered = True
+            outputs.tell(req.frontend, ReadyAlone(rid=req.rid, attempt=req.attempt))
 
     def _error(self, result: StepResult, index: int) -> str | None:
         """Why a row that sampled has nothing to go on with; None if it has."""

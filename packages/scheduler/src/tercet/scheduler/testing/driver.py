@@ -40,6 +40,7 @@ def request(
     priority: int = 0,
     salt: str = "",
     alone: bool = False,
+    hold: bool = False,
     logprobs: LogprobParams | None = None,
     **sampling: Any,
 ) -> TokenizedGenerateReqInput:
@@ -55,6 +56,7 @@ def request(
         priority=priority,
         cache_salt=salt,
         alone=alone,
+        hold=hold,
         logprobs=logprobs,
     )
 

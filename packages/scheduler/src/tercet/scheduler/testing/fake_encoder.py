@@ -16,6 +16,7 @@ def embedding_request(
     attempt: int = 0,
     priority: int = 0,
     alone: bool = False,
+    hold: bool = False,
 ) -> TokenizedEmbeddingReqInput:
     """An input as a frontend would send it."""
     return TokenizedEmbeddingReqInput(
@@ -25,6 +26,7 @@ def embedding_request(
         token_types=pack_ints(types or []),
         priority=priority,
         alone=alone,
+        hold=hold,
     )
 
 
