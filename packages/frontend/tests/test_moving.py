@@ -196,6 +196,21 @@ async def test_a_silent_way_is_given_up_for_another_detokenizer(engine_of: Engin
         assert manager.counters.redispatches == {"absent": 1}
 
 
+async def test_what_nothing_is_heard_of_by_any_way_is_ended_in_the_end(engine_of: EngineOf) -> None:
+    """As when schedulers reach no detokenizer, though everybody is well for all that this frontend can see."""
+    engine, clock = engine_of(script), ScriptedClock()
+    async with managed(engine, clock=clock, recovery_timeout=60.0) as manager:
+        generation = await submit(manager)
+        [state] = generation.states
+        for _ in range(2000):
+            if state.done:
+                break
+            clock.advance(0.25)
+            engine.deliver([Delivery(S, Heartbeat(phase=Phase.IDLE))])
+        assert isinstance(state.error, UnavailableError)
+        assert 60 <= clock() - state.began_at < 180
+
+
 async def test_it_is_told_once_when_requests_can_be_served(engine_of: EngineOf) -> None:
     engine, told = engine_of(script), asyncio.Event()
     times = 0

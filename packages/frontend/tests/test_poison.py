@@ -124,6 +124,27 @@ async def test_what_was_only_held_is_not_to_blame(engine_of: EngineOf) -> None:
         assert isinstance(error(generation), ServerError)
 
 
+async def test_whoever_waits_in_line_has_all_the_time_once_the_turn_has_come(engine_of: EngineOf) -> None:
+    engine, clock = engine_of(script), ScriptedClock()
+    async with managed(engine, clock=clock, recovery_timeout=60.0) as manager:
+        generations = [await submit(manager) for _ in range(2)]
+        for number in range(2):
+            engine.down(S)
+            engine.scheduler_up(S, f"{number}")
+        for _ in range(70):  # the first of them takes that long
+            clock.advance(1.0)
+            manager.look()
+        engine.offer()
+        engine.down(S)
+        clock.advance(1.0)
+        manager.look()
+        assert sorted(type(error(each)).__name__ for each in generations) == ["NoneType", "ServerError"]
+        engine.scheduler_up(S, "2")
+        for _ in range(6):
+            engine.step()
+        assert sorted(text for each in generations for text, _, _ in said(each)) == ["", "0 1 2 3 "]
+
+
 async def test_an_offer_that_got_lost_is_asked_for_again(engine_of: EngineOf) -> None:
     engine, clock = engine_of(script), ScriptedClock()
     async with managed(engine, clock=clock) as manager:

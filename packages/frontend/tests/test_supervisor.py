@@ -233,6 +233,16 @@ def test_a_part_that_will_not_stop_is_killed_in_the_end(start: Start, monkeypatc
     wait_gone(pid)
 
 
+def test_a_frontend_that_does_not_finish_in_time_is_told_to_give_up_before_it_is_killed(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "DRAIN", 0.5)
+    run = start(part("frontend-0", "twice", tmp_path / "told"))
+    run.wait_ready()
+    assert run.end() == 0
+    assert (tmp_path / "told").read_text() == "told twice"
+
+
 def test_nothing_that_happens_waits_for_a_look_at_the_clock(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "TICK", 60.0)
     run = start(part("scheduler-0", "serve"))

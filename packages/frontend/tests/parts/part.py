@@ -10,6 +10,7 @@ stuck       says Ready, then heartbeats of one step that never ends; the second 
 die         says Ready, then dies of SIGKILL; the second time it serves
 loading     reports progress and never gets ready
 stubborn    says Ready, and ignores SIGTERM
+twice       says Ready, and leaves at the second SIGTERM, of which it tells in --once
 leave       says Ready, and exits 0 a little later
 flood       serves, and writes lines as fast as it can
 parent      serves, with a child process of its own whose id it writes to --once
@@ -71,7 +72,14 @@ def main() -> None:
     if options.mode == "crash":
         raise RuntimeError("the weights are torn")
     stopped = threading.Event()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.mode == "stubborn" else lambda *_: stopped.set())
+    asked: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        asked.append(number)
+        if options.mode != "twice" or len(asked) == 2:
+            stopped.set()
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.mode == "stubborn" else stop)
     misbehaves = options.mode in {"hang", "stuck", "die"} and is_first_start(options.once)
     phase, began = Phase.IDLE, time.monotonic()
 
@@ -111,6 +119,8 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGSTOP if options.mode == "hang" else signal.SIGKILL)
     with contextlib.suppress(KeyboardInterrupt):
         stopped.wait()
+    if options.mode == "twice":
+        options.once.write_text("told twice")
     node.close("told to")
 
 

@@ -82,10 +82,16 @@ class Recovery:
                 self._counters.redispatches[Cause.DRAINING] += 1
 
     def again(self, state: InFlight, now: float, cause: Cause) -> None:
-        """Dispatch a request again, or keep it until that is possible."""
+        """Dispatch a request again, or keep it until that is possible. Without any news for too long it is ended."""
         self._counters.redispatches[cause] += 1
         if cause in {Cause.ABSENT, Cause.SILENT}:
             state.retries += 1
+        if cause in _BY_ANOTHER_WAY:
+            first, last = state.unheard or (now, now)
+            state.unheard = first if now < last + self._timeout else now, now
+            if now >= state.unheard[0] + self._timeout:
+                state.fail(_timed_out(state))
+                return
         if self._dispatch(state, now, other_detokenizer=cause in _BY_ANOTHER_WAY):
             self._waiting.pop(state.rid, None)
         else:
@@ -110,7 +116,9 @@ class Recovery:
         for state, deadline in sorted(self._waiting.values(), key=lambda each: (each[0].suspicions, each[1])):
             if state.done or self._dispatch(state, now):
                 del self._waiting[state.rid]
-            elif now >= deadline and not self._in_line(state):
+            elif self._in_line(state):
+                self._waiting[state.rid] = state, now + self._timeout  # its own wait begins when its turn has come
+            elif now >= deadline:
                 del self._waiting[state.rid]
                 state.fail(_timed_out(state))
 

@@ -191,6 +191,7 @@ class ReqState(InFlight):
         if len(row.token_ids):
             self.has_tokens = True
             self.suspicions = self.retries = 0
+            self.unheard = None
         if row.opening is not None:
             if row.attempt == 0:
                 self.cached_tokens = row.opening.cached_tokens

@@ -21,6 +21,8 @@ TICK = 1.0
 """Seconds between looks at what parts say of themselves; what happens to them is seen at once."""
 DRAIN = 10.0
 """Seconds that frontends get, at a stop, to finish what they serve."""
+LAST_WORDS = 2.0
+"""Seconds that they get then to tell those who are still served that they will not be."""
 GRACE = 5.0
 """Seconds that the other parts get."""
 INTERRUPTED = 130
@@ -195,16 +197,24 @@ class Supervisor:
         """Frontends first, while the others can still finish their requests; then the others."""
         if self._listener is not None:
             self._listener.close()
-        for roles, grace in (({Role.FRONTEND}, DRAIN if self._announced else GRACE), (set(Role), GRACE)):
-            group = [process for process in self._processes.values() if process.part.role in roles]
-            for process in group:
-                process.terminate()
-            deadline = time.monotonic() + grace
-            while any(p.alive for p in group) and (left := deadline - time.monotonic()) > 0 and self._stops < 2:
-                self._node.drain(left)
-                self._take_exits()
-            for process in group:
-                process.kill()
+        frontends = [process for process in self._processes.values() if process.part.role is Role.FRONTEND]
+        self._terminate(frontends, DRAIN if self._announced else GRACE)
+        self._terminate(frontends, LAST_WORDS)
+        for process in frontends:
+            process.kill()
+        others = list(self._processes.values())
+        self._terminate(others, GRACE)
+        for process in others:
+            process.kill()
         while self._processes:
             self._node.drain(TICK)
+            self._take_exits()
+
+    def _terminate(self, group: Sequence[PartProcess], grace: float) -> None:
+        """Ask these to end, and wait for them at most so long; a second stop ends the wait."""
+        for process in group:
+            process.terminate()
+        deadline = time.monotonic() + grace
+        while any(each.alive for each in group) and (left := deadline - time.monotonic()) > 0 and self._stops < 2:
+            self._node.drain(left)
             self._take_exits()
