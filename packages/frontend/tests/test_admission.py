@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError, UnavailableError, from_rejection
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.protocol.values import ModelLimits
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -26,6 +28,73 @@ async def test_stop_strings_are_bounded_in_all(
         if status == 400:
             assert answer.json()["error"]["param"] == "stop"
             assert served.engine.requests() == []
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 20}
+SCORED: dict[str, Any] = {"echo": True, "logprobs": 5, "max_tokens": 0}
+NATIVE: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": 0}
+RESPONSE = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 20}
+
+
+@pytest.fixture
+def roomy(limits: ModelLimits) -> ModelLimits:
+    return msgspec.structs.replace(limits, context_length=262_144, max_total_tokens=262_144)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {**CHAT, "n": 128, "max_tokens": 1000}, "n"),
+        ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 100_000}, "logprobs"),
+        ("/v1/completions", {**SCORED, "prompt": [5] * 8192, "n": 128}, "n"),
+        ("/v1/completions", {**SCORED, "prompt": [[5] * 8192] * 64}, "logprobs"),
+        ("/v1/completions", {"prompt": "hi", "best_of": 20, "logprobs": 5, "max_tokens": 20_000}, "best_of"),
+        ("/v1/responses", {**RESPONSE, "max_output_tokens": 100_000}, "top_logprobs"),
+        ("/generate", {**NATIVE, "input_ids": [5] * 8192, "sampling_params": {"n": 16}}, "sampling_params.n"),
+        ("/generate", {**NATIVE, "input_ids": [[5] * 8192] * 16}, "return_logprob"),
+    ],
+)
+async def test_more_log_probabilities_than_an_answer_can_show_are_refused(
+    engine_of: EngineOf, http_of: HttpOf, roomy: ModelLimits, path: str, body: dict[str, Any], param: str
+) -> None:
+    async with serving(engine_of(limits=roomy)) as served:
+        answer = await http_of(served).post(path, json={"model": "tiny", **body})
+        assert served.engine.requests() == []
+        assert served.manager.running == 0
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert "At most 2097152" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "n": 8, "max_tokens": 4096}),
+        ("/v1/chat/completions", {"messages": CHAT["messages"], "n": 128, "max_tokens": 200_000}),
+        ("/v1/completions", {**SCORED, "prompt": [5] * 8192}),
+        ("/v1/completions", {"prompt": "hi", "best_of": 20, "max_tokens": 200_000}),
+        ("/v1/completions", {"prompt": [5] * 8192, "echo": True, "n": 16, "max_tokens": 200_000}),
+        ("/generate", {**NATIVE, "input_ids": [5] * 8192}),
+        ("/generate", {**NATIVE, "logprob_start_len": -1, "input_ids": [5] * 8192, "sampling_params": {"n": 128}}),
+    ],
+)
+async def test_what_people_ask_of_log_probabilities_is_answered(
+    engine_of: EngineOf, http_of: HttpOf, roomy: ModelLimits, path: str, body: dict[str, Any]
+) -> None:
+    async with serving(engine_of(limits=roomy)) as served:
+        answer = await http_of(served).post(path, json={"model": "tiny", **body})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_an_answer_of_no_given_length_ends_where_its_log_probabilities_would(
+    engine_of: EngineOf, http_of: HttpOf, roomy: ModelLimits
+) -> None:
+    async with serving(engine_of(limits=roomy)) as served:
+        http = http_of(served)
+        for body in ({**CHAT, "n": 2}, {"messages": CHAT["messages"], "n": 2}):
+            await http.post("/v1/chat/completions", json={"model": "tiny", **body})
+        scored, plain = (request.sampling.max_new_tokens for request in served.engine.requests())
+    assert scored == 2_097_152 // (2 * 21)
+    assert plain > 262_000
 
 
 @pytest.mark.parametrize(

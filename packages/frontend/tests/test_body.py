@@ -1,6 +1,7 @@
 """What a body may hold, so that reading it never holds up the event loop for long."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -75,3 +76,19 @@ def test_one_wrong_item_of_a_list_is_enough(schema: type[BaseModel], body: dict[
     with pytest.raises(ValidationError) as error:
         schema.model_validate(body)
     assert error.value.error_count() < 10
+
+
+@pytest.mark.parametrize("value", [{"prompt": [5] * 10_000}, {"prompt": [["a"] * 1_000] * 10}], ids=["ids", "batch"])
+async def test_plain_values_of_an_array_are_not_looked_at_one_by_one(value: dict[str, Any]) -> None:
+    body, calls = json.dumps({**value, "stop": [[]] * 200}).encode(), 0
+
+    def count(_frame: object, _event: str, _given: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        await read(body)
+    finally:
+        sys.setprofile(None)
+    assert calls < 5_000

@@ -15,7 +15,9 @@ from openai.types import CompletionCreateParams
 from openai.types.completion_create_params import CompletionCreateParamsBase
 from tokenizers import Tokenizer, processors
 
+from tercet.frontend.openai import completions
 from tercet.frontend.openai.completion_schema import CompletionRequest
+from tercet.frontend.openai.logprobs import prompt_logprobs
 from tercet.frontend.testing import FakeEngine, Served, Token, decode_spec, serving
 from tercet.protocol.messages import TokenizedGenerateReqInput
 from tercet.protocol.values import unpack_ints
@@ -197,6 +199,25 @@ async def test_rule_7_echo_puts_the_prompt_before_the_text(
         assert choice.logprobs.token_logprobs[0] is None
         assert choice.logprobs.token_logprobs[-2:] == [-0.5, -0.5]
     assert "".join(chunk.choices[0].text for chunk in chunks) == f"{text}Hello world!"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echo_is_scored_once_for_all_choices(
+    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    scored: list[str] = []
+
+    def watched(*given: Any) -> dict[str, list[Any]]:
+        scored.append(given[3])
+        return prompt_logprobs(*given)
+
+    monkeypatch.setattr(completions, "prompt_logprobs", watched)
+    prompts = ["the quick", "brown fox"]
+    async with serving(engine_of()) as served:
+        body = {"model": "tiny", "prompt": prompts, "n": 4, "echo": True, "logprobs": 1, "stream": stream}
+        answer = await http_of(served).post("/v1/completions", json=body)
+    assert answer.text.count('"the"') == 4
+    assert sorted(scored) == sorted(prompts)
 
 
 async def test_rule_8_more_than_the_context_is_refused(engine_of: EngineOf, openai_of: OpenAIOf) -> None:

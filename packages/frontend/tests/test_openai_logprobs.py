@@ -5,7 +5,14 @@ import math
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tercet.frontend.openai.logprobs import CompletionLogprobs, chat_logprobs, entries, prompt_offsets, without_end
+from tercet.frontend.openai.logprobs import (
+    CompletionLogprobs,
+    chat_logprobs,
+    entries,
+    prompt_logprobs,
+    prompt_offsets,
+    without_end,
+)
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.token_bytes import TokenBytes
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
@@ -73,11 +80,12 @@ def test_offsets_of_a_prompt_are_places_in_its_text(text: str, offsets: list[int
 
 def test_offsets_go_on_behind_the_prompt_and_pass_over_what_is_hidden() -> None:
     tokenizer = PromptTokenizer(metaspace().to_str())
-    writer = CompletionLogprobs(TokenBytes(tokenizer), hidden=tokenizer.special_ids)
-    writer.echo("the", [0, 0])
-    first = writer.write([0, 2, 3], [Logprobs(pack_floats([-1.0] * 3))])
-    second = writer.write([0, 2, 3], [Logprobs(pack_floats([-1.0] * 3))])
-    assert [*first["text_offset"], *second["text_offset"]] == [0, 0, 3, 9, 9, 13]
+    names, scores = TokenBytes(tokenizer), Logprobs(pack_floats([-1.0] * 3))
+    echoed = prompt_logprobs(names, tokenizer.special_ids, [0, 2], "the", scores.first(2))
+    writer = CompletionLogprobs(names, hidden=tokenizer.special_ids, offset=len("the"))
+    first, second = writer.write([3, 0, 2], [scores]), writer.write([3], [scores])
+    offsets = [*echoed["text_offset"], *first["text_offset"], *second["text_offset"]]
+    assert offsets == [0, 0, 3, 9, 9, 13]
 
 
 def test_entries_beyond_the_tokens_are_left_out(tokenizer: Tokenizer) -> None:

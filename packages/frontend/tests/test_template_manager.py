@@ -127,6 +127,12 @@ def test_allowed_variables_reach_the_template() -> None:
     assert "enable_thinking" in TemplateManager(source, {}).variables
 
 
+def test_variables_are_a_clients_text() -> None:
+    source = "{{ reasoning_effort }}{{ thinking_budget + 1 }}{% if enable_thinking is true %}!{% endif %}"
+    chat = prompt(("user", "a"), kwargs={"reasoning_effort": "low", "thinking_budget": 7, "enable_thinking": True})
+    assert TemplateManager(source, {}).render(chat, lambda text: f"[{text}]") == "[low]8!"
+
+
 @pytest.mark.parametrize(
     ("config", "jinja", "found"),
     [

@@ -1,6 +1,8 @@
 """Bare text becomes JSON of a type its schema allows."""
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,55 @@ from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, ValueWriter, ki
 def test_kinds_of_a_schema(schema: object, expected: set[str]) -> None:
     root = {"$defs": {"list": {"type": "array"}, "round": {"$ref": "#/$defs/round"}}}
     assert kinds(schema, root) == expected
+
+
+class Watched(dict[str, Any]):
+    """A schema that counts how often any was looked into."""
+
+    looks = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        Watched.looks += 1
+        return super().get(key, default)
+
+
+@pytest.fixture
+def watched() -> Iterator[type[Watched]]:
+    Watched.looks = 0
+    yield Watched
+    assert Watched.looks < 10_000
+
+
+ITSELF = {"$ref": "#/properties/x"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"anyOf": [ITSELF] * 24}, set()),
+        ({"anyOf": [{"type": "integer"}, *[ITSELF] * 24]}, set()),
+        ({"allOf": [ITSELF] * 24}, set()),
+        ({"allOf": [*[ITSELF] * 24, {"type": "integer"}]}, {"integer"}),
+        ({"oneOf": [{"$ref": "#/properties/y"}] * 24}, {"string"}),
+        ({"anyOf": [{"type": "integer"}] * 20_000}, set()),
+        ({"allOf": [{"minimum": 1}] * 20_000}, set()),
+        ({"enum": [1] * 20_000}, {"integer"}),
+    ],
+)
+def test_schemas_without_end_are_looked_at_for_a_while(
+    watched: type[Watched], schema: dict[str, Any], expected: set[str]
+) -> None:
+    shared = {"x": schema, "y": {"anyOf": [{"type": "string"}] * 24}}
+    root = json.loads(json.dumps({"properties": shared}), object_hook=watched)
+    assert kinds(root["properties"]["x"], root) == expected
+
+
+def test_a_reference_is_looked_into_once_for_all_schemas_of_a_root(watched: type[Watched]) -> None:
+    branches = [{"type": "string"}] * 500
+    root = json.loads(json.dumps({"$defs": {"long": {"anyOf": branches}}}), object_hook=watched)
+    known: dict[str, frozenset[str]] = {}
+    for _ in range(500):
+        assert kinds({"$ref": "#/$defs/long"}, root, known) == STRING
 
 
 @pytest.mark.parametrize(

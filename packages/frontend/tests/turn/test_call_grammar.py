@@ -258,3 +258,20 @@ def test_only_we_guide_the_grammar() -> None:
     assert "mine" not in grammar_of("hermes", (loose,)).text
     with pytest.raises(BadRequestError, match="'type' 'object'"):
         grammar_of("hermes", (ToolSpec("f", {"type": "string"}),))
+
+
+@pytest.mark.parametrize("name", ["glm", "qwen3_coder"])
+def test_an_argument_that_is_defined_by_itself_is_text(name: str) -> None:
+    looks = 0
+
+    class Watched(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().get(key, default)
+
+    argument = Watched(anyOf=[Watched({"$ref": "#/properties/x"}) for _ in range(24)])
+    tool = ToolSpec("f", {"properties": Watched(x=argument), "required": ["x"]})
+    grammar = grammar_of(name, (tool,))
+    assert looks < 1_000
+    assert accepts(grammar, written(name, ("f", {"x": "any words"})))

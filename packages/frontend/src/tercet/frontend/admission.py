@@ -1,6 +1,8 @@
 """The last look at a request: what can only be checked with the model, and partly only once the prompt has a length."""
 
 import secrets
+import sys
+from collections.abc import Sequence
 
 import msgspec
 
@@ -9,6 +11,8 @@ from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.served_model import ServedModel
 from tercet.protocol.values import SamplingParams
 
+MAX_SCORES = 2_097_152
+"""Log-probabilities that one answer shows: each costs up to 5 µs of the event loop, and 60 bytes of JSON."""
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 """Of all stop strings of a request together: what detokenizers take."""
@@ -21,6 +25,25 @@ def check_stops(request: GenerateRequest) -> None:
         raise BadRequestError(message, param="stop")
 
 
+def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingParams], prompts: Sequence[int]) -> None:
+    """Raises BadRequestError for an answer that would show too many log-probabilities.
+
+    `params` are complete; `prompts` are the lengths of the prompts.
+    """
+    scores = sum(
+        chosen.n * (length * request.logprobs.prompt + chosen.max_new_tokens) * (1 + request.logprobs.top)
+        for request, chosen, length in zip(requests, params, prompts, strict=True)
+        if request.logprobs is not None and request.logprobs_param
+    )
+    if scores > MAX_SCORES:
+        first = requests[0]
+        raise BadRequestError(
+            f"The answer could have {scores} log-probabilities: choices times tokens, with those of an echoed prompt, "
+            f"times one more than the alternatives of each. At most {MAX_SCORES} are possible.",
+            param=first.n_param if first.sampling.n > 1 else first.logprobs_param,
+        )
+
+
 def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -> SamplingParams:
     """Complete and check a request's sampling now that its prompt's length is known. Raises BadRequestError."""
     params, limits = request.sampling, model.limits
@@ -30,7 +53,7 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
         raise BadRequestError("The prompt has no tokens.", param=request.prompt.param)
     wanted = request.max_tokens
     if wanted is None:
-        wanted = max(min(room, request.default_tokens or room), 1)
+        wanted = max(min(room, request.default_tokens or _most_tokens(request)), 1)
     if wanted > room:
         raise ContextLengthExceededError(
             f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + wanted} "
@@ -45,3 +68,10 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
                 raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
     seed = request.seed if request.seed is not None else secrets.randbits(64)
     return msgspec.structs.replace(params, max_new_tokens=wanted, seed=seed & (2**64 - 1), grammar=request.grammar)
+
+
+def _most_tokens(request: GenerateRequest) -> int:
+    """How long each answer may get for all that is to be shown of its tokens."""
+    if request.logprobs is None or not request.logprobs_param:
+        return sys.maxsize
+    return MAX_SCORES // (request.sampling.n * (1 + request.logprobs.top))

@@ -4,7 +4,7 @@ Duplicate keys: the last one counts, as in Python's, JavaScript's and OpenAI's o
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -28,6 +28,7 @@ MAX_VALUES = 131_072
 """Of objects and arrays, and of what has a name in an object: validating so many holds up nobody for long."""
 _MOST_BRACKETS = 8 * MAX_VALUES
 """Of a body that is parsed at all. Some may stand in texts, where they are no values."""
+_HOLDERS = frozenset({dict, list})
 _ERRORS_READ = 100
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -83,15 +84,17 @@ def _check_shape(data: object) -> None:
         values += len(level) + sum(len(each) for each in level if isinstance(each, dict))
         if values > MAX_VALUES:
             raise BadRequestError(f"The body has more than {MAX_VALUES} values.")
-        level = [
-            inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
-            if isinstance(inner, dict | list)
-        ]
+        level = [inner for each in level for inner in _values(each) if isinstance(inner, dict | list)]
         if not level:
             return
     raise BadRequestError(f"The body is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _values(value: object) -> Iterable[object]:
+    """What an object or an array holds; nothing for an array without either, such as millions of ids, or a scalar."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) and not _HOLDERS.isdisjoint(map(type, value)) else ()
 
 
 def _refusal(error: ValidationError, data: object) -> BadRequestError:

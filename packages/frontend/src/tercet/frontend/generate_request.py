@@ -62,6 +62,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprobs: LogprobParams | None = None
+    logprobs_param: str = "logprobs"
+    """The parameter that asked to be shown them, for error messages; empty when only we look at them."""
+    n_param: str = "n"
+    """The parameter that asked for `sampling.n`, for error messages."""
     grammar: Grammar | None = None
     """What the answer must be an instance of: `grammar.compiler.to_grammar` of a constraint."""
     grammar_param: str = "response_format"

@@ -169,6 +169,8 @@ def to_generate(body: NativeGenerate, model: ServedModel) -> list[GenerateReques
         skip_special_tokens=asked.skip_special_tokens is not False,
         spaces_between_special_tokens=asked.spaces_between_special_tokens is not False,
         logprobs=logprobs,
+        logprobs_param="return_logprob",
+        n_param="sampling_params.n",
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
         grammar_param=constraint.param if constraint else "",
         priority=body.priority or 0,

@@ -162,7 +162,7 @@ class TemplateManager:
         try:
             text = self._template.render(
                 **self._special_tokens,
-                **prompt.kwargs,
+                **{name: _guarded(value, guard) for name, value in prompt.kwargs.items()},
                 messages=messages,
                 tools=_guarded(prompt.tools, guard),
                 documents=None,

@@ -1,6 +1,6 @@
 """The request of /v1/chat/completions: every field OpenAI documents, and this field's extensions."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,6 +12,7 @@ from tercet.frontend.openai.structured_schema import StructuredFields
 from tercet.frontend.openai.tool_schema import ToolFields
 
 Anything = dict[str, Any]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TemplateValue = bool | Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | Name
 
 
@@ -34,7 +35,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     prompt_cache_retention: Name | None = None
     prediction: Anything | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
 
     modalities: Annotated[list[Name], Field(max_length=8)] | None = None
     audio: Anything | None = None
@@ -60,6 +61,15 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
         refuse("moderation", self.moderation, harmless=False)
         refuse("web_search_options", self.web_search_options, harmless=False)
         return self
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _effort_is_a_word_of_the_api(cls, kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+        if kwargs and kwargs.get("reasoning_effort", "none") not in get_args(Effort):
+            param = "chat_template_kwargs.reasoning_effort"
+            message = f"Invalid value for '{param}': it must be one of {', '.join(get_args(Effort))}."
+            raise BadRequestError(message, param=param, code="invalid_value")
+        return kwargs
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "ChatRequest":

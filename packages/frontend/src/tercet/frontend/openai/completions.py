@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -18,7 +18,7 @@ from tercet.frontend.generate_request import GenerateRequest, TextPrompt, TokenP
 from tercet.frontend.generation import Arrival, Generation
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.openai.completion_schema import CompletionRequest
-from tercet.frontend.openai.logprobs import CompletionLogprobs, prompt_offsets, without_end
+from tercet.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs, without_end
 from tercet.frontend.openai.structured_schema import constraint_of
 from tercet.frontend.openai.usage import usage
 from tercet.frontend.req_state import ReqState
@@ -86,11 +86,20 @@ def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequ
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
         logprobs=logprobs,
+        logprobs_param="logprobs" if body.logprobs is not None else "",
+        n_param="best_of" if body.chooses else "n",
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
         grammar_param=constraint.param if constraint else "",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )
+
+
+class _Echo(NamedTuple):
+    """A prompt, as an answer that echoes it begins."""
+
+    text: str
+    scores: dict[str, list[Any]] | None
 
 
 class CompletionForm:
@@ -115,6 +124,7 @@ class CompletionForm:
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
         self._suffix = b'],"usage":null}\n\n' if body.include_usage else b"]}\n\n"
         self._begun: dict[int, CompletionLogprobs] = {}
+        self._prompts: dict[str, _Echo] = {}
 
     def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
         """One chunk for each choice with news."""
@@ -158,31 +168,37 @@ class CompletionForm:
         finish: FinishReason | None,
     ) -> dict[str, Any]:
         """A choice of a chunk or of the whole; the first of each number begins with the prompt when that is echoed."""
-        first = number not in self._begun
-        writer = self._begun.get(number) or self._begun.setdefault(number, self._writer(state))
+        echo = self._echoed(state) if self._echo and number not in self._begun else _Echo("", None)
+        writer = self._begun.get(number) or self._begun.setdefault(number, self._writer(state, len(echo.text)))
         if self._scores_only:
             text, ids, logprobs = "", [], []
         elif not self._shows_end:
             ids = without_end(ids, finish)
-        if first and self._echo:
-            prompt_ids = unpack_ints(state.prompt_ids)
-            prompt = self._prompt_text(state, prompt_ids)
-            text = prompt + text
-            if state.prompt_logprobs is not None:
-                ids, logprobs = [*prompt_ids, *ids], [state.prompt_logprobs, *logprobs]
-                names, specials = self._model.files.token_bytes, self._model.tokenizer.special_ids
-                writer.echo(prompt, prompt_offsets(names, specials, prompt_ids, prompt))
+        scores = writer.write(ids, logprobs) if self._logprobs else None
+        if scores is not None and echo.scores is not None:
+            scores = {name: echo.scores[name] + values for name, values in scores.items()}
         reason = finish.type.value if finish else None
         return {
             "index": number,
-            "text": text,
-            "logprobs": writer.write(ids, logprobs) if self._logprobs else None,
+            "text": echo.text + text,
+            "logprobs": scores,
             "finish_reason": "length" if reason and self._scores_only else reason,
         }
 
-    def _writer(self, state: ReqState) -> CompletionLogprobs:
+    def _writer(self, state: ReqState, offset: int) -> CompletionLogprobs:
         hidden = self._model.tokenizer.special_ids if state.request.skip_special_tokens else frozenset()
-        return CompletionLogprobs(self._model.files.token_bytes, hidden)
+        return CompletionLogprobs(self._model.files.token_bytes, hidden, offset)
+
+    def _echoed(self, state: ReqState) -> "_Echo":
+        """What every choice of a prompt begins with, made once."""
+        if state.rid not in self._prompts:
+            ids = unpack_ints(state.prompt_ids)
+            text, scores = self._prompt_text(state, ids), None
+            if state.prompt_logprobs is not None:
+                names, specials = self._model.files.token_bytes, self._model.tokenizer.special_ids
+                scores = prompt_logprobs(names, specials, ids, text, state.prompt_logprobs)
+            self._prompts[state.rid] = _Echo(text, scores)
+        return self._prompts[state.rid]
 
     def _prompt_text(self, state: ReqState, prompt_ids: Sequence[int]) -> str:
         prompt = state.request.prompt

@@ -2,8 +2,7 @@
 
 import codecs
 import math
-from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from tercet.frontend.token_bytes import TokenBytes, spelling
@@ -75,20 +74,14 @@ def prompt_offsets(names: TokenBytes, specials: Container[int], token_ids: Seque
 class CompletionLogprobs:
     """`choices[].logprobs` of completions, whose offsets run on from chunk to chunk of one choice.
 
-    Tokens that are `hidden` leave nothing in the text.
+    Tokens that are `hidden` leave nothing in the text. The first begins at `offset`: behind a prompt that is echoed.
     """
 
-    def __init__(self, names: TokenBytes, hidden: Container[int] = ()) -> None:
+    def __init__(self, names: TokenBytes, hidden: Container[int] = (), offset: int = 0) -> None:
         self._names = names
         self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
-        self._prompt: deque[int] = deque()
-
-    def echo(self, prompt: str, offsets: Iterable[int]) -> None:
-        """The text begins with the prompt, and what is written next with its tokens, which stand at `offsets`."""
-        self._prompt.extend(offsets)
-        self._offset = len(prompt)
+        self._offset = offset
 
     def write(self, token_ids: Sequence[int], parts: Sequence[Logprobs]) -> dict[str, list[Any]]:
         """The next tokens; entries beyond `token_ids` are left out.
@@ -104,7 +97,7 @@ class CompletionLogprobs:
             tokens.append(name)
             values.append(chosen)
             tops.append(None if chosen is None else {**self._named(alternatives), name: chosen})
-            offsets.append(self._prompt.popleft() if self._prompt else self._passed(token_id))
+            offsets.append(self._passed(token_id))
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _passed(self, token_id: int) -> int:
@@ -120,3 +113,11 @@ class CompletionLogprobs:
 
     def _name(self, token_id: int) -> str:
         return spelling(self._names[token_id], "bytes:")
+
+
+def prompt_logprobs(
+    names: TokenBytes, specials: Container[int], token_ids: Sequence[int], text: str, scores: Logprobs
+) -> dict[str, list[Any]]:
+    """`choices[].logprobs` of a prompt that is echoed."""
+    written = CompletionLogprobs(names).write(token_ids, [scores])
+    return {**written, "text_offset": list(prompt_offsets(names, specials, token_ids, text))}

@@ -1,40 +1,72 @@
 """Arguments written as bare text, turned into JSON values by the types their schema allows."""
 
 import json
-from collections.abc import Iterable
 
 from tercet.frontend.parsers.json_scan import escaped
 from tercet.frontend.parsers.port import Schema
 from tercet.frontend.parsers.python_scan import python_to_json
 from tercet.frontend.parsers.reader import MOST_HELD, Emit
 
-_DEEPEST = 8
+_DEEPEST = 32
+_MOST_SCHEMAS = 1_000
+"""Looked at for the types of one value: some schemas of a few lines never end."""
 _PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 STRING = frozenset({"string"})
 UNKNOWN: frozenset[str] = frozenset()
 
 
-def kinds(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
-    """The JSON types a schema allows; empty when it does not say. References are followed within `root`."""
-    if not isinstance(schema, dict) or depth > _DEEPEST:
+def kinds(schema: object, root: Schema, known: dict[str, frozenset[str]] | None = None) -> frozenset[str]:
+    """The JSON types a schema allows; empty when it does not say, or says it in too many words.
+
+    References are followed within `root`. `known` keeps what they came to, for further schemas of the same root.
+    """
+    return _Search(root, {} if known is None else known).kinds(schema)
+
+
+class _Search:
+    """Looks through one schema: into each reference once, and no farther than there is room."""
+
+    def __init__(self, root: Schema, known: dict[str, frozenset[str]]) -> None:
+        self._root = root
+        self._known = known
+        self._room = _MOST_SCHEMAS
+
+    def kinds(self, schema: object, depth: int = 0) -> frozenset[str]:
+        self._room -= 1
+        if not isinstance(schema, dict) or depth > _DEEPEST or self._room < 0:
+            return UNKNOWN
+        if isinstance(reference := schema.get("$ref"), str):
+            return self._behind(reference, depth)
+        match schema.get("type"):
+            case str(kind):
+                return frozenset({kind})
+            case list(several):
+                return frozenset(kind for kind in several if isinstance(kind, str))
+        if isinstance(values := schema.get("enum"), list):
+            return frozenset(map(_kind, set(map(type, values))))
+        if "const" in schema:
+            return frozenset({_kind(type(schema["const"]))})
+        for word in ("anyOf", "oneOf"):
+            if isinstance(branches := schema.get(word), list):
+                return self._union(branches, depth + 1)
+        if isinstance(branches := schema.get("allOf"), list):
+            found = (self.kinds(branch, depth + 1) for branch in branches[:_MOST_SCHEMAS])
+            return next(filter(None, found), UNKNOWN)
         return UNKNOWN
-    if isinstance(reference := schema.get("$ref"), str):
-        return kinds(_resolved(reference, root), root, depth + 1)
-    match schema.get("type"):
-        case str(kind):
-            return frozenset({kind})
-        case list(several):
-            return frozenset(kind for kind in several if isinstance(kind, str))
-    if isinstance(values := schema.get("enum"), list):
-        return frozenset(map(_kind, values))
-    if "const" in schema:
-        return frozenset({_kind(schema["const"])})
-    for word in ("anyOf", "oneOf"):
-        if isinstance(branches := schema.get(word), list):
-            return _union(kinds(branch, root, depth + 1) for branch in branches)
-    if isinstance(branches := schema.get("allOf"), list):
-        return next((found for branch in branches if (found := kinds(branch, root, depth + 1))), UNKNOWN)
-    return UNKNOWN
+
+    def _behind(self, reference: str, depth: int) -> frozenset[str]:
+        if reference not in self._known:
+            self._known[reference] = UNKNOWN  # while it is looked into: what refers to itself does not say
+            self._known[reference] = self.kinds(_resolved(reference, self._root), depth + 1)
+        return self._known[reference]
+
+    def _union(self, branches: list[object], depth: int) -> frozenset[str]:
+        found: frozenset[str] = frozenset()
+        for branch in branches:
+            if not (more := self.kinds(branch, depth)):
+                return UNKNOWN
+            found |= more
+        return found
 
 
 def _resolved(reference: str, root: Schema) -> object:
@@ -44,13 +76,8 @@ def _resolved(reference: str, root: Schema) -> object:
     return place
 
 
-def _union(found: Iterable[frozenset[str]]) -> frozenset[str]:
-    branches = list(found)
-    return frozenset().union(*branches) if all(branches) else UNKNOWN
-
-
-def _kind(value: object) -> str:
-    return _PYTHON_TYPES.get(type(value), "null")
+def _kind(python: type) -> str:
+    return _PYTHON_TYPES.get(python, "null")
 
 
 def to_json(text: str, allowed: frozenset[str]) -> str:
@@ -79,7 +106,7 @@ def _fits(text: str, allowed: frozenset[str]) -> bool:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return False
-    kind = _kind(value)
+    kind = _kind(type(value))
     if kind == "string" or not allowed:
         return kind != "string"
     return kind in allowed or (kind == "integer" and "number" in allowed)

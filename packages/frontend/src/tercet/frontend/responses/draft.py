@@ -110,6 +110,7 @@ class Drafter:
             seed=origin.seed,
             stop=request.stops(),
             logprobs=LogprobParams(top=request.top_logprobs or 0) if request.wants_logprobs else None,
+            logprobs_param="top_logprobs",
             priority=request.priority or 0,
             cache_salt=request.cache_salt or "",
         )

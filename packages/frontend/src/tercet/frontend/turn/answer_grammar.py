@@ -3,14 +3,12 @@
 import msgspec
 import orjson
 
-from tercet.frontend.errors import BadRequestError
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.grammar.lark import LarkWriter, quoted, slashed
-from tercet.frontend.grammar.limits import MAX_TEXT
 from tercet.frontend.grammar.spec import Constraint, Tokens
 from tercet.frontend.parsers.port import ReasoningFraming, ToolFraming, ToolSpec
 from tercet.frontend.turn.call_grammar import CallGrammar
-from tercet.frontend.turn.rules import Rules, any_token_but, escaped, one_token_of
+from tercet.frontend.turn.rules import Rules, any_token_but, check_size, escaped, one_token_of
 from tercet.protocol.values import Grammar, GrammarKind
 
 _CONSTRAINT = "tercet"
@@ -48,8 +46,7 @@ def answer_grammar(
     text = rules.text(f"{_reasoning(rules, thinking)} {answer}" if thinking else answer)
     if constraint is not None:
         text = _beside(text, LarkWriter(tokens).grammar(constraint))
-    if len(text.encode()) > MAX_TEXT:
-        raise BadRequestError(f"The grammar of tools and format is longer than {MAX_TEXT} bytes.", param="tools")
+    check_size(len(text.encode()))
     return Grammar(GrammarKind.LARK, text)
 
 

@@ -98,6 +98,7 @@ class CallGrammar:
                 "and 'required' an array.",
                 param="tools",
             )
+        known: dict[str, frozenset[str]] = {}
         first, rest = "", ""  # what may follow before, and after, the first argument written
         for key, inner in reversed(properties.items()):
             if not _WRITABLE_KEYS[self._framing.style].fullmatch(key):
@@ -106,7 +107,7 @@ class CallGrammar:
                     param="tools",
                 )
             name = self._rules.literal(self._framing.key_prefix_of(key))
-            argument = self._rules.add(f"{name} {self._value(tool, inner, schema)}")
+            argument = self._rules.add(f"{name} {self._value(tool, inner, schema, known)}")
             if key in required:
                 first, rest = f"{argument} {rest}", f"{separator} {argument} {rest}"
             else:
@@ -115,8 +116,8 @@ class CallGrammar:
             first, rest = self._rules.add(first), self._rules.add(rest)
         return first or _NOTHING
 
-    def _value(self, tool: ToolSpec, schema: Any, root: dict[str, Any]) -> str:
-        """One argument's value, with what ends it."""
+    def _value(self, tool: ToolSpec, schema: Any, root: dict[str, Any], known: dict[str, frozenset[str]]) -> str:
+        """One argument's value, with what ends it. `known` are the types that references within `root` came to."""
         suffix = self._framing.key_suffix
         inner = schema if isinstance(schema, dict) else {}
         defined: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
@@ -127,7 +128,7 @@ class CallGrammar:
             texts = [each if isinstance(each, str) else orjson.dumps(each).decode() for each in choices]
             written = (self._rules.literal(text) or _NOTHING for text in texts)
             return f"({' | '.join(written)}) {self._rules.literal(suffix)}"
-        allowed = kinds(inner, root)
+        allowed = kinds(inner, root, known)
         if allowed != UNKNOWN and "string" not in allowed:
             return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
         if tool.strict and allowed == STRING:

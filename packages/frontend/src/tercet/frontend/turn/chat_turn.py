@@ -63,6 +63,7 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprobs: LogprobParams | None = None
+    logprobs_param: str = "logprobs"
     priority: int = 0
     cache_salt: str = ""
 

@@ -104,6 +104,7 @@ class TurnPlanner:
                 skip_special_tokens=turn.skip_special_tokens and not special,
                 spaces_between_special_tokens=turn.spaces_between_special_tokens,
                 logprobs=turn.logprobs,
+                logprobs_param=turn.logprobs_param,
                 grammar=await _grammar(turn, model, names, tools, prompt),
                 grammar_param=_grammar_param(turn),
                 priority=turn.priority,

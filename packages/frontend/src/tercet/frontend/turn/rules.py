@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable
 
+from tercet.frontend.errors import BadRequestError
 from tercet.frontend.grammar.lark import LarkWriter
+from tercet.frontend.grammar.limits import MAX_TEXT
 from tercet.frontend.grammar.spec import Tokens
 
 
@@ -14,22 +16,33 @@ class Rules:
         self.tokens = tokens
         self.literal = LarkWriter(tokens).literal
         self._rules: list[str] = []
+        self._size = 0
 
     def add(self, body: str, options: str = "") -> str:
-        """A rule's name."""
+        """A rule's name. Raises BadRequestError when all rules together are too long."""
         name = f"rule_{len(self._rules) + 1}"
-        self._rules.append(f"{name}{f'[{options}]' if options else ''}: {body}")
-        return name
+        return self._keep(name, f"{name}{f'[{options}]' if options else ''}: {body}")
 
     def terminal(self, body: str) -> str:
-        """A terminal's name: what one lexeme matches."""
+        """A terminal's name: what one lexeme matches. Raises BadRequestError, as `add` does."""
         name = f"TERMINAL_{len(self._rules) + 1}"
-        self._rules.append(f"{name}: {body}")
+        return self._keep(name, f"{name}: {body}")
+
+    def _keep(self, name: str, rule: str) -> str:
+        self._size += len(rule)
+        check_size(self._size)
+        self._rules.append(rule)
         return name
 
     def text(self, start: str) -> str:
         """The grammar that begins with `start`."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+
+def check_size(size: int) -> None:
+    """Raises BadRequestError for more bytes than a grammar may have."""
+    if size > MAX_TEXT:
+        raise BadRequestError(f"The grammar of tools and format is longer than {MAX_TEXT} bytes.", param="tools")
 
 
 def escaped(text: str) -> str:

@@ -17,6 +17,7 @@ class ArgumentsWriter:
         self._schema = schema
         properties = schema.get("properties")
         self._properties: Mapping[str, object] = properties if isinstance(properties, dict) else {}
+        self._known: dict[str, frozenset[str]] = {}
         self._otherwise = otherwise
         self._empty = True
 
@@ -24,7 +25,7 @@ class ArgumentsWriter:
         """Write `key` and the value that stands here up to an end marker, which is returned."""
         self._sink.arguments(("{" if self._empty else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         self._empty = False
-        allowed = kinds(self._properties.get(key), self._schema) or self._otherwise
+        allowed = kinds(self._properties.get(key), self._schema, self._known) or self._otherwise
         writer = ValueWriter(self._sink.arguments, allowed)
         marker = yield from reader.until(ends, writer.add)
         if not marker:
