@@ -14,6 +14,7 @@ ApiError
 ├── PayloadTooLargeError 413
 ├── UnsupportedMediaTypeError 415
 ├── RateLimitError 429
+├── HeadersTooLongError 431
 ├── RequestAbortedError 499
 ├── ServerError 500
 └── UnavailableError 503
@@ -146,6 +147,14 @@ class RateLimitError(ApiError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+
+
+class HeadersTooLongError(ApiError):
+    """The head of the request, or what trails its body, is longer than the server reads."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "request_headers_too_long"
 
 
 class RequestAbortedError(ApiError):
