@@ -224,6 +224,50 @@ async def test_a_client_that_reads_late_gets_everything(engine_of: EngineOf) -> 
     assert "".join(filter(None, content)) == "".join(texts)
 
 
+def long_answer(*, stream: bool) -> tuple[Callable[[object, int], list[Token]], bytes]:
+    """More than the sockets hold, and the request for it."""
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "stream": stream}
+    body = json.dumps(asked).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    return lambda _request, _index: [Token(5, "x" * 200_000)] * 60, head % len(
+        body
+    ) + b"connection: close\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_does_not_read_is_gone(
+    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("tercet.frontend.http_server._READ_SECONDS", 0.1)
+    script, ask = long_answer(stream=stream)
+    async with serving(engine_of(script)) as served, asyncio.timeout(20):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]), limit=1024)
+        writer.write(ask)
+        while not served.engine.requests():  # noqa: ASYNC110 - the fake has no event for it
+            await asyncio.sleep(0.002)
+        await served.until_idle()
+        while served.server.server_state.connections:  # noqa: ASYNC110 - nor has the server
+            await asyncio.sleep(0.01)
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_reads_slowly_is_waited_for(
+    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("tercet.frontend.http_server._READ_SECONDS", 0.4)
+    script, ask = long_answer(stream=stream)
+    async with serving(engine_of(script)) as served, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]), limit=1024)
+        writer.write(ask)
+        length = 0
+        while piece := await reader.read(50_000):
+            length += len(piece)
+            await asyncio.sleep(0.005)
+        writer.close()
+    assert length > 60 * 200_000
+
+
 def test_a_socket_is_inherited_or_made() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as parent,

@@ -17,6 +17,8 @@ from tercet.frontend.event_stream import WRITE, Write
 
 _HEAD_SECONDS = 30.0
 """Time that the head of a request has to arrive in, the first of a connection and every later one."""
+_READ_SECONDS = 60.0
+"""Time in which a client takes something of what there is for it: one that takes nothing is gone."""
 _TOO_LONG = "The headers of the request are too long."
 _TICK = 1.0
 """Seconds between looks at the clock, for the date in answers."""
@@ -41,7 +43,10 @@ class Serving(Protocol):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, which has no such bounds: hangs up on request heads that are too long, or take too long to arrive."""
+    """uvicorn's, which has no such bounds.
+
+    Hangs up on request heads that are too long, or take too long to arrive, and on clients that do not read.
+    """
 
     head_limit = 0
     """Bytes of a head, trailers included; and of what else surrounds a body, at a stretch."""
@@ -52,6 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """Since the parser last had something to show for what it was fed."""
     _progressed = False
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The time for its first request runs."""
@@ -61,6 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
         self._head_came()
+        self._has_read()
         super().connection_lost(exc)
 
     @property
@@ -121,18 +128,62 @@ class BoundedProtocol(HttpToolsProtocol):
         self._progressed = True
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        """The client is behind."""
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        """It has caught up, but for what fits into the buffer."""
+        self._has_read()
+        if self.transport.is_closing():
+            self._await_reader()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """An answer is whole, and may have been the last."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._await_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No next request has come."""
+        self._hang_up()
+
     def send_400_response(self, msg: str) -> None:
         """In the words of every other error, unless there is an answer already."""
         if not self.transport.is_closing():
             self._refuse(BadRequestError(msg))
 
     def _wait_for_head(self) -> None:
-        self._deadline = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+        self._deadline = self.loop.call_later(_HEAD_SECONDS, self._hang_up)
 
     def _head_came(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _await_reader(self) -> None:
+        """Look again later. Nothing is written meanwhile: what is unread gets less, unless nobody reads."""
+        if self._unread is None:
+            self._unread = self.loop.call_later(_READ_SECONDS, self._look, self.transport.get_write_buffer_size())
+
+    def _has_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _look(self, before: int) -> None:
+        self._unread = None
+        if self.transport.get_write_buffer_size() < before:
+            self._await_reader()
+        else:
+            self.transport.abort()
+
+    def _hang_up(self) -> None:
+        """Close, once what is written has been read."""
+        self.transport.close()
+        self._await_reader()
 
     def _check_length(self) -> None:
         """Raises ValueError, which ends the parsing."""
@@ -152,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
             ]
             told = b"".join(b"%b: %b\r\n" % header for header in headers)
             self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], told, body))
-        self.transport.close()
+        self._hang_up()
 
     @property
     def _awaits_body(self) -> bool:
