@@ -117,6 +117,34 @@ async def test_a_stream_of_a_response_that_is_deleted_ends_and_says_so(
     assert "not found" in seen[-1].message
 
 
+@pytest.mark.parametrize("verb", ["close", "delete"])
+async def test_whoever_follows_no_more_leaves_nothing_and_disturbs_nobody(
+    verb: str, engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
+) -> None:
+    async with serving(engine_of(counting, auto=False), store=store) as served:
+        assert served.kept is not None
+        news = served.kept.background._news
+        client = openai_of(served)
+        stream = await client.responses.create(**BODY, stream=True)
+        response = (await anext(stream)).response.id
+        other = await client.responses.retrieve(response, stream=True)
+        await anext(other)
+        await until_running(served)
+        async with asyncio.timeout(10):
+            while response not in news:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            await stream.close()
+            if verb == "close":
+                for _ in WORDS:
+                    served.engine.step()
+            else:
+                await client.responses.delete(response)
+            await numbered(other)
+            await served.until_idle()
+            while news:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+
 async def test_only_background_responses_are_streamed_again(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -37,7 +38,8 @@ class Background:
         self._drafter = drafter
         self._store = store
         self._working: dict[Lease, asyncio.Task[None]] = {}
-        self._news: dict[str, asyncio.Event] = {}
+        self._news: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        """What the followers of a response wait for, for as long as there is one."""
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -78,7 +80,6 @@ class Background:
                 news = self._news.setdefault(response, asyncio.Event())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), _FOLLOW_SECONDS)
-        self._news.pop(response, None)
 
     def stop(self, response: str) -> None:
         """Stop working on one that was cancelled or deleted."""
