@@ -17,6 +17,7 @@ ApiError
 ├── HeadersTooLongError 431
 ├── RequestAbortedError 499
 ├── ServerError 500
+│   └── DeadlyRequestError
 └── UnavailableError 503
 
 Every one of them ends one request and nothing else.
@@ -167,6 +168,14 @@ class RequestAbortedError(ApiError):
 
 class ServerError(ApiError):
     """The server failed this request."""
+
+
+class DeadlyRequestError(ServerError):
+    """Parts of the server die of this request."""
+
+    def headers(self) -> dict[str, str]:
+        """What the clients of OpenAI and Anthropic read, who else would send it again."""
+        return {"x-should-retry": "false"}
 
 
 class UnavailableError(ApiError):
