@@ -228,6 +228,21 @@ async def test_a_frontend_that_leaves_hands_its_work_on(
         assert (made.status, made.output_text) == ("completed", "".join(WORDS))
 
 
+async def test_its_id_ends_it_whoever_makes_it(engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig) -> None:
+    async with serving(engine_of(counting, auto=False), store=store) as leaving:
+        queued = [await openai_of(leaving).responses.create(**BODY) for _ in range(2)]
+        await until_running(leaving)
+        await openai_of(leaving).post("../abort_request", body={"rid": queued[0].id}, cast_to=object)
+        first = await ended(openai_of(leaving), queued[0].id)
+    async with serving(engine_of(counting, auto=False), store=store, peer="frontend-1") as heir:
+        await until_running(heir)
+        await openai_of(heir).post("../abort_request", body={"rid": queued[1].id}, cast_to=object)
+        second = await ended(openai_of(heir), queued[1].id)
+    for made in (first, second):
+        assert made.error is not None
+        assert (made.status, made.error.message) == ("failed", "The request was aborted.")
+
+
 async def test_what_fails_again_and_again_is_given_up(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:

@@ -68,7 +68,7 @@ async def test_a_response_is_made(engine_of: EngineOf, openai_of: OpenAIOf) -> N
         answer = await openai_of(served).responses.create(**BODY, metadata={"a": "b"}, user="me")
     assert answer.output_text == "Hello world!"
     assert (answer.status, answer.error, answer.incomplete_details) == ("completed", None, None)
-    assert answer.id.startswith("resp_frontend-0_")
+    assert answer.id.startswith("resp_frontend-0-")
     assert (answer.metadata, answer.user) == ({"a": "b"}, "me")
     assert answer.completed_at is not None
     assert answer.usage is not None

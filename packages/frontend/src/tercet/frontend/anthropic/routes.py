@@ -1,7 +1,6 @@
 """Anthropic's /v1/messages and /v1/messages/count_tokens."""
 
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -52,8 +51,9 @@ class AnthropicServingMessages:
         )
         plan = await self._plan(turn, model)
         told = body.thinking is None or body.thinking.display != "omitted"
-        writer = MessageWriter(f"msg_{secrets.token_hex(24)}", body.model, tell_thoughts=told)
-        generation = await unless_gone(request, self._manager.submit([plan.request]))
+        rid = self._manager.new_id()
+        writer = MessageWriter(f"msg_{rid}", body.model, tell_thoughts=told)
+        generation = await unless_gone(request, self._manager.submit([plan.request], rid))
         changes = _changes(plan, writer, generation)
         try:
             first = await unless_gone(request, anext(changes))

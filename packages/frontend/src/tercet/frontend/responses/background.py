@@ -12,6 +12,7 @@ import orjson
 from tercet.frontend.errors import ApiError, ServerError, UnavailableError
 from tercet.frontend.generation import Generation
 from tercet.frontend.keys import resume_for
+from tercet.frontend.responses.body import rid_of
 from tercet.frontend.responses.draft import Draft, Drafter, Origin
 from tercet.frontend.responses.event_log import EventLog
 from tercet.frontend.responses.output_items import Change
@@ -58,7 +59,7 @@ class Background:
 
     async def begin(self, owner: str, origin: Origin, draft: Draft) -> dict[str, Any]:
         """Have a response made; returns it as it is queued. Raises ApiError if its request cannot be taken."""
-        generation = await self._manager.submit([draft.plan.request])
+        generation = await self._manager.submit([draft.plan.request], rid_of(origin.id))
         body = {**draft.body, "output": []}
         try:
             lease = await self._store.begin(owner, body, draft.given, _kept(origin))
@@ -115,7 +116,8 @@ class Background:
             draft = await self._drafter.draft(job.owner, origin)
             if job.lease.run > _MOST_RUNS:
                 raise ServerError("The server failed this response again and again.")
-            generation = await self._manager.submit([draft.plan.request])
+            rid = self._manager.further_id(rid_of(origin.id))
+            generation = await self._manager.submit([draft.plan.request], rid)
         except UnavailableError:
             await self._store.give_up(job.lease)
         except ApiError as error:

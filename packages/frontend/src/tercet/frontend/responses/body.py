@@ -1,6 +1,5 @@
 """The response object, and what in it only repeats the request."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,10 +7,17 @@ from tercet.frontend.generation import Generation
 from tercet.frontend.responses.schema import CreateResponse
 from tercet.protocol.values import SamplingParams
 
+_PREFIX = "resp_"
 
-def new_id(peer: str) -> str:
-    """Unguessable, and it names its frontend."""
-    return f"resp_{peer}_{secrets.token_hex(24)}"
+
+def id_of(rid: str) -> str:
+    """The response that a request makes."""
+    return _PREFIX + rid
+
+
+def rid_of(response: str) -> str:
+    """The request that makes a response."""
+    return response.removeprefix(_PREFIX)
 
 
 def new_body(
