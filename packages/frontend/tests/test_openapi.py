@@ -153,3 +153,18 @@ def test_every_field_of_a_body_is_described() -> None:
     for operation in OPERATIONS.values():
         if operation.body is not None:
             assert set(schemas[operation.body.__name__]["properties"]) == set(operation.body.model_fields)
+
+
+def arrays(schema: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every array in a schema, and where it stands."""
+    if isinstance(schema, dict) and schema.get("type") == "array":
+        yield where, schema
+    inner = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+    for name, each in inner:
+        yield from arrays(each, f"{where}.{name}")
+
+
+def test_every_array_of_a_body_is_bounded() -> None:
+    found = dict(arrays(document(OPERATIONS)["components"]["schemas"], "schemas"))
+    assert "schemas.ChatRequest.properties.messages" in found
+    assert not [where for where, array in found.items() if "maxItems" not in array]
