@@ -121,7 +121,7 @@ def test_a_killed_frontend_costs_a_background_response_nothing_and_a_restart_nei
             assert first.type == "response.created"
             queued = first.response.id
             seen = [first, *itertools.islice(stream, 15)]
-            owner = re.match(r"resp_(.+)_", queued)
+            owner = re.match(r"resp_(.+)-.{24}$", queued)
             assert owner is not None
             kill_frontend(server, owner[1])
 

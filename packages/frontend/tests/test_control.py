@@ -169,6 +169,32 @@ async def test_the_id_of_a_completion_is_enough(
     assert engine.running == []
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 100}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 100, "store": False}),
+    ],
+)
+async def test_so_is_the_id_of_a_message_and_of_a_response(
+    engine_of: EngineOf, http_of: HttpOf, path: str, fields: dict[str, Any]
+) -> None:
+    engine = engine_of(endless, auto=False)
+    async with serving(engine) as served:
+        http = http_of(served)
+        asked = asyncio.create_task(http.post(path, json={"model": "tiny", "stream": True, **fields}))
+        await dispatched(engine, 1)
+        engine.step()
+        prefix = "msg_" if path == "/v1/messages" else "resp_"
+        public = prefix + engine.requests()[0].rid
+        assert (await http.post("/abort_request", json={"rid": public})).status_code == 200
+        told = (await asked).text
+        await served.until_idle()
+    assert f'"id":"{public}"' in told
+    assert "The request was aborted." in told
+    assert engine.running == []
+
+
 async def test_a_request_of_another_frontend_is_looked_for_everywhere(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of(endless)
     engine.schedulers.append("scheduler-1")
@@ -217,6 +243,7 @@ async def test_abort_all_ends_everybodys(engine_of: EngineOf, openai_of: OpenAIO
         {"rid": ""},
         {"rid": "chatcmpl-"},
         {"rid": "cmpl-"},
+        {"rid": "msg_"},
         {"rid": "a" * 513},
         {"rid": 5},
     ],

@@ -44,8 +44,64 @@ async def test_a_request_head_that_is_too_long_is_refused(engine_of: EngineOf, w
         else:
             answer = await talk(served, head, *[b"a" * 1000] * 6)
         fine = await talk(served, head + b"a" * 1000 + b"\r\nconnection: close\r\n\r\n")
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+    assert answer == b"" or refused(answer) == (431, "request_headers_too_long")
     assert fine.startswith(b"HTTP/1.1 200")
+
+
+def refused(answer: bytes) -> tuple[int, str | None]:
+    """The status and the code of an error that ends its connection."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head
+    assert b"\r\ncontent-type: application/json" in head
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+async def test_what_is_no_request_is_refused_as_json(engine_of: EngineOf) -> None:
+    async with serving(engine_of()) as served:
+        assert refused(await talk(served, b"nonsense\r\n\r\n")) == (400, None)
+
+
+CHUNKED = (
+    b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    b'f\r\n{"prompt": "a"}\r\n'
+)
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param([b"0\r\n", *[b"x-trailer: " + b"a" * 1000 + b"\r\n"] * 6], id="trailers"),
+        pytest.param([b"0\r\nx-trailer: ", *[b"a" * 1000] * 6], id="a trailer"),
+        pytest.param([b"1;", *[b"a" * 1000] * 6], id="an extension"),
+    ],
+)
+async def test_what_surrounds_a_body_is_no_longer_than_a_head(engine_of: EngineOf, flood: list[bytes]) -> None:
+    async with serving(engine_of(), HttpConfig(max_header_bytes=4096)) as served:
+        answer = await talk(served, CHUNKED, *flood)
+    assert answer == b"" or refused(answer) == (431, "request_headers_too_long")
+
+
+async def test_short_trailers_are_passed_over(engine_of: EngineOf) -> None:
+    async with serving(engine_of(), HttpConfig(max_header_bytes=4096)) as served:
+        answer = await talk(served, CHUNKED, b"0\r\nx-trailer: a\r\n\r\n", b"GET /live HTTP/1.0\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 200") == 2
+
+
+async def test_a_refusal_does_not_stand_in_an_answer_to_another_request(engine_of: EngineOf) -> None:
+    body = b'{"text": "hello"}'
+    ask = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    async with serving(engine_of(auto=False)) as served:
+        assert await talk(served, ask % (len(body), body), b"nonsense\r\n\r\n") == b""
+        await served.until_idle()
+
+
+async def test_a_head_that_begins_behind_a_long_body_is_counted_by_itself(engine_of: EngineOf) -> None:
+    body = json.dumps({"prompt": "a" * 4000}).encode()
+    ask = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    async with serving(engine_of(), HttpConfig(max_header_bytes=4096)) as served:
+        last = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        answer = await talk(served, ask % (len(body), body) + last[:40], last[40:])
+    assert answer.count(b"HTTP/1.1 200") == 2
 
 
 LIVE = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -166,6 +222,50 @@ async def test_a_client_that_reads_late_gets_everything(engine_of: EngineOf) -> 
     told = [event.partition(b"\n\n")[0] for event in answer.split(b"data: ")[1:-1]]
     content = [json.loads(event)["choices"][0]["delta"].get("content") for event in told]
     assert "".join(filter(None, content)) == "".join(texts)
+
+
+def long_answer(*, stream: bool) -> tuple[Callable[[object, int], list[Token]], bytes]:
+    """More than the sockets hold, and the request for it."""
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "stream": stream}
+    body = json.dumps(asked).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    return lambda _request, _index: [Token(5, "x" * 200_000)] * 60, head % len(
+        body
+    ) + b"connection: close\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_does_not_read_is_gone(
+    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("tercet.frontend.http_server._READ_SECONDS", 0.1)
+    script, ask = long_answer(stream=stream)
+    async with serving(engine_of(script)) as served, asyncio.timeout(20):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]), limit=1024)
+        writer.write(ask)
+        while not served.engine.requests():  # noqa: ASYNC110 - the fake has no event for it
+            await asyncio.sleep(0.002)
+        await served.until_idle()
+        while served.server.server_state.connections:  # noqa: ASYNC110 - nor has the server
+            await asyncio.sleep(0.01)
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_reads_slowly_is_waited_for(
+    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("tercet.frontend.http_server._READ_SECONDS", 0.4)
+    script, ask = long_answer(stream=stream)
+    async with serving(engine_of(script)) as served, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]), limit=1024)
+        writer.write(ask)
+        length = 0
+        while piece := await reader.read(50_000):
+            length += len(piece)
+            await asyncio.sleep(0.005)
+        writer.close()
+    assert length > 60 * 200_000
 
 
 def test_a_socket_is_inherited_or_made() -> None:

@@ -1,5 +1,6 @@
 """/v1/embeddings, /v1/rerank, /v1/score and /v1/classify before an engine that gives vectors by a script."""
 
+import asyncio
 import base64
 import math
 from collections.abc import Callable
@@ -225,3 +226,33 @@ async def test_inputs_are_classified(http_of: Http) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
         refused = await http.post("/v1/embeddings", json={"model": "encoder", "input": "dog"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("rerank", {"query": "cat", "documents": ["dog", "hen"]}),
+        ("score", {"text_1": "cat", "text_2": "dog"}),
+        ("classify", {"input": "cat"}),
+    ],
+)
+async def test_ids_are_those_of_the_requests_and_end_them(http_of: Http, path: str, fields: dict[str, Any]) -> None:
+    encoder = classifier("good", auto=False, vector=lambda _request: [0.5])
+    async with serving(encoder) as served:
+        http = http_of(served)
+        asked = asyncio.create_task(http.post(f"/v1/{path}", json={"model": "encoder", **fields}))
+        public = f"{path}-{await rid_of_next(encoder)}"
+        await http.post("/abort_request", json={"rid": public})
+        assert (await asked).json()["error"]["code"] == "request_aborted"
+        encoder.sent.clear()
+        asked = asyncio.create_task(http.post(f"/v1/{path}", json={"model": "encoder", **fields}))
+        public = f"{path}-{await rid_of_next(encoder)}"
+        encoder.step()
+        assert (await asked).json()["id"] == public
+
+
+async def rid_of_next(encoder: EncodingEngine) -> str:
+    async with asyncio.timeout(10):
+        while not encoder.asked():  # noqa: ASYNC110 - the fake has no event for it
+            await asyncio.sleep(0.002)
+    return encoder.asked()[-1].rid.rpartition(".")[0]

@@ -153,3 +153,57 @@ def test_every_field_of_a_body_is_described() -> None:
     for operation in OPERATIONS.values():
         if operation.body is not None:
             assert set(schemas[operation.body.__name__]["properties"]) == set(operation.body.model_fields)
+
+
+REFUSED = [
+    pytest.param(route, head, body, status, id=f"{route[1]}-{status}")
+    for route, operation in OPERATIONS.items()
+    for head, body, status in [
+        ({}, b"{}", 401),
+        ({"authorization": "Bearer user", "content-type": "text/plain"}, b"{}", 415),
+        ({"authorization": "Bearer user", "content-type": "application/json"}, b"[" * 99999, 413),
+        ({"authorization": "Bearer user", "content-type": "application/json"}, b'{"abort_all": true}', 403),
+    ]
+    if (status != 401 or route[1] not in {"/health", "/live"})
+    and (status not in {413, 415} or operation.body is not None)
+    and (status != 403 or operation.admin)
+]
+
+
+@pytest.mark.parametrize(("route", "head", "body", "status"), REFUSED)
+async def test_refusals_are_as_they_are_described(
+    engine_of: EngineOf, http_of: HttpOf, route: Operated, head: dict[str, str], body: bytes, status: int
+) -> None:
+    described = document(OPERATIONS)
+    method, path = route[0].lower(), route[1].replace(":path", "")
+    [media] = described["paths"][path][method]["responses"][str(status)]["content"].values()
+    config = HttpConfig(api_key=("user",), admin_key=("boss",), max_body_bytes=4096)
+    async with serving(engine_of(), config) as served:
+        answer = await http_of(served).request(route[0], path, content=body, headers=head)
+    assert answer.status_code == status
+    schema = described["components"]["schemas"][media["schema"]["$ref"].rpartition("/")[2]]
+    Draft202012Validator(schema).validate(answer.json())
+
+
+def test_statuses_are_described_where_they_occur() -> None:
+    described = document(OPERATIONS)
+    for (method, path), operation in OPERATIONS.items():
+        told = set(described["paths"][path.replace(":path", "")][method.lower()]["responses"])
+        assert {"408", "413", "415"} & told == ({"408", "413", "415"} if operation.body else set()), path
+        assert ("403" in told) == operation.admin, path
+        assert "431" in told
+
+
+def arrays(schema: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every array in a schema, and where it stands."""
+    if isinstance(schema, dict) and schema.get("type") == "array":
+        yield where, schema
+    inner = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+    for name, each in inner:
+        yield from arrays(each, f"{where}.{name}")
+
+
+def test_every_array_of_a_body_is_bounded() -> None:
+    found = dict(arrays(document(OPERATIONS)["components"]["schemas"], "schemas"))
+    assert "schemas.ChatRequest.properties.messages" in found
+    assert not [where for where, array in found.items() if "maxItems" not in array]

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
+import openai
 import pytest
 
 from tercet.frontend.errors import ServerError
 from tercet.frontend.generation import Generation
 from tercet.frontend.recovery import MOST_SUSPICIONS, OFFER_PATIENCE, fingerprint
-from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, submit
+from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, serving, submit
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.events import Delivery, PeerDown
 from tercet.protocol.messages import Heartbeat, TokenizedGenerateReqInput
@@ -79,6 +80,23 @@ async def test_the_third_death_ends_the_poison_and_all_others_finish(
         [logged] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert fingerprint(poison.states[0]) in logged
         assert manager.counters.deaths == {Role.SCHEDULER: 3}
+
+
+async def test_clients_do_not_send_the_poison_again(
+    engine_of: EngineOf, openai_of: Callable[..., openai.AsyncOpenAI]
+) -> None:
+    engine = engine_of(script, auto=False)
+    async with serving(engine) as served:
+        world = World(engine, served.manager)
+        client = openai_of(served, max_retries=2)
+        asked = asyncio.create_task(client.completions.create(model="tiny", prompt=[7] * POISON))
+        async with asyncio.timeout(10):
+            while not asked.done():
+                world.run(1)
+                await asyncio.sleep(0.002)
+        with pytest.raises(openai.InternalServerError, match="repeatedly"):
+            await asked
+    assert world.deaths == 3
 
 
 async def test_one_suspect_at_a_time_runs_alone(engine_of: EngineOf) -> None:

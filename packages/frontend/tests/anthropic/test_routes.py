@@ -289,6 +289,23 @@ async def test_errors_are_in_anthropics_words(engine_of: EngineOf, anthropic_of:
     assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
 
 
+async def test_answers_and_errors_tell_the_id_of_the_request(
+    engine_of: EngineOf, anthropic_of: AnthropicOf, http_of: HttpOf
+) -> None:
+    async with serving(engine_of()) as served:
+        client = anthropic_of(served, default_headers={"x-request-id": "mine"})
+        answer = await client.messages.create(**BODY)
+        counted = await client.messages.with_raw_response.count_tokens(model="tiny", messages=BODY["messages"])
+        with pytest.raises(anthropic.NotFoundError) as unknown:
+            await client.messages.create(**{**BODY, "model": "other"})
+        wrong = await http_of(served).get("/v1/messages")
+        models = await http_of(served).get("/v1/models")
+    assert (answer._request_id, counted.request_id, unknown.value.request_id) == ("mine",) * 3
+    assert unknown.value.body["request_id"] == "mine"  # type: ignore[index]
+    assert wrong.json()["request_id"] == wrong.headers["request-id"] == wrong.headers["x-request-id"]
+    assert "request-id" not in models.headers
+
+
 async def test_a_failure_in_the_middle_is_an_error_event(engine_of: EngineOf, anthropic_of: AnthropicOf) -> None:
     broken = FinishReason(FinishType.ERROR, message="it broke")
     async with serving(engine_of(saying("Hello", " wor", finish=broken))) as served:

@@ -117,6 +117,34 @@ async def test_a_stream_of_a_response_that_is_deleted_ends_and_says_so(
     assert "not found" in seen[-1].message
 
 
+@pytest.mark.parametrize("verb", ["close", "delete"])
+async def test_whoever_follows_no_more_leaves_nothing_and_disturbs_nobody(
+    verb: str, engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
+) -> None:
+    async with serving(engine_of(counting, auto=False), store=store) as served:
+        assert served.kept is not None
+        news = served.kept.background._news
+        client = openai_of(served)
+        stream = await client.responses.create(**BODY, stream=True)
+        response = (await anext(stream)).response.id
+        other = await client.responses.retrieve(response, stream=True)
+        await anext(other)
+        await until_running(served)
+        async with asyncio.timeout(10):
+            while response not in news:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            await stream.close()
+            if verb == "close":
+                for _ in WORDS:
+                    served.engine.step()
+            else:
+                await client.responses.delete(response)
+            await numbered(other)
+            await served.until_idle()
+            while news:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+
 async def test_only_background_responses_are_streamed_again(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:
@@ -198,6 +226,21 @@ async def test_a_frontend_that_leaves_hands_its_work_on(
     async with serving(engine_of(counting), store=store, peer="frontend-1") as heir:
         made = await ended(openai_of(heir), queued.id)
         assert (made.status, made.output_text) == ("completed", "".join(WORDS))
+
+
+async def test_its_id_ends_it_whoever_makes_it(engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig) -> None:
+    async with serving(engine_of(counting, auto=False), store=store) as leaving:
+        queued = [await openai_of(leaving).responses.create(**BODY) for _ in range(2)]
+        await until_running(leaving)
+        await openai_of(leaving).post("../abort_request", body={"rid": queued[0].id}, cast_to=object)
+        first = await ended(openai_of(leaving), queued[0].id)
+    async with serving(engine_of(counting, auto=False), store=store, peer="frontend-1") as heir:
+        await until_running(heir)
+        await openai_of(heir).post("../abort_request", body={"rid": queued[1].id}, cast_to=object)
+        second = await ended(openai_of(heir), queued[1].id)
+    for made in (first, second):
+        assert made.error is not None
+        assert (made.status, made.error.message) == ("failed", "The request was aborted.")
 
 
 async def test_what_fails_again_and_again_is_given_up(

@@ -68,7 +68,7 @@ async def test_a_response_is_made(engine_of: EngineOf, openai_of: OpenAIOf) -> N
         answer = await openai_of(served).responses.create(**BODY, metadata={"a": "b"}, user="me")
     assert answer.output_text == "Hello world!"
     assert (answer.status, answer.error, answer.incomplete_details) == ("completed", None, None)
-    assert answer.id.startswith("resp_frontend-0_")
+    assert answer.id.startswith("resp_frontend-0-")
     assert (answer.metadata, answer.user) == ({"a": "b"}, "me")
     assert answer.completed_at is not None
     assert answer.usage is not None
@@ -292,6 +292,9 @@ async def test_a_response_goes_on_from_another(engine_of: EngineOf, openai_of: O
         newest = await client.responses.input_items.list(third.id, limit=1)
         assert newest.data[0].content[0].text == "why?"  # type: ignore[union-attr,index]
         assert newest.has_more
+        with pytest.raises(openai.BadRequestError) as unknown:
+            await client.responses.input_items.list(third.id, after="msg_none")
+        assert unknown.value.param == "after"
         again = await client.responses.create(model="tiny", input=[{"type": "item_reference", "id": pages[1].id}])
         assert again.status == "completed"
         assert "Hello world!" in prompt_of(served, served.engine)

@@ -1,8 +1,6 @@
 """What surrounds every route: request ids, API keys, and errors in OpenAI's words. Closed unless named here as open."""
 
 import logging
-import re
-import secrets
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,12 +11,12 @@ from tercet.frontend.anthropic.errors import ANTHROPIC_ROUTES, anthropic_error
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
 from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.keys import Keys, remember
+from tercet.frontend.request_id import identify, request_id_of
 
 logger = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/live"})
 METRICS = "/metrics"
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Access:
@@ -41,9 +39,7 @@ class Access:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id", "")
-        if not _REQUEST_ID.fullmatch(request_id):
-            request_id = f"req_{secrets.token_hex(16)}"
+        request_id = identify(scope, headers)
         started = ended = False
 
         async def send_with_id(message: Message) -> None:
@@ -52,6 +48,8 @@ class Access:
                 started = True
                 answer = MutableHeaders(scope=message)
                 answer["x-request-id"] = request_id
+                if scope["path"].startswith(ANTHROPIC_ROUTES):
+                    answer["request-id"] = request_id
                 if self._leaving():
                     answer["connection"] = "close"
             elif message["type"] == "http.response.body":
@@ -68,17 +66,18 @@ class Access:
         except ClientGoneError:
             return
         except ApiError as error:
-            await error_response(error, scope["path"])(scope, receive, send_with_id)
+            await error_response(error, scope)(scope, receive, send_with_id)
         except Exception:
             logger.exception("request %s failed", request_id)
             if not started:
                 failure = ServerError("The server failed this request.")
-                await error_response(failure, scope["path"])(scope, receive, send_with_id)
+                await error_response(failure, scope)(scope, receive, send_with_id)
             elif not ended:
                 raise
 
 
-def error_response(error: ApiError, path: str) -> Response:
+def error_response(error: ApiError, scope: Scope) -> Response:
     """An error as its own response, in the words that clients of this path know."""
-    body = anthropic_error(error) if path.startswith(ANTHROPIC_ROUTES) else error.body()
+    theirs = scope["path"].startswith(ANTHROPIC_ROUTES)
+    body = anthropic_error(error, request_id_of(scope)) if theirs else error.body()
     return Response(body, error.status, error.headers(), media_type="application/json")

@@ -52,20 +52,14 @@ def build_app(
     return Access(app, Keys(config.api_keys(), config.admin_key), lambda: manager.draining, open_routes)
 
 
-def _path(request: Request) -> str:
-    """What was routed. `request.url` is put together from the Host header, too, and whatever it holds."""
-    path: str = request.scope["path"]
-    return path
-
-
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error, _path(request))
+    return error_response(error, request.scope)
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """A fault of ours, which `Access` logs; its words stay inside."""
-    return error_response(ServerError("The server failed this request."), _path(request))
+    return error_response(ServerError("The server failed this request."), request.scope)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
@@ -75,14 +69,15 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:  # no
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """What the router itself refuses."""
     assert isinstance(error, HTTPException)
-    path = _path(request)
+    scope = request.scope
+    path = scope["path"]  # `request.url` is put together from the Host header, too, and whatever it holds
     match error.status_code:
         case 404:
-            return error_response(NotFoundError(f"Unknown request URL: {request.method} {path}."), path)
+            return error_response(NotFoundError(f"Unknown request URL: {request.method} {path}."), scope)
         case 405:
-            response = error_response(MethodNotAllowedError(f"{request.method} is not allowed for {path}."), path)
+            response = error_response(MethodNotAllowedError(f"{request.method} is not allowed for {path}."), scope)
             response.headers.update(error.headers or {})
             return response
         case 413:
-            return error_response(PayloadTooLargeError("The body is too long."), path)
-    return error_response(BadRequestError("The request cannot be read."), path)
+            return error_response(PayloadTooLargeError("The body is too long."), scope)
+    return error_response(BadRequestError("The request cannot be read."), scope)

@@ -15,6 +15,9 @@ from tercet.frontend.openai.sampling_schema import Strict
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.messages import ContinueGenerationReq, FlushCacheReq, PauseGenerationReq
 
+_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_", "rerank-", "score-", "classify-")
+"""Of the ids in answers, which else are those of their requests."""
+
 
 class AbortRequest(Strict):
     """Which request is to end: one by its id, or every one of this server."""
@@ -47,7 +50,7 @@ class ControlRoutes:
             self._manager.abort_all()
         else:
             assert body.rid is not None
-            rid = body.rid.removeprefix("chatcmpl-").removeprefix("cmpl-")
+            rid = body.rid.removeprefix(next(filter(body.rid.startswith, _PREFIXES), ""))
             if not rid:
                 raise BadRequestError("'rid' must be the id of a request.", param="rid")
             self._manager.abort(rid)

@@ -14,8 +14,10 @@ ApiError
 ├── PayloadTooLargeError 413
 ├── UnsupportedMediaTypeError 415
 ├── RateLimitError 429
+├── HeadersTooLongError 431
 ├── RequestAbortedError 499
 ├── ServerError 500
+│   └── DeadlyRequestError
 └── UnavailableError 503
 
 Every one of them ends one request and nothing else.
@@ -148,6 +150,14 @@ class RateLimitError(ApiError):
     code = "rate_limit_exceeded"
 
 
+class HeadersTooLongError(ApiError):
+    """The head of the request, or what trails its body, is longer than the server reads."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "request_headers_too_long"
+
+
 class RequestAbortedError(ApiError):
     """Somebody asked for the end of the request while it ran."""
 
@@ -158,6 +168,14 @@ class RequestAbortedError(ApiError):
 
 class ServerError(ApiError):
     """The server failed this request."""
+
+
+class DeadlyRequestError(ServerError):
+    """Parts of the server die of this request."""
+
+    def headers(self) -> dict[str, str]:
+        """What the clients of OpenAI and Anthropic read, who else would send it again."""
+        return {"x-should-retry": "false"}
 
 
 class UnavailableError(ApiError):

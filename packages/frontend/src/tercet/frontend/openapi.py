@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.__about__ import __version__
+from tercet.frontend.anthropic.errors import ANTHROPIC_ROUTES
 from tercet.frontend.response_examples import ANSWERS
 
 _REF = "#/components/schemas/{model}"
@@ -19,12 +20,17 @@ _REFUSALS = {
     400: "What is wrong, and with which parameter.",
     401: "No API key, or a wrong one.",
     404: "No such model or object.",
-    413: "The body is too long.",
-    415: "The body is not JSON.",
     429: "Too much is asked at once; try again after `Retry-After` seconds.",
+    431: "The headers are too long.",
     500: "The server failed this request.",
     503: "Nothing can serve this now; try again after `Retry-After` seconds.",
 }
+_REFUSALS_OF_BODIES = {
+    408: "The body took too long to arrive.",
+    413: "The body is too long.",
+    415: "The body is not JSON.",
+}
+_ADMIN_ONLY = {403: "It needs an admin key."}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -39,6 +45,20 @@ _ERROR = {
                 "code": {"type": ["string", "null"]},
             },
         }
+    },
+}
+
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
     },
 }
 
@@ -70,6 +90,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Of several at once it answers with a list."""
     streams: bool = False
     """With `stream: true` it answers with server-sent events."""
+    admin: bool = False
+    """All of it, or some, needs an admin key."""
     media_type: str = "application/json"
 
 
@@ -84,32 +106,34 @@ def document(operations: Mapping[Route, Operation], answers: Mapping[Route, Any]
     for (method, path), operation in operations.items():
         schema = refs[operation.body, "validation"] if operation.body else None
         plain, names = _plain(path)
-        paths.setdefault(plain, {})[method.lower()] = _describe(operation, schema, names, answers[method, path])
+        paths.setdefault(plain, {})[method.lower()] = _describe(plain, operation, schema, names, answers[method, path])
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Tercet",
             "version": __version__,
-            "description": "Open language models behind the OpenAI HTTP API.",
+            "description": "Open language models behind the OpenAI HTTP API. Other methods of these paths are a 405.",
         },
         "security": [{"bearer": []}],
         "paths": paths,
         "components": {
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-            "schemas": {**shared.get("$defs", {}), "Error": _ERROR},
+            "schemas": {**shared.get("$defs", {}), "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
         },
     }
 
 
 def _describe(
-    operation: Operation, schema: Mapping[str, Any] | None, names: Sequence[str], answer: Any
+    path: str, operation: Operation, schema: Mapping[str, Any] | None, names: Sequence[str], answer: Any
 ) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media_type: {"schema": _like(answer, operation), "example": answer}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {"200": {"description": operation.answer, "content": content}}
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for status, description in _REFUSALS.items():
+    words = "AnthropicError" if path.startswith(ANTHROPIC_ROUTES) else "Error"
+    error = {"application/json": {"schema": {"$ref": _REF.format(model=words)}}}
+    refusals = _REFUSALS | (_REFUSALS_OF_BODIES if schema else {}) | (_ADMIN_ONLY if operation.admin else {})
+    for status, description in sorted(refusals.items()):
         responses[str(status)] = {"description": description, "content": error}
     described: dict[str, Any] = {"tags": [operation.tag], "summary": operation.summary, "responses": responses}
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]

@@ -159,19 +159,22 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answer="That it is so.",
         body=AbortRequest,
         example={"rid": "frontend-0-0123456789abcdefghijklmn"},
+        admin=True,
     ),
     ("POST", "/flush_cache"): Operation(
         tag="Control",
         summary="Forget every cached prefix that no running request uses. Needs an admin key.",
         answer="What each scheduler said.",
+        admin=True,
     ),
     ("POST", "/pause_generation"): Operation(
         tag="Control",
         summary="Stop generating until told to go on; requests are kept. Needs an admin key.",
         answer="What each scheduler said.",
+        admin=True,
     ),
     ("POST", "/continue_generation"): Operation(
-        tag="Control", summary="End a pause. Needs an admin key.", answer="What each scheduler said."
+        tag="Control", summary="End a pause. Needs an admin key.", answer="What each scheduler said.", admin=True
     ),
     ("GET", "/server_info"): Operation(
         tag="Operation", summary="Models, limits, and every part with how busy it is.", answer="All of it."

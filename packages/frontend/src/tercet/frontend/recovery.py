@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from tercet.frontend.counters import Cause, Counters
 from tercet.frontend.dispatch import Dispatcher
-from tercet.frontend.errors import ServerError, UnavailableError
+from tercet.frontend.errors import DeadlyRequestError, ServerError, UnavailableError
 from tercet.frontend.in_flight import InFlight
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class Recovery:
         state.suspicions += 1
         if alone or state.suspicions >= MOST_SUSPICIONS:
             logger.error("%s is given up: schedulers die of it; its fingerprint is %s", state.rid, fingerprint(state))
-            state.fail(ServerError("The server failed repeatedly while it ran this request."))
+            state.fail(DeadlyRequestError("The server failed repeatedly while it ran this request."))
 
 
 def fingerprint(state: InFlight) -> str:

@@ -11,8 +11,8 @@ _USAGE = {
 }
 _READ = {"prompt_tokens": 9, "total_tokens": 9}
 _FINGERPRINT = "fp_0123456789ab"
-_RESPONSE_ID = "resp_frontend-0_0123456789abcdef"
 _RID = "frontend-0-0123456789abcdefghijklmn"
+_RESPONSE_ID = f"resp_{_RID}"
 _CREATED = 1767225600
 _ASKED = {
     "type": "message",
@@ -167,13 +167,13 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "data": [{"object": "embedding", "index": 0, "embedding": [0.25, -0.5, 0.125]}],
     },
     ("POST", "/v1/rerank"): {
-        "id": "rerank-0123456789abcdef",
+        "id": f"rerank-{_RID}",
         "model": "bge-reranker-v2-m3",
         "results": [{"index": 0, "relevance_score": 0.9, "document": {"text": "Three lines."}}],
         "usage": _READ,
     },
     ("POST", "/v1/score"): {
-        "id": "score-0123456789abcdef",
+        "id": f"score-{_RID}",
         "object": "list",
         "created": _CREATED,
         "model": "bge-reranker-v2-m3",
@@ -181,7 +181,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "usage": _READ,
     },
     ("POST", "/v1/classify"): {
-        "id": "classify-0123456789abcdef",
+        "id": f"classify-{_RID}",
         "object": "list",
         "created": _CREATED,
         "model": "sentiment",
@@ -191,7 +191,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("GET", "/v1/models"): {"object": "list", "data": [_CARD]},
     ("GET", "/v1/models/{model:path}"): _CARD,
     ("POST", "/v1/messages"): {
-        "id": "msg_0123456789abcdef",
+        "id": f"msg_{_RID}",
         "type": "message",
         "role": "assistant",
         "model": "embedded",

@@ -157,6 +157,10 @@ class TokenizerManager:
         """An id for a request: unguessable, and it names this frontend."""
         return f"{self.peer}-{secrets.token_urlsafe(18)}"
 
+    def further_id(self, rid: str) -> str:
+        """An id for a request that is begun again; whoever aborts `rid` aborts it, too."""
+        return f"{rid}.{secrets.randbits(63)}"
+
     async def submit(self, requests: Sequence[GenerateRequest], rid: str = "") -> Generation:
         """Send requests on their way, under an id of `new_id`. Whoever submits must `release`.
 
@@ -192,15 +196,18 @@ class TokenizerManager:
             raise
         return generation
 
-    async def embed(self, request: EmbeddingRequest) -> EmbeddingBatch:
-        """The vectors of every input. Raises ApiError; cancelled, what still runs of it is aborted."""
+    async def embed(self, request: EmbeddingRequest, rid: str = "") -> EmbeddingBatch:
+        """The vectors of every input, under an id of `new_id`. Raises ApiError.
+
+        Cancelled, what still runs of it is aborted.
+        """
         place = self._admit()
         try:
-            return await self._embed(request, place)
+            return await self._embed(request, rid, place)
         finally:
             place.give_back()
 
-    async def _embed(self, request: EmbeddingRequest, place: Place) -> EmbeddingBatch:
+    async def _embed(self, request: EmbeddingRequest, rid: str, place: Place) -> EmbeddingBatch:
         model = self.models.get(request.model)
         if model.limits.task is Task.GENERATE:
             message = f"The model {model.name!r} generates text: it makes no vectors or scores."
@@ -210,7 +217,7 @@ class TokenizerManager:
         slices = [range(start, min(start + _INPUTS_A_JOB, count)) for start in range(0, count, _INPUTS_A_JOB)]
         jobs = [self._text_work.run(partial(encode, places)) for places in slices]
         encoded = itertools.chain.from_iterable(await asyncio.gather(*jobs))
-        batch, rid = EmbeddingBatch(place), self.new_id()
+        batch, rid = EmbeddingBatch(place), rid or self.new_id()
         for number, each in enumerate(encoded):
             batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request.priority, batch.wake))
         try:

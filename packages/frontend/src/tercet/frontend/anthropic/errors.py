@@ -16,8 +16,8 @@ _TYPES = {
 }
 
 
-def anthropic_error(error: ApiError) -> bytes:
+def anthropic_error(error: ApiError, request_id: str) -> bytes:
     """The JSON of an error, also as the data of an event in the middle of a stream."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     told = f"{error.param}: {error.message}" if error.param else error.message
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": told}})
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": told}, "request_id": request_id})

@@ -1,7 +1,6 @@
 """Anthropic's /v1/messages and /v1/messages/count_tokens."""
 
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.spec import JsonSchema
 from tercet.frontend.openai.sampling_schema import SamplingFields
 from tercet.frontend.parsers.port import ToolSpec
+from tercet.frontend.request_id import request_id_of
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.chat_turn import Calls, ChatTurn, ToolChoice
@@ -51,13 +51,15 @@ class AnthropicServingMessages:
         )
         plan = await self._plan(turn, model)
         told = body.thinking is None or body.thinking.display != "omitted"
-        writer = MessageWriter(f"msg_{secrets.token_hex(24)}", body.model, tell_thoughts=told)
-        generation = await unless_gone(request, self._manager.submit([plan.request]))
+        rid = self._manager.new_id()
+        writer = MessageWriter(f"msg_{rid}", body.model, tell_thoughts=told)
+        generation = await unless_gone(request, self._manager.submit([plan.request], rid))
         changes = _changes(plan, writer, generation)
         try:
             first = await unless_gone(request, anext(changes))
             if body.stream:
-                return EventStream(_events(first, changes), on_close=lambda: self._manager.release(generation))
+                events = _events(first, changes, request_id_of(request.scope))
+                return EventStream(events, on_close=lambda: self._manager.release(generation))
             await unless_gone(request, _exhaust(changes))
         except BaseException:
             self._manager.release(generation)
@@ -131,16 +133,16 @@ async def _exhaust(changes: AsyncIterator[list[Change]]) -> None:
         pass
 
 
-async def _events(first: list[Change], rest: AsyncIterator[list[Change]]) -> AsyncIterator[bytes]:
+async def _events(first: list[Change], rest: AsyncIterator[list[Change]], request_id: str) -> AsyncIterator[bytes]:
     try:
         yield b"".join(map(_encoded, first))
         async for changes in rest:
             yield b"".join(map(_encoded, changes))
     except ApiError as error:
-        yield named_event("error", anthropic_error(error))
+        yield named_event("error", anthropic_error(error, request_id))
     except Exception:
         logger.exception("a stream failed")
-        yield named_event("error", anthropic_error(ServerError("The server failed this request.")))
+        yield named_event("error", anthropic_error(ServerError("The server failed this request."), request_id))
 
 
 def _encoded(change: Change) -> bytes:

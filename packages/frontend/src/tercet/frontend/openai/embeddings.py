@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import math
-import secrets
 import time
 from typing import Any
 
@@ -43,7 +42,8 @@ class OpenAIServingEmbedding:
         """/v1/classify, in vLLM's shape."""
         body = await read_model(request, ClassifyRequest, self._body_limit)
         model = served_for(self._manager, body.model, Task.CLASSIFY)
-        batch = await unless_gone(request, self._manager.embed(body.to_request()))
+        rid = self._manager.new_id()
+        batch = await unless_gone(request, self._manager.embed(body.to_request(), rid))
         data = []
         for index, vector in enumerate(batch.vectors):
             scores = list(numbers(vector))
@@ -51,7 +51,7 @@ class OpenAIServingEmbedding:
             best = max(range(len(shares)), key=shares.__getitem__)
             label = model.limits.labels[best] if best < len(model.limits.labels) else None
             data.append({"index": index, "label": label, "probs": shares, "num_classes": len(shares)})
-        head = {"id": f"classify-{secrets.token_urlsafe(18)}", "object": "list", "created": int(time.time())}
+        head = {"id": f"classify-{rid}", "object": "list", "created": int(time.time())}
         return answered({**head, "model": body.model, "data": data, "usage": usage(batch)})
 
 

@@ -6,7 +6,6 @@ A cross-encoder reads both at once; of a model that embeds it is the cosine of t
 import asyncio
 import math
 import operator
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 
@@ -38,12 +37,13 @@ class OpenAIServingRerank:
         texts = body.texts()
         pairs = [PairInput(body.query, text) for text in texts]
         names = [("query", f"documents[{place}]") for place in range(len(texts))]
-        scores, batch = await self._scores(request, body, pairs, names)
+        rid = self._manager.new_id()
+        scores, batch = await self._scores(request, body, pairs, names, rid)
         results = []
         for place in sorted(range(len(texts)), key=lambda place: -scores[place])[: body.top_n]:
             document = {} if body.return_documents is False else {"document": {"text": texts[place]}}
             results.append({"index": place, "relevance_score": scores[place], **document})
-        head = {"id": f"rerank-{secrets.token_urlsafe(18)}", "model": body.model}
+        head = {"id": f"rerank-{rid}", "model": body.model}
         return answered({**head, "results": results, "usage": usage(batch)})
 
     async def score(self, request: Request) -> Response:
@@ -53,9 +53,10 @@ class OpenAIServingRerank:
         names = [
             (_name("text_1", body.text_1, place), _name("text_2", body.text_2, place)) for place in range(len(pairs))
         ]
-        scores, batch = await self._scores(request, body, pairs, names)
+        rid = self._manager.new_id()
+        scores, batch = await self._scores(request, body, pairs, names, rid)
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-        head = {"id": f"score-{secrets.token_urlsafe(18)}", "object": "list", "created": int(time.time())}
+        head = {"id": f"score-{rid}", "object": "list", "created": int(time.time())}
         return answered({**head, "model": body.model, "data": data, "usage": usage(batch)})
 
     async def _scores(
@@ -64,19 +65,20 @@ class OpenAIServingRerank:
         body: RerankRequest | ScoreRequest,
         pairs: Sequence[PairInput],
         names: Sequence[tuple[str, str]],
+        rid: str,
     ) -> tuple[list[float], EmbeddingBatch]:
         """The score of each pair; `names` are what the client called its two texts."""
         model = served_for(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
         if model.limits.task is Task.EMBED:
             params = _texts(pairs, names)
             asked = body.request([TextInput(text) for text in params], list(params.values()))
-            batch = await unless_gone(request, self._manager.embed(asked))
+            batch = await unless_gone(request, self._manager.embed(asked, rid))
             return await asyncio.to_thread(_cosines, pairs, dict(zip(params, batch.vectors, strict=True))), batch
         if model.limits.width != 1:
             message = f"The model {model.name!r} tells {model.limits.width} labels apart: it is no reranker."
             raise BadRequestError(message, param="model")
         asked = body.request(list(pairs), [second for _, second in names])
-        batch = await unless_gone(request, self._manager.embed(asked))
+        batch = await unless_gone(request, self._manager.embed(asked, rid))
         scores = [score for vector in batch.vectors for score in numbers(vector)]
         if body.use_activation is False:
             return scores, batch

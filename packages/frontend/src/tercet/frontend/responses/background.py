@@ -5,12 +5,14 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import orjson
 
 from tercet.frontend.errors import ApiError, ServerError, UnavailableError
 from tercet.frontend.generation import Generation
 from tercet.frontend.keys import resume_for
+from tercet.frontend.responses.body import rid_of
 from tercet.frontend.responses.draft import Draft, Drafter, Origin
 from tercet.frontend.responses.event_log import EventLog
 from tercet.frontend.responses.output_items import Change
@@ -37,7 +39,8 @@ class Background:
         self._drafter = drafter
         self._store = store
         self._working: dict[Lease, asyncio.Task[None]] = {}
-        self._news: dict[str, asyncio.Event] = {}
+        self._news: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        """What the followers of a response wait for, for as long as there is one."""
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -56,7 +59,7 @@ class Background:
 
     async def begin(self, owner: str, origin: Origin, draft: Draft) -> dict[str, Any]:
         """Have a response made; returns it as it is queued. Raises ApiError if its request cannot be taken."""
-        generation = await self._manager.submit([draft.plan.request])
+        generation = await self._manager.submit([draft.plan.request], rid_of(origin.id))
         body = {**draft.body, "output": []}
         try:
             lease = await self._store.begin(owner, body, draft.given, _kept(origin))
@@ -78,7 +81,6 @@ class Background:
                 news = self._news.setdefault(response, asyncio.Event())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), _FOLLOW_SECONDS)
-        self._news.pop(response, None)
 
     def stop(self, response: str) -> None:
         """Stop working on one that was cancelled or deleted."""
@@ -114,7 +116,8 @@ class Background:
             draft = await self._drafter.draft(job.owner, origin)
             if job.lease.run > _MOST_RUNS:
                 raise ServerError("The server failed this response again and again.")
-            generation = await self._manager.submit([draft.plan.request])
+            rid = self._manager.further_id(rid_of(origin.id))
+            generation = await self._manager.submit([draft.plan.request], rid)
         except UnavailableError:
             await self._store.give_up(job.lease)
         except ApiError as error:

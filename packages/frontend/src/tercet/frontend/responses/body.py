@@ -1,17 +1,24 @@
 """The response object, and what in it only repeats the request."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from tercet.frontend.errors import BadRequestError
 from tercet.frontend.generation import Generation
 from tercet.frontend.responses.schema import CreateResponse
 from tercet.protocol.values import SamplingParams
 
+_PREFIX = "resp_"
 
-def new_id(peer: str) -> str:
-    """Unguessable, and it names its frontend."""
-    return f"resp_{peer}_{secrets.token_hex(24)}"
+
+def id_of(rid: str) -> str:
+    """The response that a request makes."""
+    return _PREFIX + rid
+
+
+def rid_of(response: str) -> str:
+    """The request that makes a response."""
+    return response.removeprefix(_PREFIX)
 
 
 def new_body(
@@ -66,9 +73,13 @@ def usage_of(generation: Generation, reasoning_tokens: int) -> dict[str, Any]:
 
 
 def page(items: Sequence[dict[str, Any]], limit: int, after: str | None, order: str) -> dict[str, Any]:
-    """One page of a list of items; an `after` that is not among them begins at the beginning."""
+    """One page of a list of items. Raises BadRequestError for an `after` that is not among them."""
     items = list(items) if order == "asc" else list(reversed(items))
-    begin = next((place + 1 for place, item in enumerate(items) if item["id"] == after), 0)
+    begin = 0
+    if after is not None:
+        begin = next((place for place, item in enumerate(items, 1) if item["id"] == after), 0)
+        if not begin:
+            raise BadRequestError(f"Item with id '{after}' not found.", param="after", code="invalid_value")
     shown = items[begin : begin + limit]
     return {
         "object": "list",

@@ -18,7 +18,7 @@ class TextPart(Strict):
     type: Literal["input_text", "output_text", "text"]
     text: Text
     annotations: Annotated[list[Any], Field(max_length=4096)] | None = None
-    logprobs: list[Any] | None = None
+    logprobs: Annotated[list[Any], Field(max_length=131_072)] | None = None
     prompt_cache_breakpoint: Any = None
 
 

@@ -16,7 +16,7 @@ from tercet.frontend.generation import Generation
 from tercet.frontend.kept import Kept
 from tercet.frontend.keys import visitor_of
 from tercet.frontend.responses.background import Background
-from tercet.frontend.responses.body import new_id, page
+from tercet.frontend.responses.body import id_of, page, rid_of
 from tercet.frontend.responses.draft import Draft, Drafter, Origin, new_seed
 from tercet.frontend.responses.event_log import EventLog, encoded
 from tercet.frontend.responses.output_items import Change
@@ -52,7 +52,7 @@ class OpenAIServingResponses:
             raise UnsupportedParameterError("This server stores no responses.", param="store")
         owner = visitor_of(request).owner
         seed = new_seed() if body.seed is None else body.seed
-        origin = Origin(new_id(self._manager.peer), int(time.time()), seed, body)
+        origin = Origin(id_of(self._manager.new_id()), int(time.time()), seed, body)
         draft = await self._drafter.draft(owner, origin)
         if body.background:
             return await self._in_background(owner, origin, draft)
@@ -149,7 +149,9 @@ class _Work:
 
     async def whole(self, request: Request) -> Response:
         """The response when it has ended."""
-        generation = await unless_gone(request, self._manager.submit([self._draft.plan.request]))
+        generation = await unless_gone(
+            request, self._manager.submit([self._draft.plan.request], rid_of(self._draft.body["id"]))
+        )
         try:
             await unless_gone(request, self._collect(generation))
         finally:
@@ -159,7 +161,9 @@ class _Work:
 
     async def stream(self, request: Request) -> Response:
         """Its events as they come. Errors before the first token raise ApiError."""
-        generation = await unless_gone(request, self._manager.submit([self._draft.plan.request]))
+        generation = await unless_gone(
+            request, self._manager.submit([self._draft.plan.request], rid_of(self._draft.body["id"]))
+        )
         changes = self._draft.changes(self._writer, generation)
         begin = self._writer.begin()
         try:

@@ -1,0 +1,23 @@
+"""The id of an HTTP request, by which clients and logs name it. Every answer has it."""
+
+import re
+import secrets
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+_SCOPE = "tercet.request_id"
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def identify(scope: Scope, headers: Headers) -> str:
+    """The client's own id, or a new one; kept in the scope."""
+    own = headers.get("x-request-id", "")
+    scope[_SCOPE] = own if _ID.fullmatch(own) else f"req_{secrets.token_hex(16)}"
+    return request_id_of(scope)
+
+
+def request_id_of(scope: Scope) -> str:
+    """What `identify` kept."""
+    request_id: str = scope[_SCOPE]
+    return request_id
