@@ -355,8 +355,10 @@ class Switchboard:
                     logger.error("%s is refused: %s", peer, reason)
                 case PeerUp(peer=peer, features=features) as event:
                     hello = self.table.peers[peer].hello
-                    envelope = self._envelope(hello.incarnation)
-                    self._routes[peer] = Route(self._outbox(hello.address), envelope, frozenset(features))
+                    if outbox := self._dial(hello.address):
+                        self._routes[peer] = Route(outbox, self._envelope(hello.incarnation), frozenset(features))
+                    else:
+                        todo.extendleft(reversed(self.table.connection(hello.address, False, now)))
                     deliveries.append(Delivery(peer, event))
                     self._stir(now)
                 case PeerReady(peer=peer) as event:
@@ -371,21 +373,26 @@ class Switchboard:
 
     def _say(self, say: Say) -> bool:
         message = say.message
-        try:
-            if isinstance(message, Hello) and not self.config.advertise:
+        if isinstance(message, Hello) and not self.config.advertise:
+            try:
                 here = address_towards(say.address, self.inbox.address)
-                message = msgspec.structs.replace(message, address=here)
-            outbox = self._outbox(say.address)
-        except (AddressError, zmq.ZMQError) as error:
-            self._counters.complain(f"cannot dial {say.address}: {error}", self._clock())
-            return False
-        return outbox.send([self._envelope(say.target), encode(message)])
+            except AddressError as error:
+                self._counters.complain(str(error), self._clock())
+                return False
+            message = msgspec.structs.replace(message, address=here)
+        outbox = self._dial(say.address)
+        return outbox is not None and outbox.send([self._envelope(say.target), encode(message)])
 
     def _envelope(self, target: str) -> bytes:
         return encode_envelope(Envelope(source=self.config.peer, incarnation=self.incarnation, target=target))
 
-    def _outbox(self, address: str) -> Outbox:
-        return self._opened.outbox(address, self._key_at(address))
+    def _dial(self, address: str) -> Outbox | None:
+        """The outbox to an address; None if there can be none now, as when strangers hold every descriptor we may have."""
+        try:
+            return self._opened.outbox(address, self._key_at(address))
+        except (AddressError, OSError, zmq.ZMQError) as error:
+            self._counters.complain(f"cannot dial {address}: {error}", self._clock())
+            return None
 
     def _close(self, address: str) -> None:
         self._counters.add(self._opened.drop(address))
