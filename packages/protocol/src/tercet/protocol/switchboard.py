@@ -25,6 +25,7 @@ from tercet.protocol.peers import PeerTable
 from tercet.protocol.pulse import Pulse, is_busy
 from tercet.protocol.resolver import Resolver
 from tercet.protocol.sockets import Sockets
+from tercet.protocol.sources import Sources
 from tercet.protocol.values import WIRE_VERSION, Role
 
 logger = logging.getLogger(__name__)
@@ -69,8 +70,7 @@ class Switchboard:
         self._sockets: Sockets | None = None
         self._resolver = Resolver(config.specs)
         self._routes: dict[str, Route] = {}
-        self._sources: dict[tuple[Role | None, bytes], str] = {}
-        """Peers by the key they showed and the envelope they use."""
+        self._sources = Sources()
         self._keys: dict[str, Role] = {}
         """Whose key is expected at an address, from whoever told us of it."""
         self._dialled: dict[str, Role | None] = {}
@@ -249,9 +249,9 @@ class Switchboard:
         try:
             if len(frames) < 2:
                 raise DecodeError(f"{len(frames)} frames instead of an envelope and a message")
-            source = self._sources.get((key, bytes(frames[0])))
+            source = self._sources.find(key, bytes(frames[0]))
+            source = source or self._greet(decode_envelope(frames[0]), received, now, deliveries)
             if source is None:
-                self._greet(decode_envelope(frames[0]), received, now, deliveries)
                 return
             message = self._codec.decode(frames[1])
             self._counters.count("received")
@@ -260,22 +260,22 @@ class Switchboard:
         except DecodeError as error:
             self._counters.drop("dropped_undecodable", str(error), now)
 
-    def _greet(self, envelope: Envelope, received: Received, now: float, deliveries: list[Delivery]) -> None:
-        """An envelope not seen before: the first message of a peer, or of a process that is none."""
+    def _greet(self, envelope: Envelope, received: Received, now: float, deliveries: list[Delivery]) -> str | None:
+        """An envelope not remembered: that of a peer, which is returned, or of a process that is none."""
         if envelope.target and envelope.target != self.incarnation:
             self._counters.drop(
                 "dropped_stale", f"a message from {envelope.source} for an earlier start of this part", now
             )
-            return
+            return None
         key, frames = received
-        message = self._codec.decode(frames[1])
         known = self.table.peers.get(envelope.source)
         if known and envelope.target and known.hello.incarnation == envelope.incarnation:
             if self._forbidden(key, envelope.source, known.hello.role, now):
-                return
-            self._sources[key, bytes(frames[0])] = envelope.source
-            self._take(received, now, deliveries)
-        elif isinstance(message, Hello):
+                return None
+            self._sources.remember(key, bytes(frames[0]), envelope.source)
+            return envelope.source
+        message = self._codec.decode(frames[1])
+        if isinstance(message, Hello):
             if (message.peer, message.incarnation) != (envelope.source, envelope.incarnation):
                 raise DecodeError(f"a Hello of {message.peer} in an envelope of {envelope.source}")
             self._apply(self._meet(key, message, now), now, deliveries)
@@ -283,6 +283,7 @@ class Switchboard:
             logger.warning("%s turns us away: %s", envelope.source, message.reason)
         else:
             self._counters.drop("dropped_unknown", f"a message from {envelope.source}, which is no peer", now)
+        return None
 
     def _forbidden(self, key: Role | None, peer: str, role: Role, now: float) -> bool:
         """Whether the sender's key is not that of the role it claims."""
@@ -365,7 +366,7 @@ class Switchboard:
                     deliveries.append(Delivery(peer, event))
                 case PeerDown(peer=peer) as event:
                     self._routes.pop(peer, None)
-                    self._sources = {frame: source for frame, source in self._sources.items() if source != peer}
+                    self._sources.forget(peer)
                     deliveries.append(Delivery(peer, event))
                     self._stir(now)
                 case other:
@@ -387,7 +388,7 @@ class Switchboard:
         return encode_envelope(Envelope(source=self.config.peer, incarnation=self.incarnation, target=target))
 
     def _dial(self, address: str) -> Outbox | None:
-        """The outbox to an address; None if there can be none now, as when strangers hold every descriptor we may have."""
+        """The outbox to an address; None if there can be none now, as when strangers hold every descriptor."""
         try:
             return self._opened.outbox(address, self._key_at(address))
         except (AddressError, OSError, zmq.ZMQError) as error:
