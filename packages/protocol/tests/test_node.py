@@ -325,6 +325,11 @@ def test_another_major_version_is_told_why(network: Network) -> None:
         for _ in range(2):
             assert pull.poll(10_000)
             frames.append(pull.recv_multipart())
+        for _ in range(3):
+            push.send_multipart([encode_envelope(Envelope(source="frontend-2", incarnation="a" * 16)), encode(hello)])
+        deadline = time.monotonic() + 10
+        while eventually(scheduler.counters["refused_hello"] == 4, deadline):
+            pass
     assert b"\xa7version\x92\x01\x01" in frames[0][1]
     assert frames[1][1] == encode(Goodbye(reason="frontend-2 speaks wire version 2.0, this part speaks 1.1"))
     assert scheduler.peers() == []

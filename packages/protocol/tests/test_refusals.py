@@ -88,6 +88,7 @@ def test_an_impossible_hello_is_not_answered(world: World, settings: dict[str, s
     for _ in range(3):
         world.apply(scheduler, scheduler.hello(bad, world.now))
     assert len(world.log(scheduler)) == 1
+    assert world.refused_again == 2, "counted, not told again"
     assert not scheduler.links
     assert not world.said
 

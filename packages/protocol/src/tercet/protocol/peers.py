@@ -306,9 +306,9 @@ class PeerTable:
         return effects + self._speak(now)
 
     def _note_refusal(self, hello: Hello, reason: str) -> list[Effect]:
-        """Once for each incarnation."""
+        """News once for each incarnation."""
         if self._refused.get(hello.peer) == hello.incarnation:
-            return []
+            return [Refused(hello.peer, reason, again=True)]
         if len(self._refused) >= self.max_peers:
             self._refused.clear()
         self._refused[hello.peer] = hello.incarnation

@@ -13,6 +13,7 @@ import zmq
 
 from tercet.protocol.__about__ import __version__
 from tercet.protocol.channel import Connection, Outbox, Received
+from tercet.protocol.claims import Claims
 from tercet.protocol.codec import Codec, Envelope, Frame, decode_envelope, encode, encode_envelope, tag_of
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.counters import Counters
@@ -71,10 +72,7 @@ class Switchboard:
         self._resolver = Resolver(config.specs)
         self._routes: dict[str, Route] = {}
         self._sources = Sources()
-        self._keys: dict[str, Role] = {}
-        """Whose key is expected at an address, from whoever told us of it."""
-        self._dialled: dict[str, Role | None] = {}
-        """The same for what the configuration says."""
+        self._claims = Claims(config.security if config.guarded else None)
         self._counters = Counters()
         self._pulse = Pulse(config.heartbeat_interval, config.silence)
         self._due = float("-inf")
@@ -116,7 +114,8 @@ class Switchboard:
 
         `dropped_undecodable`: garbage, unknown tags, missing frames; `dropped_stale`: meant for an earlier start of
         this process; `dropped_unknown`: from a process that is no peer; `dropped_forbidden`: with another role's key
-        than the peer's. `turned_away`: connections without a key.
+        than the peer's. `turned_away`: connections without a key. `refused_hello`: Hellos and introductions of
+        processes that cannot be peers, or that have ended.
         """
         return self._counters.total(self._sockets.counters() if self._sockets else ())
 
@@ -180,7 +179,7 @@ class Switchboard:
             effects += self.table.set_ready(self._to_tell)
             self._to_tell = None
         if (addresses := self._resolver.poll(now)) is not None:
-            self._dialled = addresses
+            self._claims.dialled = addresses
             effects += self.table.want(set(addresses), now)
         if self._news:
             self._news = False
@@ -287,8 +286,7 @@ class Switchboard:
 
     def _forbidden(self, key: Role | None, peer: str, role: Role, now: float) -> bool:
         """Whether the sender's key is not that of the role it claims."""
-        security = self.config.security
-        if security is None or not self.config.guarded or security.may_claim(key, role):
+        if self._claims.allowed(key, role):
             return False
         shown = key.value if key else "nobody"
         self._counters.drop("dropped_forbidden", f"a message from {peer}: a {role.value} with the key of {shown}", now)
@@ -306,11 +304,8 @@ class Switchboard:
     def _expect(self, role: Role, address: str, effects: list[Effect]) -> list[Effect]:
         """Remember whose key is expected at an address, if there is to be a link to it."""
         if address in self.table.links:
-            self._keys[address] = role
+            self._claims.expect(role, address)
         return effects
-
-    def _key_at(self, address: str) -> Role | None:
-        return self._keys.get(address) or self._dialled.get(address)
 
     def _handle(
         self, source: str, message: Message, received: Received, now: float, deliveries: list[Delivery]
@@ -321,7 +316,7 @@ class Switchboard:
                     raise DecodeError(f"a Hello of {message.peer} in an envelope of {source}")
                 effects = self._meet(received.role, message, now)
             case Introduce():
-                key = self._key_at(message.address) or message.role
+                key = self._claims.key_at(message.address) or message.role
                 effects = self._expect(key, message.address, self.table.introduce(source, message, now))
             case Ready():
                 effects = self.table.peer_ready(source, message)
@@ -351,9 +346,10 @@ class Switchboard:
                 case Close(address):
                     self._close(address)
                     if address not in self.table.links:
-                        self._keys.pop(address, None)
-                case Refused(peer, reason):
-                    logger.error("%s is refused: %s", peer, reason)
+                        self._claims.forget(address)
+                case Refused(peer, reason, again):
+                    self._counters.count("refused_hello")
+                    logger.log(logging.DEBUG if again else logging.ERROR, "%s is refused: %s", peer, reason)
                 case PeerUp(peer=peer, features=features) as event:
                     hello = self.table.peers[peer].hello
                     if outbox := self._dial(hello.address):
@@ -390,7 +386,7 @@ class Switchboard:
     def _dial(self, address: str) -> Outbox | None:
         """The outbox to an address; None if there can be none now, as when strangers hold every descriptor."""
         try:
-            return self._opened.outbox(address, self._key_at(address))
+            return self._opened.outbox(address, self._claims.key_at(address))
         except (AddressError, OSError, zmq.ZMQError) as error:
             self._counters.complain(f"cannot dial {address}: {error}", self._clock())
             return None
