@@ -31,6 +31,11 @@ class Claims:
         """Whose key is expected there."""
         return self._told.get(address) or self.dialled.get(address)
 
-    def allowed(self, key: Role | None, role: Role) -> bool:
-        """Whether whoever shows the key of role `key` may say that it is of the role `role`."""
-        return self._security is None or self._security.may_claim(key, role)
+    def allowed(self, key: Role | None, role: Role, address: str = "") -> bool:
+        """Whether whoever shows the key of role `key` may say that it is of the role `role`, and listens at an address.
+
+        What our configuration says of an address is not undone by a Hello.
+        """
+        if self._security is None:
+            return True
+        return self._security.may_claim(key, role) and self.dialled.get(address) in {None, key}

@@ -284,22 +284,26 @@ class Switchboard:
             self._counters.drop("dropped_unknown", f"a message from {envelope.source}, which is no peer", now)
         return None
 
-    def _forbidden(self, key: Role | None, peer: str, role: Role, now: float) -> bool:
-        """Whether the sender's key is not that of the role it claims."""
-        if self._claims.allowed(key, role):
+    def _forbidden(self, key: Role | None, peer: str, role: Role, now: float, address: str = "") -> bool:
+        """Whether the sender's key is not that of the role it claims, or of the one that we dial at its address."""
+        if self._claims.allowed(key, role, address):
             return False
-        shown = key.value if key else "nobody"
-        self._counters.drop("dropped_forbidden", f"a message from {peer}: a {role.value} with the key of {shown}", now)
+        claim = f"a {role.value} {f'at {address} ' if address else ''}with the key of {key.value if key else 'nobody'}"
+        self._counters.drop("dropped_forbidden", f"a message from {peer}: {claim}", now)
         return True
 
     def _meet(self, key: Role | None, hello: Hello, now: float) -> list[Effect]:
         """A Hello, which is answered under the key that it came under."""
-        if self._forbidden(key, hello.peer, hello.role, now):
+        if self._forbidden(key, hello.peer, hello.role, now, hello.address):
             return []
         role = key or hello.role
+        effects = self.table.hello(hello, now)
+        link = self.table.links.get(hello.address)
+        if link is None or link.hello is not hello:
+            return effects
         if (outbox := self._opened.find(hello.address)) and outbox.key not in {None, role}:
             self._close(hello.address)
-        return self._expect(role, hello.address, self.table.hello(hello, now))
+        return self._expect(role, hello.address, effects)
 
     def _expect(self, role: Role, address: str, effects: list[Effect]) -> list[Effect]:
         """Remember whose key is expected at an address, if there is to be a link to it."""
