@@ -12,7 +12,7 @@ from tercet.protocol.switchboard import Switchboard
 
 BATCH = 64
 """Messages taken from the inbox before the loop serves others."""
-AFTER_FAILURE = 0.1
+_AFTER_FAILURE = 0.1
 """Seconds until the turn after one that failed, unless something comes before."""
 
 
@@ -81,7 +81,7 @@ class AsyncNode:
         """
         if self._loop is None:
             return
-        board, more, pause = self._board, False, AFTER_FAILURE
+        board, more, pause = self._board, False, _AFTER_FAILURE
         deliveries: list[Delivery] = []
         try:
             board.wait(0)

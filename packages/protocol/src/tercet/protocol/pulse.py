@@ -15,9 +15,9 @@ _REST = 3
 _SHARE = 0.375
 """Of the time after which others call us dead, at most: two beats may get lost or come late."""
 
-STUCK_STEP = 30.0
+_STUCK_STEP = 30.0
 """Seconds after which a step may count as stuck."""
-STUCK_FACTOR = 20.0
+_STUCK_FACTOR = 20.0
 """It does when it is so many times as old as the longest step before it."""
 
 _LONG_AGO = -1e9
@@ -29,10 +29,10 @@ def is_busy(heartbeat: Heartbeat) -> bool:
     return heartbeat.phase is not Phase.IDLE or bool(load.running or load.queued or heartbeat.held.rids)
 
 
-def is_stuck(heartbeat: Heartbeat, least: float = STUCK_STEP, factor: float = STUCK_FACTOR) -> bool:
+def is_stuck(heartbeat: Heartbeat) -> bool:
     """Whether whoever says this is in a step far older than any before it, which will not end. Hung is not slow."""
     in_step = heartbeat.phase in {Phase.STEP, Phase.DRAINING}
-    return in_step and heartbeat.step_age > max(least, factor * heartbeat.longest_step)
+    return in_step and heartbeat.step_age > max(_STUCK_STEP, _STUCK_FACTOR * heartbeat.longest_step)
 
 
 class Pulse:
