@@ -136,3 +136,34 @@ async def test_a_directory_that_cannot_be_used_fails_the_start(network: Network)
     with pytest.raises(ChannelError):
         await frontend.node.start()
     await frontend.node.close()
+
+
+async def test_a_turn_that_fails_is_followed_by_another_and_what_came_in_it_is_delivered(network: Network) -> None:
+    failing = False
+
+    def status(_: str) -> Heartbeat:
+        nonlocal failing
+        if failing:
+            failing = False
+            raise ZeroDivisionError
+        return Heartbeat(phase=Phase.STEP)
+
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context.get("exception")))
+    heard: list[Delivery] = []
+    config = network.config(Role.FRONTEND, silence=30.0)
+    node = AsyncNode(config, FrontendInbox, status, heard.extend)
+    await node.start()
+    # The other side says nothing by itself: only its own timer brings the node another turn.
+    other = network.node(Role.SCHEDULER, heartbeat_interval=30.0, silence=90.0)
+    scheduler = Listener(other)
+    await asyncio.to_thread(scheduler.wait_for, Heartbeat, "frontend-0")
+    failing, sent = True, 0
+    while not errors:
+        sent += other.send("frontend-0", batch(sent))
+        await asyncio.sleep(0.001)
+    for _ in range(5):
+        await asyncio.to_thread(scheduler.wait_for, Heartbeat, "frontend-0")
+    assert len(errors) == 1
+    assert sum(isinstance(delivery.message, BatchStrOutput) for delivery in heard) == sent
+    await node.close()

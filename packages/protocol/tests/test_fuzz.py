@@ -171,5 +171,5 @@ def test_a_node_takes_whatever_comes_and_goes_on(
     assert sum(after[name] - before.get(name, 0) for name in taken) >= 0
     assert len(board.table.links) <= 2 * board.config.max_peers
     assert len(board._opened.counters()) <= 2 * board.config.max_peers
-    assert len(board._keys) <= 2 * board.config.max_peers
+    assert len(board._claims) <= 2 * board.config.max_peers
     assert len(board._sources) <= 4 * board.config.max_peers

@@ -3,6 +3,8 @@
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -167,3 +169,56 @@ def test_no_sender_makes_us_hold_more_than_the_bounds(tmp_path: Path) -> None:
                 time.sleep(0.01)
         assert taken < 60, "beyond the two queues nothing is taken"
         inbox.close()
+
+
+STARVED = """
+import resource, sys
+from tercet.protocol.config import Dial, NodeConfig
+from tercet.protocol.keys import write_keys
+from tercet.protocol.messages import Heartbeat, SchedulerInbox
+from tercet.protocol.node import PeerUp, ThreadNode
+from tercet.protocol.security import Security
+from tercet.protocol.testing import Listener
+from tercet.protocol.values import Phase, Role
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+security = Security.load(sys.argv[1] + "/scheduler", Role.SCHEDULER)
+dials = (Dial(Role.DETOKENIZER, "tcp://127.0.0.1:" + sys.argv[2]),)
+config = NodeConfig(Role.SCHEDULER, "scheduler-0", "tcp://0.0.0.0:0", connect=dials, security=security)
+node = ThreadNode(config, SchedulerInbox, lambda _: Heartbeat(phase=Phase.IDLE))
+node.start()
+print(node.address.rpartition(":")[2], flush=True)
+Listener(node).wait_for(PeerUp, timeout=60)
+print("met", flush=True)
+node.close()
+"""
+
+
+def test_silent_connections_that_take_every_descriptor_kill_nobody(tmp_path: Path) -> None:
+    """Whoever opens more connections than a part may have descriptors holds up its next Hello, and no more."""
+    write_keys(tmp_path)
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    command = [sys.executable, "-c", STARVED, str(tmp_path), str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as part:
+        assert part.stdout
+        assert part.stderr
+        address = ("127.0.0.1", int(part.stdout.readline()))
+        crowd = [socket.create_connection(address, timeout=10) for _ in range(60)]
+        try:
+            assert "Too many open files" in part.stderr.readline(), "it came to that"
+            time.sleep(0.6)  # some more Hellos are due
+            assert part.poll() is None
+        finally:
+            for each in crowd:
+                each.close()
+        security = Security.load(tmp_path / "detokenizer", Role.DETOKENIZER)
+        config = NodeConfig(Role.DETOKENIZER, "detokenizer-0", f"tcp://127.0.0.1:{port}", security=security)
+        node = ThreadNode(config, INBOXES[Role.DETOKENIZER], lambda _: Heartbeat(phase=Phase.IDLE))
+        node.start()
+        try:
+            assert part.stdout.readline() == "met\n", "and it says Hello once it can"
+        finally:
+            node.close()
+            part.kill()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -26,6 +27,7 @@ from tercet.protocol.messages import (
     TokenizerFilesReq,
 )
 from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
+from tercet.protocol.sources import PER_PEER
 from tercet.protocol.testing import Listener, Network
 from tercet.protocol.values import Phase, Role
 
@@ -235,6 +237,20 @@ def test_garbage_is_counted_and_harms_nobody(network: Network, caplog: pytest.Lo
     assert 1 <= len([record for record in caplog.records if "dropped" in record.message]) <= 10, "told, not shouted"
 
 
+def test_a_peer_that_writes_its_envelope_in_many_ways_is_heard_and_takes_no_memory(network: Network) -> None:
+    scheduler, frontend = network.node(SCHEDULER), network.node(FRONTEND)
+    listener = Listener(scheduler)
+    listener.wait_for(PeerUp, "frontend-0")
+    envelope = {"source": "frontend-0", "incarnation": frontend.incarnation, "target": scheduler.incarnation}
+    with raw_push(scheduler) as push:
+        for number in range(100):
+            way = msgspec.msgpack.encode({**envelope, "later": number})
+            push.send_multipart([way, encode(AbortReq(rid=str(number)))])
+        for number in range(100):
+            assert listener.wait_for(AbortReq).message == AbortReq(rid=str(number))
+    assert len(scheduler._board._sources) <= PER_PEER
+
+
 def test_a_peer_is_never_sent_what_it_did_not_announce(network: Network) -> None:
     network.node(SCHEDULER)
     frontend = network.node(FRONTEND)
@@ -309,6 +325,11 @@ def test_another_major_version_is_told_why(network: Network) -> None:
         for _ in range(2):
             assert pull.poll(10_000)
             frames.append(pull.recv_multipart())
+        for _ in range(3):
+            push.send_multipart([encode_envelope(Envelope(source="frontend-2", incarnation="a" * 16)), encode(hello)])
+        deadline = time.monotonic() + 10
+        while eventually(scheduler.counters["refused_hello"] == 4, deadline):
+            pass
     assert b"\xa7version\x92\x01\x01" in frames[0][1]
     assert frames[1][1] == encode(Goodbye(reason="frontend-2 speaks wire version 2.0, this part speaks 1.1"))
     assert scheduler.peers() == []

@@ -35,9 +35,10 @@ class Part:
     """What a probed scheduler says of itself."""
 
     phase = Phase.IDLE
+    step_age = 0.0
 
     def __call__(self, _: str) -> Heartbeat:
-        return Heartbeat(phase=self.phase)
+        return Heartbeat(phase=self.phase, step_age=self.step_age, longest_step=1.0)
 
 
 def test_a_part_lives_then_is_ready_then_drains(network: Network) -> None:
@@ -52,6 +53,18 @@ def test_a_part_lives_then_is_ready_then_drains(network: Network) -> None:
     part.phase = Phase.DRAINING
     assert not probe(listen, SCHEDULER, timeout=0.5)
     assert probe(listen, SCHEDULER, live=True, timeout=10)
+
+
+def test_a_part_stuck_in_a_step_is_neither_ready_nor_alive_though_it_speaks(network: Network) -> None:
+    part = Part()
+    node = network.node(SCHEDULER, status=part)
+    node.set_ready(Ready())
+    part.phase, part.step_age = Phase.STEP, 29.0
+    assert probe(node.address, SCHEDULER, live=True, timeout=10), "slow is not stuck"
+    assert probe(node.address, SCHEDULER, timeout=10)
+    part.step_age = 31.0
+    assert not probe(node.address, SCHEDULER, live=True, timeout=0.5)
+    assert not probe(node.address, SCHEDULER, timeout=0.5)
 
 
 def test_nobody_there_is_neither_ready_nor_alive(network: Network) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tercet.protocol.messages import Heartbeat
-from tercet.protocol.pulse import RESTS_AFTER, Pulse, is_busy
+from tercet.protocol.pulse import RESTS_AFTER, Pulse, is_busy, is_stuck
 from tercet.protocol.values import Held, Load, Phase
 
 
@@ -73,3 +73,21 @@ def test_a_beat_at_rest_comes_well_within_what_others_take_for_death(
 )
 def test_who_has_work_is_busy_and_who_had_some_is_not(heartbeat: Heartbeat, busy: bool) -> None:
     assert is_busy(heartbeat) is busy
+
+
+@pytest.mark.parametrize(
+    ("phase", "age", "longest", "stuck"),
+    [
+        (Phase.STEP, 29.0, 0.0, False),
+        (Phase.STEP, 31.0, 0.0, True),
+        (Phase.DRAINING, 31.0, 1.0, True),
+        (Phase.STEP, 39.0, 2.0, False),
+        (Phase.STEP, 41.0, 2.0, True),
+        (Phase.LOADING, 500.0, 0.0, False),
+        (Phase.COMPILING, 500.0, 0.0, False),
+    ],
+)
+def test_a_step_is_stuck_only_when_far_older_than_any_before(
+    phase: Phase, age: float, longest: float, stuck: bool
+) -> None:
+    assert is_stuck(Heartbeat(phase=phase, step_age=age, longest_step=longest)) is stuck

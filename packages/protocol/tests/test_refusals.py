@@ -88,6 +88,7 @@ def test_an_impossible_hello_is_not_answered(world: World, settings: dict[str, s
     for _ in range(3):
         world.apply(scheduler, scheduler.hello(bad, world.now))
     assert len(world.log(scheduler)) == 1
+    assert world.refused_again == 2, "counted, not told again"
     assert not scheduler.links
     assert not world.said
 
@@ -117,3 +118,66 @@ def test_a_flood_of_hellos_from_nowhere_is_bounded(world: World) -> None:
     assert len(scheduler.links) <= 20
     world.run(3.0)
     assert not scheduler.links
+
+
+@pytest.mark.parametrize("reply", [False, True])
+@pytest.mark.parametrize(
+    "claim",
+    [
+        hello(DETOKENIZER, "detokenizer-9", "tcp://127.0.0.1:2000"),
+        hello(FRONTEND, "frontend-9", "tcp://127.0.0.1:2000"),
+        hello(DETOKENIZER, "frontend-0", "tcp://127.0.0.1:9000"),
+        hello(DETOKENIZER, "detokenizer-9", "tcp://127.0.0.1:2000", version=(2, 0)),
+    ],
+    ids=["another role's address", "another peer's address", "another role's name", "in another version"],
+)
+def test_a_hello_takes_nothing_from_a_peer_that_is_up(world: World, claim: Hello, reply: bool) -> None:
+    scheduler = world.start(SCHEDULER, address="tcp://127.0.0.1:1000")
+    frontend = world.start(FRONTEND, address="tcp://127.0.0.1:2000", dial=(scheduler.me.address,))
+    world.run(0.5)
+    world.log(scheduler)
+    world.closed.clear()
+    for _ in range(4):
+        world.apply(scheduler, scheduler.hello(msgspec.structs.replace(claim, reply=reply), world.now))
+        world.run(0.5)
+    [line] = world.log(scheduler)
+    assert line.startswith(f"{claim.peer} refused: ")
+    assert "still up" in line
+    assert not world.closed
+    assert scheduler.peers["frontend-0"].hello.incarnation == frontend.me.incarnation
+
+
+def test_of_two_parts_with_one_address_the_second_comes_up_once_the_first_is_gone(world: World) -> None:
+    """A deployment that advertises one address for both must not make them take turns."""
+    address = "tcp://127.0.0.1:2000"
+    frontend = world.start(FRONTEND)
+    first = world.start(SCHEDULER, "scheduler-0", address=address, dial=(frontend.me.address,))
+    world.run(0.5)
+    second = PeerTable(hello(SCHEDULER, "scheduler-1", address))
+    for _ in range(10):
+        world.apply(frontend, frontend.hello(second.me, world.now))
+        world.run(0.25)
+    still_up = f"scheduler-1 refused: scheduler-0 is still up at {address}"
+    assert world.log(frontend) == ["scheduler-0 up as scheduler", still_up]
+    world.kill(first)
+    world.tables[address] = second
+    world.events[second.me.incarnation] = []
+    world.apply(second, second.want({frontend.me.address}, world.now))
+    world.run(3.0)
+    assert world.log(frontend) == ["scheduler-0 down: silent for 2.0 s", "scheduler-1 up as scheduler"]
+
+
+def test_who_bears_the_name_of_another_role_for_a_while_does_not_end_its_bearer(world: World) -> None:
+    scheduler = world.start(SCHEDULER)
+    frontend = world.start(FRONTEND, dial=(scheduler.me.address,))
+    world.run(0.5)
+    world.kill(frontend)
+    world.run(3.0)
+    borrower = world.start(DETOKENIZER, "frontend-0", dial=(scheduler.me.address,))
+    world.run(0.5)
+    assert scheduler.peers["frontend-0"].hello.role is DETOKENIZER
+    world.kill(borrower)
+    world.run(3.0)
+    world.tables[frontend.me.address] = frontend
+    world.run(3.0)
+    assert scheduler.peers["frontend-0"].hello.incarnation == frontend.me.incarnation

@@ -14,8 +14,8 @@ from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.endpoints import Tcp
 from tercet.protocol.errors import AddressError
 from tercet.protocol.keys import write_keys
-from tercet.protocol.messages import AbortReq, BatchTokenIDOutput, Heartbeat, Hello, Ready
-from tercet.protocol.node import PeerReady, PeerUp, ThreadNode
+from tercet.protocol.messages import AbortReq, BatchTokenIDOutput, Heartbeat, Hello, Ready, Rejected
+from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.security import Security
 from tercet.protocol.testing import INBOXES, Listener
 from tercet.protocol.values import Phase, Role, pack_ints, unpack_ints
@@ -235,6 +235,34 @@ def test_nobody_speaks_in_another_roles_name(start: Start, keys: Keys) -> None:
         wait(lambda: scheduler.counters.get("dropped_forbidden") == 1)
     assert frontend.send("scheduler-0", AbortReq(rid="mine"))
     assert Listener(scheduler).wait_for(AbortReq).message == AbortReq(rid="mine")
+
+
+def test_nobody_takes_the_address_of_another_role(start: Start, keys: Keys) -> None:
+    """With a detokenizer's key one can claim what one likes of detokenizers; links to others stay as they are."""
+    elsewhere = "tcp://127.0.0.1:1"
+    scheduler = start(SCHEDULER, Dial(FRONTEND, elsewhere))
+    frontend = start(FRONTEND, at(scheduler, SCHEDULER))
+    at_scheduler, at_frontend = Listener(scheduler), Listener(frontend)
+    at_scheduler.wait_for(PeerUp, "frontend-0")
+    at_frontend.wait_for(PeerUp, "scheduler-0")
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        _under(push, keys[DETOKENIZER], keys[SCHEDULER].public)
+        push.connect(scheduler.address)
+        for address in (frontend.address, elsewhere):
+            claim = Hello(
+                peer="detokenizer-9",
+                incarnation="1" * 16,
+                role=DETOKENIZER,
+                address=address,
+                version=(1, 0),
+                features=["Hello"],
+            )
+            push.send_multipart([encode_envelope(Envelope(source=claim.peer, incarnation="1" * 16)), encode(claim)])
+        wait(lambda: scheduler.counters.get("dropped_forbidden") == 1)
+    assert scheduler.counters["refused_hello"] == 1
+    assert scheduler.send("frontend-0", Rejected(rid="r", attempt=0, code="queue_full", message=""))
+    assert at_frontend.wait_for(Rejected)
+    assert not [each for each in at_scheduler.heard + scheduler.drain(0) if isinstance(each.message, PeerDown)]
 
 
 def _under(push: "zmq.Socket[bytes]", keys: Security, server: bytes) -> None:

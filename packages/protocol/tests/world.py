@@ -34,6 +34,7 @@ class World:
         self.tables: dict[str, PeerTable] = {}
         self.events: dict[str, list[PeerEvent | Refused]] = {}
         self.closed: list[str] = []
+        self.refused_again = 0
         self.said: list[Say] = []
         self.mail: list[tuple[PeerTable, Say]] = []
         self.lose: Callable[[Say], bool] = lambda _: False
@@ -62,6 +63,8 @@ class World:
                     todo = table.said(say, reached, self.now) + todo
                 case Close(address):
                     self.closed.append(address)
+                case Refused(again=True):
+                    self.refused_again += 1
                 case event:
                     self.events[table.me.incarnation].append(event)
 

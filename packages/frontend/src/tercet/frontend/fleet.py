@@ -3,11 +3,8 @@
 from dataclasses import dataclass, field
 
 from tercet.protocol.messages import Heartbeat, Ready
+from tercet.protocol.pulse import is_stuck
 from tercet.protocol.values import Load, ModelIdentity, ModelLimits, Phase, Role
-
-STUCK_SECONDS = 30.0
-STUCK_FACTOR = 20.0
-"""A step is stuck after max(STUCK_SECONDS, STUCK_FACTOR times the longest one seen): the supervisor's rule, too."""
 
 
 @dataclass
@@ -23,7 +20,7 @@ class Part:
     @property
     def stuck(self) -> bool:
         """Whether its step has taken so long that it will not end. It may prove us wrong."""
-        return self.heartbeat.step_age > max(STUCK_SECONDS, STUCK_FACTOR * self.heartbeat.longest_step)
+        return is_stuck(self.heartbeat)
 
     @property
     def load(self) -> Load:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tercet.frontend.serve_config import ServeConfig, extra_flags
 from tercet.protocol.messages import Heartbeat
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.pulse import is_stuck
+from tercet.protocol.values import Role
 
 EXIT_CONFIG = 2
 """A part that exits with this was told something it cannot do, and has said what: starting it again would not help."""
@@ -92,9 +93,6 @@ class Patience:
     """Without a heartbeat, before a part counts as hung."""
     loading_silence: float = 60.0
     """The same for one not ready yet: loading libraries and compiling can hold up every thread of a process."""
-    stuck_step: float = 30.0
-    stuck_factor: float = 20.0
-    """A step is stuck after max(stuck_step, stuck_factor times the longest one seen)."""
     startup: float = 600.0
     """For all parts to be ready, and for one that was restarted."""
     own_pause: float = 2.0
@@ -191,10 +189,7 @@ class Roster:
         if watch is None:
             return []
         watch.heard = now
-        if heartbeat is None or heartbeat.phase not in {Phase.STEP, Phase.DRAINING}:
-            return []
-        limit = max(self._patience.stuck_step, self._patience.stuck_factor * heartbeat.longest_step)
-        if heartbeat.step_age <= limit:
+        if heartbeat is None or not is_stuck(heartbeat):
             return []
         return self._kill(name, watch, f"stuck in one step for {heartbeat.step_age:.0f} s")
 

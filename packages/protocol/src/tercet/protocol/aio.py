@@ -12,6 +12,8 @@ from tercet.protocol.switchboard import Switchboard
 
 BATCH = 64
 """Messages taken from the inbox before the loop serves others."""
+_AFTER_FAILURE = 0.1
+"""Seconds until the turn after one that failed, unless something comes before."""
 
 
 class AsyncNode:
@@ -73,18 +75,22 @@ class AsyncNode:
         await loop.run_in_executor(None, self._board.close, reason or "closed")
 
     def _turn(self) -> None:
-        """What came and what is due; what is more than a batch comes in the loop's next turn."""
+        """What came and what is due; what is more than a batch comes in the loop's next turn.
+
+        A turn that fails is followed by another all the same, and what came in it is not lost.
+        """
         if self._loop is None:
             return
-        board = self._board
-        board.wait(0)
-        deliveries, more = board.receive(BATCH)
-        deliveries += board.tick()
-        if self._next:
-            self._next.cancel()
-        if more:
-            self._next = self._loop.call_soon(self._turn)
-        else:
-            self._next = self._loop.call_later(max(0.001, board.idle_time()), self._turn)
-        if deliveries:
-            self._on_deliveries(deliveries)
+        board, more, pause = self._board, False, _AFTER_FAILURE
+        deliveries: list[Delivery] = []
+        try:
+            board.wait(0)
+            deliveries, more = board.receive(BATCH)
+            deliveries += board.tick()
+            pause = max(0.001, board.idle_time())
+        finally:
+            if self._next:
+                self._next.cancel()
+            self._next = self._loop.call_soon(self._turn) if more else self._loop.call_later(pause, self._turn)
+            if deliveries:
+                self._on_deliveries(deliveries)

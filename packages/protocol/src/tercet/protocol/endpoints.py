@@ -138,19 +138,19 @@ def address_towards(peer: str, bound: str) -> str:
     """The address at which `peer` reaches an inbox bound to `bound`: for a wildcard, that of the route to the peer.
 
     A name is not looked up, since that may take long: whoever has one is taken to be where the default route leads.
-    Raises AddressError when there is no route.
+    Raises AddressError when there is no route, or nothing left to look for one with.
     """
     inbox, target = parse(bound), parse(peer)
     if isinstance(inbox, Ipc) or not inbox.is_wildcard or isinstance(target, Ipc):
         return bound
     host = "127.0.0.1" if target.host == "localhost" else target.host if target.is_literal else _ANYWHERE
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((host, target.port or 1))  # sends nothing
-        except OSError as error:
-            raise AddressError(f"no route to {peer}: {error}") from error
-        return str(Tcp(str(probe.getsockname()[0]), inbox.port))
+            return str(Tcp(str(probe.getsockname()[0]), inbox.port))
+    except OSError as error:
+        raise AddressError(f"no route to {peer}: {error}") from error
 
 
 def resolve(spec: str) -> set[str]:

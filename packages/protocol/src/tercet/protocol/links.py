@@ -35,10 +35,12 @@ class Close(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Tell the operator that a peer was turned away."""
+    """Count that a peer was turned away, and tell the operator."""
 
     peer: str
     reason: str
+    again: bool = False
+    """This start of it was turned away before: nothing new to tell."""
 
 
 Effect = Say | Close | Refused | PeerEvent

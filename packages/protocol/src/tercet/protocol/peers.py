@@ -40,7 +40,7 @@ class PeerTable:
     links: dict[str, Link] = field(default_factory=dict)
     wanted: set[str] = field(default_factory=set)
     _refused: dict[str, str] = field(default_factory=dict)
-    _latest: dict[str, str] = field(default_factory=dict)
+    _latest: dict[tuple[str, Role], str] = field(default_factory=dict)
     """The incarnation of each peer that was up last."""
     _past: dict[str, None] = field(default_factory=dict)
     """Incarnations that have ended: what they once said may still come, and means nothing."""
@@ -87,6 +87,7 @@ class PeerTable:
         if hello.peer == self.me.peer and hello.incarnation == self.me.incarnation:
             return []
         try:
+            self._check_free(hello)
             check_hello(hello, self.reach)
         except AddressError as error:
             return self._note_refusal(hello, str(error))
@@ -102,7 +103,7 @@ class PeerTable:
             return [self._reply(known.hello), *self._tell_ready(known)]
         if known is None and len(self.peers) >= self.max_peers:
             return self._refuse(hello, f"{self.me.peer} has {self.max_peers} peers already", now)
-        effects = self._vacate(hello.address, now)
+        effects = self._vacate(hello, now)
         link = self.links.get(hello.address)
         if link is None:
             if len(self.links) >= 2 * self.max_peers:
@@ -240,11 +241,12 @@ class PeerTable:
         effects: list[Effect] = []
         if old := self.peers.get(hello.peer):
             effects += self._down(old, "replaced by a new incarnation", now)
-        if (before := self._latest.get(hello.peer, hello.incarnation)) != hello.incarnation:
+        if (before := self._latest.get((hello.peer, hello.role), hello.incarnation)) != hello.incarnation:
             self._end(before)
         if len(self._latest) >= 4 * self.max_peers:
-            self._latest = {peer: known.hello.incarnation for peer, known in self.peers.items()}
-        self._latest[hello.peer] = hello.incarnation
+            ups = [known.hello for known in self.peers.values()]
+            self._latest = {(each.peer, each.role): each.incarnation for each in ups}
+        self._latest[hello.peer, hello.role] = hello.incarnation
         link.state, link.hello, link.expires = LinkState.UP, hello, None
         peer = self.peers[hello.peer] = Peer(hello, now, frozenset(hello.features))
         effects.append(PeerUp(hello.peer, hello.role, hello.incarnation, hello.features))
@@ -273,13 +275,23 @@ class PeerTable:
         if len(self._past) > 4 * self.max_peers:
             del self._past[next(iter(self._past))]
 
-    def _vacate(self, address: str, now: float) -> list[Effect]:
-        """Two processes cannot listen at one address: whoever was there before is gone."""
-        effects: list[Effect] = []
-        for peer in list(self.peers.values()):
-            if peer.hello.address == address:
-                effects += self._down(peer, "another process took its address", now)
-        return effects
+    def _check_free(self, hello: Hello) -> None:
+        """Raises AddressError while the address, or the name in another role, is that of another peer that is up.
+
+        A Hello alone proves neither; whoever says it goes on saying it, and has them once the other is down.
+        """
+        link, named = self.links.get(hello.address), self.peers.get(hello.peer)
+        if link and link.state is LinkState.UP and link.hello and link.hello.peer != hello.peer:
+            raise AddressError(f"{link.hello.peer} is still up at {hello.address}")
+        if named and named.hello.role is not hello.role:
+            raise AddressError(f"a {named.hello.role.value} of that name is still up")
+
+    def _vacate(self, hello: Hello, now: float) -> list[Effect]:
+        """Two processes cannot listen at one address: where a new start of a peer is, the one before it is gone."""
+        known = self.peers.get(hello.peer)
+        if known is None or known.hello.address != hello.address:
+            return []
+        return self._down(known, "another process took its address", now)
 
     def _rest(self, link: Link, now: float) -> list[Effect]:
         """Close a link's socket, and start anew if its address is wanted: at leisure after a refusal."""
@@ -295,7 +307,7 @@ class PeerTable:
 
     def _refuse(self, hello: Hello, reason: str, now: float) -> list[Effect]:
         """Answer, so that the other side can see for itself, then say why and close. An answer gets no answer."""
-        effects = self._vacate(hello.address, now) + self._note_refusal(hello, reason)
+        effects = self._vacate(hello, now) + self._note_refusal(hello, reason)
         link = self.links.get(hello.address) or Link(hello.address, LinkState.DIALLING, now)
         link.state, link.hello, link.reason, link.next_try = LinkState.REFUSING, hello, reason, now
         link.expires = now + self.timing.silence
@@ -306,9 +318,9 @@ class PeerTable:
         return effects + self._speak(now)
 
     def _note_refusal(self, hello: Hello, reason: str) -> list[Effect]:
-        """Once for each incarnation."""
+        """News once for each incarnation."""
         if self._refused.get(hello.peer) == hello.incarnation:
-            return []
+            return [Refused(hello.peer, reason, again=True)]
         if len(self._refused) >= self.max_peers:
             self._refused.clear()
         self._refused[hello.peer] = hello.incarnation

@@ -11,6 +11,7 @@ from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.endpoints import Ipc, Reach, Tcp, address_towards, check_spec, parse
 from tercet.protocol.messages import Heartbeat, SupervisorInbox
 from tercet.protocol.node import PeerReady, ThreadNode
+from tercet.protocol.pulse import is_stuck
 from tercet.protocol.security import Security
 from tercet.protocol.values import Phase, Role
 
@@ -29,6 +30,7 @@ def probe(
 ) -> bool:
     """Whether the part of that role at `address` is ready and does not drain; with `live`, whether it speaks at all.
 
+    One that is stuck in a step is neither, though its heartbeats go on.
     `address` is what the part was told to listen on: for an ipc:// directory, any part of the role in it will do.
     `security` may be the part's own keys. Raises AddressError for what could never be dialled.
     """
@@ -44,8 +46,9 @@ def probe(
             for delivery in node.drain(left):
                 ready |= isinstance(delivery.message, PeerReady)
                 if isinstance(delivery.message, Heartbeat):
-                    taking = delivery.message.phase is not Phase.DRAINING
-                    if live:
+                    alive = not is_stuck(delivery.message)
+                    taking = alive and delivery.message.phase is not Phase.DRAINING
+                    if live and alive:
                         return True
             if ready and taking and not live:
                 return True

@@ -2,6 +2,7 @@
 
 Who is up must be heard well within everybody's patience at all times, so a part that hangs is found as soon in the one
 case as in the other. What the quick beat adds is news: what a part holds, and how far it is.
+A part can go on saying so and still be stuck in a step: that is judged here, too, for all who ask.
 """
 
 from tercet.protocol.messages import Heartbeat
@@ -14,6 +15,11 @@ _REST = 3
 _SHARE = 0.375
 """Of the time after which others call us dead, at most: two beats may get lost or come late."""
 
+_STUCK_STEP = 30.0
+"""Seconds after which a step may count as stuck."""
+_STUCK_FACTOR = 20.0
+"""It does when it is so many times as old as the longest step before it."""
+
 _LONG_AGO = -1e9
 
 
@@ -21,6 +27,12 @@ def is_busy(heartbeat: Heartbeat) -> bool:
     """Whether whoever says this has work, or is about to."""
     load = heartbeat.load
     return heartbeat.phase is not Phase.IDLE or bool(load.running or load.queued or heartbeat.held.rids)
+
+
+def is_stuck(heartbeat: Heartbeat) -> bool:
+    """Whether whoever says this is in a step far older than any before it, which will not end. Hung is not slow."""
+    in_step = heartbeat.phase in {Phase.STEP, Phase.DRAINING}
+    return in_step and heartbeat.step_age > max(_STUCK_STEP, _STUCK_FACTOR * heartbeat.longest_step)
 
 
 class Pulse:

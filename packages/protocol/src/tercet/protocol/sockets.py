@@ -37,10 +37,18 @@ class Sockets:
         return self._outboxes.get(address)
 
     def outbox(self, address: str, key: Role | None) -> Outbox:
-        """The outbox to an address: one that is made now expects this role's key there."""
+        """The outbox to an address: one that is made now expects this role's key there.
+
+        Raises AddressError, and ZMQError or OSError when descriptors run out.
+        """
         if address not in self._outboxes:
-            outbox = self._outboxes[address] = Outbox(self._context, address, self._bounds, self._security, key)
-            self.waiter.watch(outbox.monitor)
+            outbox = Outbox(self._context, address, self._bounds, self._security, key)
+            try:
+                self.waiter.watch(outbox.monitor)
+            except OSError:
+                outbox.close()
+                raise
+            self._outboxes[address] = outbox
         return self._outboxes[address]
 
     def changes(self) -> Iterator[tuple[str, Connection]]:

@@ -13,6 +13,7 @@ import zmq
 
 from tercet.protocol.__about__ import __version__
 from tercet.protocol.channel import Connection, Outbox, Received
+from tercet.protocol.claims import Claims
 from tercet.protocol.codec import Codec, Envelope, Frame, decode_envelope, encode, encode_envelope, tag_of
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.counters import Counters
@@ -25,6 +26,7 @@ from tercet.protocol.peers import PeerTable
 from tercet.protocol.pulse import Pulse, is_busy
 from tercet.protocol.resolver import Resolver
 from tercet.protocol.sockets import Sockets
+from tercet.protocol.sources import Sources
 from tercet.protocol.values import WIRE_VERSION, Role
 
 logger = logging.getLogger(__name__)
@@ -69,12 +71,8 @@ class Switchboard:
         self._sockets: Sockets | None = None
         self._resolver = Resolver(config.specs)
         self._routes: dict[str, Route] = {}
-        self._sources: dict[tuple[Role | None, bytes], str] = {}
-        """Peers by the key they showed and the envelope they use."""
-        self._keys: dict[str, Role] = {}
-        """Whose key is expected at an address, from whoever told us of it."""
-        self._dialled: dict[str, Role | None] = {}
-        """The same for what the configuration says."""
+        self._sources = Sources()
+        self._claims = Claims(config.security if config.guarded else None)
         self._counters = Counters()
         self._pulse = Pulse(config.heartbeat_interval, config.silence)
         self._due = float("-inf")
@@ -116,7 +114,8 @@ class Switchboard:
 
         `dropped_undecodable`: garbage, unknown tags, missing frames; `dropped_stale`: meant for an earlier start of
         this process; `dropped_unknown`: from a process that is no peer; `dropped_forbidden`: with another role's key
-        than the peer's. `turned_away`: connections without a key.
+        than the peer's. `turned_away`: connections without a key. `refused_hello`: Hellos and introductions of
+        processes that cannot be peers, or that have ended.
         """
         return self._counters.total(self._sockets.counters() if self._sockets else ())
 
@@ -180,7 +179,7 @@ class Switchboard:
             effects += self.table.set_ready(self._to_tell)
             self._to_tell = None
         if (addresses := self._resolver.poll(now)) is not None:
-            self._dialled = addresses
+            self._claims.dialled = addresses
             effects += self.table.want(set(addresses), now)
         if self._news:
             self._news = False
@@ -249,9 +248,9 @@ class Switchboard:
         try:
             if len(frames) < 2:
                 raise DecodeError(f"{len(frames)} frames instead of an envelope and a message")
-            source = self._sources.get((key, bytes(frames[0])))
+            source = self._sources.find(key, bytes(frames[0]))
+            source = source or self._greet(decode_envelope(frames[0]), received, now, deliveries)
             if source is None:
-                self._greet(decode_envelope(frames[0]), received, now, deliveries)
                 return
             message = self._codec.decode(frames[1])
             self._counters.count("received")
@@ -260,22 +259,22 @@ class Switchboard:
         except DecodeError as error:
             self._counters.drop("dropped_undecodable", str(error), now)
 
-    def _greet(self, envelope: Envelope, received: Received, now: float, deliveries: list[Delivery]) -> None:
-        """An envelope not seen before: the first message of a peer, or of a process that is none."""
+    def _greet(self, envelope: Envelope, received: Received, now: float, deliveries: list[Delivery]) -> str | None:
+        """An envelope not remembered: that of a peer, which is returned, or of a process that is none."""
         if envelope.target and envelope.target != self.incarnation:
             self._counters.drop(
                 "dropped_stale", f"a message from {envelope.source} for an earlier start of this part", now
             )
-            return
+            return None
         key, frames = received
-        message = self._codec.decode(frames[1])
         known = self.table.peers.get(envelope.source)
         if known and envelope.target and known.hello.incarnation == envelope.incarnation:
             if self._forbidden(key, envelope.source, known.hello.role, now):
-                return
-            self._sources[key, bytes(frames[0])] = envelope.source
-            self._take(received, now, deliveries)
-        elif isinstance(message, Hello):
+                return None
+            self._sources.remember(key, bytes(frames[0]), envelope.source)
+            return envelope.source
+        message = self._codec.decode(frames[1])
+        if isinstance(message, Hello):
             if (message.peer, message.incarnation) != (envelope.source, envelope.incarnation):
                 raise DecodeError(f"a Hello of {message.peer} in an envelope of {envelope.source}")
             self._apply(self._meet(key, message, now), now, deliveries)
@@ -283,33 +282,34 @@ class Switchboard:
             logger.warning("%s turns us away: %s", envelope.source, message.reason)
         else:
             self._counters.drop("dropped_unknown", f"a message from {envelope.source}, which is no peer", now)
+        return None
 
-    def _forbidden(self, key: Role | None, peer: str, role: Role, now: float) -> bool:
-        """Whether the sender's key is not that of the role it claims."""
-        security = self.config.security
-        if security is None or not self.config.guarded or security.may_claim(key, role):
+    def _forbidden(self, key: Role | None, peer: str, role: Role, now: float, address: str = "") -> bool:
+        """Whether the sender's key is not that of the role it claims, or of the one that we dial at its address."""
+        if self._claims.allowed(key, role, address):
             return False
-        shown = key.value if key else "nobody"
-        self._counters.drop("dropped_forbidden", f"a message from {peer}: a {role.value} with the key of {shown}", now)
+        claim = f"a {role.value} {f'at {address} ' if address else ''}with the key of {key.value if key else 'nobody'}"
+        self._counters.drop("dropped_forbidden", f"a message from {peer}: {claim}", now)
         return True
 
     def _meet(self, key: Role | None, hello: Hello, now: float) -> list[Effect]:
         """A Hello, which is answered under the key that it came under."""
-        if self._forbidden(key, hello.peer, hello.role, now):
+        if self._forbidden(key, hello.peer, hello.role, now, hello.address):
             return []
         role = key or hello.role
+        effects = self.table.hello(hello, now)
+        link = self.table.links.get(hello.address)
+        if link is None or link.hello is not hello:
+            return effects
         if (outbox := self._opened.find(hello.address)) and outbox.key not in {None, role}:
             self._close(hello.address)
-        return self._expect(role, hello.address, self.table.hello(hello, now))
+        return self._expect(role, hello.address, effects)
 
     def _expect(self, role: Role, address: str, effects: list[Effect]) -> list[Effect]:
         """Remember whose key is expected at an address, if there is to be a link to it."""
         if address in self.table.links:
-            self._keys[address] = role
+            self._claims.expect(role, address)
         return effects
-
-    def _key_at(self, address: str) -> Role | None:
-        return self._keys.get(address) or self._dialled.get(address)
 
     def _handle(
         self, source: str, message: Message, received: Received, now: float, deliveries: list[Delivery]
@@ -320,7 +320,7 @@ class Switchboard:
                     raise DecodeError(f"a Hello of {message.peer} in an envelope of {source}")
                 effects = self._meet(received.role, message, now)
             case Introduce():
-                key = self._key_at(message.address) or message.role
+                key = self._claims.key_at(message.address) or message.role
                 effects = self._expect(key, message.address, self.table.introduce(source, message, now))
             case Ready():
                 effects = self.table.peer_ready(source, message)
@@ -350,20 +350,23 @@ class Switchboard:
                 case Close(address):
                     self._close(address)
                     if address not in self.table.links:
-                        self._keys.pop(address, None)
-                case Refused(peer, reason):
-                    logger.error("%s is refused: %s", peer, reason)
+                        self._claims.forget(address)
+                case Refused(peer, reason, again):
+                    self._counters.count("refused_hello")
+                    logger.log(logging.DEBUG if again else logging.ERROR, "%s is refused: %s", peer, reason)
                 case PeerUp(peer=peer, features=features) as event:
                     hello = self.table.peers[peer].hello
-                    envelope = self._envelope(hello.incarnation)
-                    self._routes[peer] = Route(self._outbox(hello.address), envelope, frozenset(features))
+                    if outbox := self._dial(hello.address):
+                        self._routes[peer] = Route(outbox, self._envelope(hello.incarnation), frozenset(features))
+                    else:
+                        todo.extendleft(reversed(self.table.connection(hello.address, False, now)))
                     deliveries.append(Delivery(peer, event))
                     self._stir(now)
                 case PeerReady(peer=peer) as event:
                     deliveries.append(Delivery(peer, event))
                 case PeerDown(peer=peer) as event:
                     self._routes.pop(peer, None)
-                    self._sources = {frame: source for frame, source in self._sources.items() if source != peer}
+                    self._sources.forget(peer)
                     deliveries.append(Delivery(peer, event))
                     self._stir(now)
                 case other:
@@ -371,21 +374,26 @@ class Switchboard:
 
     def _say(self, say: Say) -> bool:
         message = say.message
-        try:
-            if isinstance(message, Hello) and not self.config.advertise:
+        if isinstance(message, Hello) and not self.config.advertise:
+            try:
                 here = address_towards(say.address, self.inbox.address)
-                message = msgspec.structs.replace(message, address=here)
-            outbox = self._outbox(say.address)
-        except (AddressError, zmq.ZMQError) as error:
-            self._counters.complain(f"cannot dial {say.address}: {error}", self._clock())
-            return False
-        return outbox.send([self._envelope(say.target), encode(message)])
+            except AddressError as error:
+                self._counters.complain(str(error), self._clock())
+                return False
+            message = msgspec.structs.replace(message, address=here)
+        outbox = self._dial(say.address)
+        return outbox is not None and outbox.send([self._envelope(say.target), encode(message)])
 
     def _envelope(self, target: str) -> bytes:
         return encode_envelope(Envelope(source=self.config.peer, incarnation=self.incarnation, target=target))
 
-    def _outbox(self, address: str) -> Outbox:
-        return self._opened.outbox(address, self._key_at(address))
+    def _dial(self, address: str) -> Outbox | None:
+        """The outbox to an address; None if there can be none now, as when strangers hold every descriptor."""
+        try:
+            return self._opened.outbox(address, self._claims.key_at(address))
+        except (AddressError, OSError, zmq.ZMQError) as error:
+            self._counters.complain(f"cannot dial {address}: {error}", self._clock())
+            return None
 
     def _close(self, address: str) -> None:
         self._counters.add(self._opened.drop(address))
