@@ -156,7 +156,7 @@ async def test_whoever_waits_in_line_has_all_the_time_once_the_turn_has_come(eng
         engine.down(S)
         clock.advance(1.0)
         manager.look()
-        assert sorted(type(error(each)).__name__ for each in generations) == ["NoneType", "ServerError"]
+        assert sorted(type(error(each)).__name__ for each in generations) == ["DeadlyRequestError", "NoneType"]
         engine.scheduler_up(S, "2")
         for _ in range(6):
             engine.step()
