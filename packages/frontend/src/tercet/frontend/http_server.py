@@ -1,4 +1,4 @@
-"""uvicorn as this part runs it: bounded request heads, our own signals, and word of when it listens."""
+"""uvicorn as this part runs it: bounded connections, our own signals and drains, and word of when it listens."""
 
 import asyncio
 import contextlib
@@ -9,17 +9,10 @@ from typing import NamedTuple, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tercet.frontend.config import HttpConfig
-from tercet.frontend.errors import ApiError, BadRequestError, HeadersTooLongError
-from tercet.frontend.event_stream import WRITE, Write
+from tercet.frontend.http_protocol import BoundedProtocol, bounded_by
 
-_HEAD_SECONDS = 30.0
-"""Time that the head of a request has to arrive in, the first of a connection and every later one."""
-_READ_SECONDS = 60.0
-"""Time in which a client takes something of what there is for it: one that takes nothing is gone."""
-_TOO_LONG = "The headers of the request are too long."
 _TICK = 1.0
 """Seconds between looks at the clock, for the date in answers."""
 _DRAIN_TICK = 0.1
@@ -42,192 +35,6 @@ class Serving(Protocol):
         """End what runs."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, which has no such bounds.
-
-    Hangs up on request heads that are too long, or take too long to arrive, and on clients that do not read.
-    """
-
-    head_limit = 0
-    """Bytes of a head, trailers included; and of what else surrounds a body, at a stretch."""
-    _in_head = False
-    _header_bytes = 0
-    """Of the headers and trailers of the request that arrives."""
-    _idle_bytes = 0
-    """Since the parser last had something to show for what it was fed."""
-    _progressed = False
-    _deadline: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The time for its first request runs."""
-        super().connection_made(transport)
-        self._wait_for_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
-        self._head_came()
-        self._has_read()
-        super().connection_lost(exc)
-
-    @property
-    def engaged(self) -> bool:
-        """Whether a request is under way here, or has begun to arrive."""
-        return self._answering or self._in_head
-
-    def close_when_answered(self) -> None:
-        """Hang up after the answer that is under way, if there is one."""
-        if self.cycle is not None:
-            self.cycle.keep_alive = False
-
-    @property
-    def _answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def data_received(self, data: bytes) -> None:
-        """Some bytes of a request, or of several."""
-        self._progressed = False
-        super().data_received(data)
-        if self.transport.is_closing():
-            return
-        self._idle_bytes = 0 if self._progressed else self._idle_bytes + len(data)
-        if self._idle_bytes > self.head_limit:
-            self._refuse(HeadersTooLongError(_TOO_LONG))
-            return
-        if self._deadline is None and not self._answering and self.timeout_keep_alive_task is None:
-            self._wait_for_head()  # these bytes have ended uvicorn's wait for a next request, and completed none
-
-    def on_message_begin(self) -> None:
-        """A head begins."""
-        self._header_bytes, self._idle_bytes, self._in_head = 0, 0, True
-        super().on_message_begin()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; or a trailer, which nobody reads."""
-        self._header_bytes += len(name) + len(value)
-        self._check_length()
-        if self._in_head:
-            super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """A head is whole."""
-        self._progressed, self._in_head = True, False
-        self._head_came()
-        self._check_length()
-        super().on_headers_complete()
-        if self.cycle is not None:
-            self.scope[WRITE] = _writer(self.cycle)  # type: ignore[literal-required]
-
-    def on_body(self, body: bytes) -> None:
-        """A piece of a body."""
-        self._progressed = True
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """A request is whole."""
-        self._progressed = True
-        super().on_message_complete()
-
-    def pause_writing(self) -> None:
-        """The client is behind."""
-        super().pause_writing()
-        self._await_reader()
-
-    def resume_writing(self) -> None:
-        """It has caught up, but for what fits into the buffer."""
-        self._has_read()
-        if self.transport.is_closing():
-            self._await_reader()
-        super().resume_writing()
-
-    def on_response_complete(self) -> None:
-        """An answer is whole, and may have been the last."""
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._await_reader()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """No next request has come."""
-        self._hang_up()
-
-    def send_400_response(self, msg: str) -> None:
-        """In the words of every other error, unless there is an answer already."""
-        if not self.transport.is_closing():
-            self._refuse(BadRequestError(msg))
-
-    def _wait_for_head(self) -> None:
-        self._deadline = self.loop.call_later(_HEAD_SECONDS, self._hang_up)
-
-    def _head_came(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _await_reader(self) -> None:
-        """Look again later. Nothing is written meanwhile: what is unread gets less, unless nobody reads."""
-        if self._unread is None:
-            self._unread = self.loop.call_later(_READ_SECONDS, self._look, self.transport.get_write_buffer_size())
-
-    def _has_read(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
-    def _look(self, before: int) -> None:
-        self._unread = None
-        if self.transport.get_write_buffer_size() < before:
-            self._await_reader()
-        else:
-            self.transport.abort()
-
-    def _hang_up(self) -> None:
-        """Close, once what is written has been read."""
-        self.transport.close()
-        self._await_reader()
-
-    def _check_length(self) -> None:
-        """Raises ValueError, which ends the parsing."""
-        if len(self.url) + self._header_bytes > self.head_limit:
-            self._refuse(HeadersTooLongError(_TOO_LONG))
-            raise ValueError(_TOO_LONG)
-
-    def _refuse(self, error: ApiError) -> None:
-        """Hang up, and say why where that cannot be taken for a part of another answer."""
-        if not self._answering or self._awaits_body:
-            body = error.body()
-            headers = [
-                *self.server_state.default_headers,
-                (b"content-type", b"application/json"),
-                (b"content-length", b"%d" % len(body)),
-                (b"connection", b"close"),
-            ]
-            told = b"".join(b"%b: %b\r\n" % header for header in headers)
-            self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], told, body))
-        self._hang_up()
-
-    @property
-    def _awaits_body(self) -> bool:
-        """Whether what arrives belongs to the request that is next to be answered."""
-        return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
-
-
-def _bounded_by(limit: int) -> type[BoundedProtocol]:
-    return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit})
-
-
-def _writer(cycle: RequestResponseCycle) -> Write:
-    """See WRITE. Its response has begun, and has no content-length."""
-    flow, transport = cycle.flow, cycle.transport
-
-    def write(data: bytes) -> bool:
-        if flow.write_paused or cycle.disconnected:
-            return False
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
-
-    return write
-
-
 class HttpServer(uvicorn.Server):
     """Serves an app on one socket until `should_exit`; calls `on_started` once it accepts connections."""
 
@@ -237,7 +44,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_bounded_by(config.max_header_bytes),
+                http=bounded_by(config.max_header_bytes),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
