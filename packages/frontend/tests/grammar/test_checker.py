@@ -15,6 +15,7 @@ import uvloop
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.grammar.checker import GrammarChecker
 from tercet.frontend.grammar.worker import MEMORY
+from tercet.frontend.keys import resume_for
 from tercet.frontend.served_model import ModelFiles, ServedModel
 from tercet.protocol.values import Grammar, GrammarKind, ModelIdentity, ModelLimits
 
@@ -89,6 +90,28 @@ async def test_what_takes_too_long_costs_a_worker_and_nobody_else_anything(
     before = time.monotonic()
     assert "too long" in await refusal(checker, HANGS, model)
     assert time.monotonic() - before < 0.5, "a bomb is remembered, not tried again"
+
+
+async def test_all_the_bombs_of_one_key_leave_a_worker_to_the_others(model: ServedModel) -> None:
+    checker = GrammarChecker(workers=2, max_waiting=18, seconds=0.4)
+    await checker.check(DIGITS, model)
+
+    async def throw() -> list[BaseException | None]:
+        resume_for("bomber")
+        bombs = [Grammar(GrammarKind.JSON_SCHEMA, f'{{"multipleOf":{99999900 + number}}}') for number in range(12)]
+        return await asyncio.gather(*(checker.check(each, model) for each in bombs), return_exceptions=True)
+
+    bombs = asyncio.create_task(throw())
+    resume_for("another")
+    waits: list[float] = []
+    while not bombs.done():
+        began = time.monotonic()
+        await checker.check(Grammar(GrammarKind.REGEX, f"[0-9]{{{len(waits) + 1}}}"), model)
+        waits.append(time.monotonic() - began)
+    assert sorted(waits)[len(waits) * 9 // 10] < 1
+    told = [type(each).__name__ for each in await bombs]
+    assert (told.count("BadRequestError"), told.count("UnavailableError")) == (10, 2), "half of the line is its own"
+    await checker.close()
 
 
 async def test_what_takes_too_much_memory_is_refused(checker: GrammarChecker, model: ServedModel) -> None:

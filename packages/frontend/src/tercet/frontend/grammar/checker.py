@@ -6,10 +6,12 @@ An answer is remembered, and requests that ask the same at the same time share o
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from weakref import WeakValueDictionary
 
 from tercet.frontend.errors import BadRequestError, ServerError, UnavailableError
 from tercet.frontend.grammar.worker_process import WorkerDiedError, WorkerProcess
+from tercet.frontend.keys import current_visitor
 from tercet.frontend.served_model import ServedModel
 from tercet.protocol.values import Grammar
 
@@ -24,7 +26,7 @@ _TRIES = 2
 class GrammarChecker:
     """Owns up to `workers` processes, started when needed. More than `max_waiting` checks in line are turned away.
 
-    A check gets `seconds` of processor time.
+    A check gets `seconds` of processor time. One API key has all workers but one, and half of the line, at the most.
     """
 
     def __init__(self, workers: int = 2, max_waiting: int = 64, seconds: float = 2.0) -> None:
@@ -32,6 +34,8 @@ class GrammarChecker:
         self._idle = [WorkerProcess() for _ in range(workers)]
         self._all = list(self._idle)
         self._turns = asyncio.Semaphore(workers)
+        self._own_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._owners: Counter[str] = Counter()
         self._most = workers + max_waiting
         self._known: OrderedDict[str, str] = OrderedDict()
         self._running: dict[str, asyncio.Task[str]] = {}
@@ -63,14 +67,24 @@ class GrammarChecker:
     def _task(self, key: str, grammar: Grammar, model: ServedModel) -> asyncio.Task[str]:
         task = self._running.get(key)
         if task is None:
-            if len(self._running) >= self._most:
+            owner = current_visitor().owner
+            if len(self._running) >= self._most or (owner and self._owners[owner] >= self._most // 2):
                 raise UnavailableError("Too many grammars wait to be checked.", code="overloaded", retry_after=1)
-            task = self._running[key] = asyncio.create_task(self._check(grammar, model))
-            task.add_done_callback(lambda done: self._settle(key, done))
+            self._owners[owner] += 1
+            task = self._running[key] = asyncio.create_task(self._check(grammar, model, self._turns_of(owner)))
+            task.add_done_callback(lambda done: self._settle(key, owner, done))
         return task
 
-    async def _check(self, grammar: Grammar, model: ServedModel) -> str:
-        async with self._turns:
+    def _turns_of(self, owner: str) -> asyncio.Semaphore:
+        """Fewer than there are: another key finds a worker whatever the grammars of this one cost."""
+        turns = self._own_turns.get(owner)
+        if turns is None:
+            workers = len(self._all)
+            turns = self._own_turns[owner] = asyncio.Semaphore(max(1, workers - 1) if owner else workers)
+        return turns
+
+    async def _check(self, grammar: Grammar, model: ServedModel, own_turns: asyncio.Semaphore) -> str:
+        async with own_turns, self._turns:
             worker = next((each for each in self._idle if each.speaks(model)), self._idle[-1])
             self._idle.remove(worker)
             try:
@@ -90,8 +104,9 @@ class GrammarChecker:
             finally:
                 self._idle.append(worker)
 
-    def _settle(self, key: str, task: asyncio.Task[str]) -> None:
+    def _settle(self, key: str, owner: str, task: asyncio.Task[str]) -> None:
         del self._running[key]
+        self._owners -= Counter([owner])
         if not task.cancelled() and task.exception() is None:
             self._known[key] = task.result()
             if len(self._known) > _REMEMBERED:
