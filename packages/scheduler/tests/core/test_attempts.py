@@ -242,6 +242,23 @@ def test_a_peer_s_name_is_no_name_of_its_requests() -> None:
     assert held(run) == [("frontend-a.b-secret", 0, 0)]
 
 
+def test_an_abort_that_was_asked_for_ends_what_comes_later_too() -> None:
+    """It waited at its frontend, or its answer was lost and it comes again."""
+    run = driver()
+    run.send(AbortReq(rid="own"))
+    for name in ("late", *map(str, range(4000))):
+        run.send(AbortReq(rid=name, reason="told", asked=True), source="frontend-1")
+    run.send(request("own", PROMPT, max_new_tokens=3, ignore_eos=True))
+    for rid in ("late", "late.3"):
+        run.send(request(rid, PROMPT, max_new_tokens=3, ignore_eos=True))
+        assert run.finishes[rid, 0] == FinishReason(FinishType.ABORT, message="told", asked=True)
+    run.run()
+    assert run.finishes["own", 0].type is FinishType.LENGTH
+    run.send(request("late.4", PROMPT, attempt=1, max_new_tokens=3, ignore_eos=True, resume=[Resume(0)]))
+    assert run.finishes["late.4", 0].asked
+    run.assert_empty()
+
+
 def test_an_abort_that_was_asked_for_ends_requests_of_any_frontend() -> None:
     run = driver()
     for rid in ("a", "a.1", "ab"):

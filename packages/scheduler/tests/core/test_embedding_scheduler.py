@@ -212,8 +212,10 @@ def test_an_asked_abort_ends_the_inputs_of_one_http_request_whoever_says_it() ->
     run.send(AbortReq(rid="r", asked=True), source="f1")
     assert run.finishes.keys() == {("f0", "r.0", 0), ("f0", "r.1", 0)}
     assert all(finish.asked for finish in run.finishes.values())
+    run.send(embedding_request("r.2", [1]))
+    assert run.finishes["f0", "r.2", 0].asked, "it comes too late"
     run.send(AbortReq(rid="", asked=True), source="f1")
-    assert len(run.finishes) == 4
+    assert len(run.finishes) == 5
     assert run.plan() is None
     assert run.core.empty
 

@@ -21,6 +21,7 @@ from tercet.protocol.messages import (
     TokenizedGenerateReqInput,
 )
 from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, belongs, pack_ints
+from tercet.scheduler.core.asked_aborts import AskedAborts
 from tercet.scheduler.core.config import (
     Arrival,
     CoreConfig,
@@ -55,6 +56,7 @@ class EmbeddingScheduler:
         self.paused_by = ""
         """The frontend that paused it; whoever continues it, or the end of that frontend, ends the pause."""
         self.draining = False
+        self._asked = AskedAborts()
         self._arrivals = 0
 
     @property
@@ -208,8 +210,12 @@ class EmbeddingScheduler:
         elif request.attempt == 0 and len(self.waiting) >= self.config.max_queued:
             self._refuse(source, request, "overloaded", "too many inputs are waiting", outputs, retry=True)
         else:
-            req = self.roster[source, request.rid] = EmbeddingReq(request, source, self._arrivals)
+            req = EmbeddingReq(request, source, self._arrivals)
             self._arrivals += 1
+            if finish := self._asked.finish(request.rid):
+                outputs.fail(req, finish)
+                return
+            self.roster[source, request.rid] = req
             self.waiting.add(req, first=request.attempt > 0)
 
     def _refuse(
@@ -230,6 +236,7 @@ class EmbeddingScheduler:
         """End an input of the frontend that says so; an abort that somebody asked for ends it whosever it is."""
         if message.indices and 0 not in message.indices:
             return
+        self._asked.note(message)
         own = self.roster.get((source, message.rid))
         named = [own] if own is not None else []
         if message.asked:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from tercet.protocol.messages import AbortReq, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.values import FinishReason, FinishType, Resume, pack_ints, unpack_ints
+from tercet.scheduler.core.asked_aborts import AskedAborts
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_at_arrival
 from tercet.scheduler.core.outputs import Outputs
@@ -35,6 +36,7 @@ class Intake:
         self._waiting = waiting
         self._roster = roster
         self._counters = counters
+        self._asked = AskedAborts()
         self._arrivals = 0
         self.draining = False
 
@@ -72,13 +74,15 @@ class Intake:
             else:
                 fresh.append(self._new(request, source, index, output_ids))
         self._roster.add(fresh, first=bool(request.resume))
+        asked = self._asked.finish(request.rid)
         for req in fresh:
-            finish = finish_at_arrival(req)
+            finish = finish_at_arrival(req) or asked
             if finish is not None:
                 self._roster.end(req, finish, outputs)
 
     def abort(self, source: str, message: AbortReq, outputs: Outputs) -> None:
         """End the named choices, at whatever stage they are."""
+        self._asked.note(message)
         own = self._roster.choices(source, message.rid).values()
         for req in self._roster.named(message.rid) if message.asked else own:
             if req.finish is None and (not message.indices or req.index in message.indices):
