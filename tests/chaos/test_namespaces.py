@@ -199,6 +199,25 @@ def test_requests_wait_while_the_only_detokenizer_is_cut_off(
     table.add(f"{len(answers)} requests, 0 failed; all move again {again - mended:.1f} s after the link is back")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [10.0])
+def test_requests_go_on_while_a_scheduler_reaches_no_detokenizer(
+    network: Network, server: ComposeServer, table: Table, seconds: float
+) -> None:
+    """The frontend reaches everybody: that nothing comes by way of one scheduler is all it can see."""
+    with Traffic(network) as traffic:
+        cut, mended = cut_off(network, traffic, "scheduler-1", "detokenizer", seconds)
+        again = traffic.wait_for_all(begun_after=mended)
+        answers = traffic.stop()
+    check(answers, server)
+    longest = max(each["ended"] - each["began"] for each in answers)
+    inside = [each for each in answers if cut < each["began"] and each["ended"] < mended]
+    table.add(
+        f"{len(answers)} requests, 0 failed; longest {longest:.1f} s; {len(inside)} served meanwhile; "
+        f"all move again {again - mended:.1f} s after the link is back"
+    )
+
+
 def test_a_scheduler_added_to_the_name_is_found(network: Network, server: ComposeServer) -> None:
     server.start("scheduler-3")
     names = {

@@ -196,6 +196,24 @@ async def test_a_silent_way_is_given_up_for_another_detokenizer(engine_of: Engin
         assert manager.counters.redispatches == {"absent": 1}
 
 
+async def test_where_nothing_comes_from_another_scheduler_is_tried(engine_of: EngineOf) -> None:
+    """As when one scheduler of two reaches no detokenizer."""
+    engine, clock = engine_of(script, schedulers=[S, "scheduler-1"], auto=False), ScriptedClock()
+    async with managed(engine, clock=clock) as manager:
+        generation = await submit(manager)
+        [state] = generation.states
+        first = state.scheduler
+        for _ in range(100):
+            if state.scheduler != first:
+                break
+            clock.advance(0.25)
+            engine.deliver([Delivery(each, Heartbeat(phase=Phase.IDLE)) for each in engine.schedulers])
+        assert (state.scheduler != first, state.attempt) == (True, 3)
+        for _ in range(6):
+            engine.step()
+        assert [text for text, _, _ in said(generation)] == ["0 1 2 3 4 "]
+
+
 async def test_what_nothing_is_heard_of_by_any_way_is_ended_in_the_end(engine_of: EngineOf) -> None:
     """As when schedulers reach no detokenizer, though everybody is well for all that this frontend can see."""
     engine, clock = engine_of(script), ScriptedClock()

@@ -33,6 +33,8 @@ class InFlight(ABC):
         """Schedulers that died of its attempts, perhaps, one after another."""
         self.retries = 0
         """Dispatches for want of news since the last news."""
+        self.unheard_at: set[str] = set()
+        """Schedulers from which nothing came, time after time, though they held it."""
         self.unheard: tuple[float, float] | None = None
         """When the first and the last of them was."""
         self.error: ApiError | None = None

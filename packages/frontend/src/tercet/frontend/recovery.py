@@ -27,6 +27,8 @@ MOST_SUSPICIONS = 6
 """Deaths without a token after which a request is given up even if no scheduler ever offered to run it alone."""
 OFFER_PATIENCE = 5.0
 """Seconds without that offer, which may have got lost, before it is asked for again."""
+OTHER_WAYS = 2
+"""Dispatches to the same scheduler, by other detokenizers if there are any, before another scheduler is tried."""
 _BY_ANOTHER_WAY = frozenset({Cause.GAP, Cause.ABSENT, Cause.SILENT})
 """Where the detokenizer may be at fault."""
 
@@ -86,6 +88,8 @@ class Recovery:
         self._counters.redispatches[cause] += 1
         if cause in {Cause.ABSENT, Cause.SILENT}:
             state.retries += 1
+            if state.retries > OTHER_WAYS:
+                state.unheard_at.add(state.scheduler)
         if cause in _BY_ANOTHER_WAY:
             first, last = state.unheard or (now, now)
             state.unheard = first if now < last + self._timeout else now, now
