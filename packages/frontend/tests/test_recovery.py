@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tercet.frontend.errors import ServerError
@@ -250,6 +250,8 @@ actions = st.lists(
 
 
 @given(actions=actions, n=st.integers(1, 3))
+@example(actions=["kill", "restart", "kill", "restart", "step", "lose", "step", "kill"], n=1)
+@example(actions=["kill", "restart", "kill", "restart", "step", "lose", "step", "restart", "kill"], n=1)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_dies_whenever_no_token_is_lost_or_repeated(engine_of: EngineOf, actions: list[str], n: int) -> None:
     async def scenario() -> None:

@@ -101,6 +101,8 @@ class InFlight(ABC):
         self.scheduler, self.detokenizer = scheduler, detokenizer
         self.dispatched_at = now
         self.alone, self.refused = alone, False
+        if not alone or self.offered_by != scheduler:
+            self.offered_by = ""
 
     def fail(self, error: ApiError) -> None:
         """End the request with an error, unless it has ended already."""

@@ -91,6 +91,7 @@ class Recovery:
             if state.retries > OTHER_WAYS:
                 state.unheard_at.add(state.scheduler)
         if cause in _BY_ANOTHER_WAY:
+            state.offered_by = ""
             first, last = state.unheard or (now, now)
             state.unheard = first if now < last + self._timeout else now, now
             if now >= state.unheard[0] + self._timeout:
