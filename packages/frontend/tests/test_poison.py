@@ -175,12 +175,18 @@ async def test_an_offer_that_got_lost_is_asked_for_again(engine_of: EngineOf) ->
             clock.advance(OFFER_PATIENCE)
             manager.look()
         assert [request.hold for request in engine.requests()] == [False, False, True, True, True, True]
+        engine.full = {S}
+        engine.offer()
+        engine.full = set()
+        assert engine.requests()[-1].hold
+        clock.advance(OFFER_PATIENCE)
+        manager.look()
         engine.offer()
         assert not engine.requests()[-1].hold
         for _ in range(5):
             engine.step()
         assert [text for text, _, _ in said(generation)] == ["0 1 2 3 "]
-        assert len(engine.requests()) == 7
+        assert len(engine.requests()) == 8
 
 
 @pytest.mark.parametrize("how", ["heartbeat", "goodbye"])

@@ -105,7 +105,8 @@ class Recovery:
     def offered(self, state: InFlight, now: float) -> None:
         """A scheduler runs nothing else: the request that it holds may start."""
         state.offered_by = state.scheduler
-        self._dispatch(state, now)
+        if not self._dispatch(state, now):
+            state.offered_by = ""  # which has it asked for again
 
     def later(self, state: InFlight, now: float) -> None:
         """Keep a request for the next `retry`."""
