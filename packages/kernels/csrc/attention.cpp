@@ -9,7 +9,7 @@
 //     lay the values out as panels              16 elements of head_dim each, 64 keys deep
 //     sums += p @ values
 //
-// Panels pay where many queries share them. For a few, as in a decode, keys and values are read where they lie, in the
+// Panels of values pay where many queries share them. For a few, as in a decode, values are read where they lie, in the
 // same order of additions.
 //
 // Blocks begin at multiples of 64 of a row's own positions and are summed up in spans of 256, which are then merged in
@@ -31,7 +31,7 @@ namespace {
 
 constexpr int64_t SPAN = 256;    // keys that are summed up before they are merged with others
 constexpr int64_t QUERIES = 32;  // rows of the small matrix, unless one token has more query heads to a kv head
-constexpr int64_t FEW = 8;       // up to so many queries, keys and values are read where they lie; measured
+constexpr int64_t FEW = 8;       // up to so many queries, values are read where they lie; measured
 constexpr float NONE = -INFINITY;
 
 // Sums over keys for each query: values weighed by exp(score - most), the weights, and the largest score.
@@ -122,7 +122,8 @@ class Attention {
                 int64_t first = std::max<int64_t>(0, scoring_.window ? last - tokens - scoring_.window + 1 : 0);
                 int32_t from = int32_t(first / SPAN), to = int32_t((last + SPAN - 1) / SPAN);
                 bool split = count <= block_tokens_ && rows_.rows * cache_.kv_heads < few && to - from > 1;
-                bool whole = !split && count * group_ <= FEW && rows_.rows >= 2 * pool::threads();
+                int64_t pieces = rows_.rows * (split ? to - from : 1);
+                bool whole = count * group_ <= FEW && pieces >= 2 * pool::threads();
                 int32_t heads = whole ? int32_t(cache_.kv_heads) : 1;  // tokens are read from end to end
                 for (int32_t head = 0; head < cache_.kv_heads; head += heads) {
                     Item item = {int32_t(row), start + token, tokens, head, heads, from, to, -1};
@@ -133,7 +134,7 @@ class Attention {
                     item.kept = kept_;
                     merges_.push_back(item);
                     for (int32_t span = from; span < to; span++)
-                        items_.push_back({item.row, item.first_token, tokens, head, 1, span, span + 1, kept_++});
+                        items_.push_back({item.row, item.first_token, tokens, head, heads, span, span + 1, kept_++});
                 }
             }
         }
@@ -217,42 +218,28 @@ class Attention {
         Places places, soon;
         places.find(cache_, pages, item.head, begin, first, last);
         soon.find(cache_, pages, item.head, last, last, std::max(last, std::min(last + BLOCK, position + item.tokens)));
-        auto weigh_all = [&] {
-            for (int64_t i = 0; i < count; i++)
-                weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
-        };
-        if constexpr (READS_IN_PLACE<Format>)
-            if (count <= FEW) return add_in_place<Format>(k, v, places, soon, count, place, weigh_all);
-        for (int64_t key = 0; key < soon.last; key++) {
-            soon.prefetch(k, cache_.head_dim, key);
-            soon.prefetch(v, cache_.head_dim, key);
+        int64_t n = cache_.head_dim, key_bytes = panel_rows<Format>(n) * ROW_BYTES;
+        bool in_place = READS_IN_PLACE<Format> && count <= FEW;
+        for (int64_t key = 0; !in_place && key < soon.last; key++) {
+            soon.prefetch(k, key, 0, n);
+            soon.prefetch(v, key, 0, n);
         }
-        int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES;
-        lay_out_keys<Format>(k, places, cache_.head_dim, place.keys);
-        multiply<Format>(place, reinterpret_cast<char*>(place.queries), input_bytes<Format>(cache_.head_dim), count,
-                         place.keys, key_bytes, BLOCK, place.scores);
-        weigh_all();
-        lay_out_values<Format>(v, places, cache_.head_dim, place.values);
+        lay_out_keys<Format>(k, places, n, place.keys);
+        multiply<Format>(place, reinterpret_cast<char*>(place.queries), input_bytes<Format>(n), count, place.keys,
+                         key_bytes, BLOCK, place.scores);
+        for (int64_t i = 0; i < count; i++)
+            weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
+        if constexpr (READS_IN_PLACE<Format>)
+            if (in_place)
+                return in_groups(n % elements_at_once(1) == 0, count, [&](auto size, auto whole, int64_t i) {
+                    weigh_in_place<Format, size, whole>(place.weights + i * BLOCK, k, v, places, soon, n,
+                                                        place.part.values + i * width_, width_);
+                });
+        lay_out_values<Format>(v, places, n, place.values);
         multiply<Format>(place, reinterpret_cast<char*>(place.weights), input_bytes<Format>(BLOCK), count, place.values,
                          BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
         for (int64_t i = 0; i < count * width_; i += LANES)
             store(place.part.values + i, load(place.part.values + i) + load(place.product + i));
-    }
-
-    // The same for a few queries. `weigh_all` makes weights of scores.
-    template <class Format, class T, class Weigh>
-    void add_in_place(const T* k, const T* v, const Places& places, const Places& soon, int64_t count,
-                      Workplace<Format>& place, const Weigh& weigh_all) const {
-        int64_t n = cache_.head_dim;
-        int64_t stride = input_bytes<Format>(n) / int64_t(sizeof(typename Format::Input));
-        in_groups(n % (2 * LANES) == 0, count, [&](auto size, auto whole, int64_t i) {
-            score_in_place<size, whole>(place.queries + i * stride, stride, k, places, soon, n, place.scores + i * BLOCK);
-        });
-        weigh_all();
-        in_groups(n % (2 * LANES) == 0, count, [&](auto size, auto whole, int64_t i) {
-            weigh_in_place<size, whole>(place.weights + i * BLOCK, v, places, soon, n,
-                                        place.part.values + i * width_, width_);
-        });
     }
 
     // out [rows][columns] = x [rows] @ panels.
@@ -316,11 +303,11 @@ class Attention {
     void merge_spans(const Item& item, float* kept) const {
         static thread_local Buffer buffer;
         Sums total = sums_at(buffer.floats(sums_size()));
-        int64_t count = item.tokens * group_;
-        total.clear(count, width_);
+        int64_t count = item.tokens * group_, all = item.heads * count;
+        total.clear(all, width_);
         for (int64_t span = 0; span < item.last_span - item.first_span; span++)
-            merge(total, sums_at(kept + (item.kept + span) * sums_size()), count, width_);
-        write(item, total);
+            merge(total, sums_at(kept + (item.kept + span) * sums_size()), all, width_);
+        for (int32_t head = 0; head < item.heads; head++) write(item.of(head), total.from(head * count, width_));
     }
 
     void write(const Item& item, const Sums& sums) const {

@@ -1,68 +1,63 @@
-// Attention of a few queries over keys and values that are read where they lie in the cache, a block at a time: what
-// comes out is, to the bit, what products with panels give (see attention.cpp).
+// Sums of a few values of a block that are read where they lie in the cache: what comes out is, to the bit, what products
+// with panels give (see attention.cpp).
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
-#include "format.h"
+#include "lay_out.h"
 #include "places.h"
+#include "product.h"
 
-// Whether keys and values can be read where they lie: not where the processor multiplies pairs of bfloat16.
+// Whether values can be read where they lie: not where the processor multiplies pairs of bfloat16.
 template <class Format>
 constexpr bool READS_IN_PLACE = Format::GROUP == 1 || std::is_same_v<typename Format::Input, WideBf16>;
 
-// The first vector at p of an array that ends `count` elements on. Whole ones are read without a look at the count.
-template <bool WHOLE, class T>
-inline F32 load_at(const T* p, int64_t count) {
-    if constexpr (WHOLE) return load(p);
-    return load_first(p, std::clamp<int64_t>(count, 0, LANES));
-}
+// Elements of a value that are summed up at once for so many queries: 6 to 8 vectors of sums, and what they are made of,
+// fill the registers.
+constexpr int64_t elements_at_once(int queries) { return (queries > 2 ? 2 : 4) * LANES; }
 
-// The scores of COUNT queries, rows of `stride` elements, with the keys of a block: scores [COUNT][64]. Those of keys
-// that no query sees mean nothing. WHOLE: n is a multiple of LANES. `soon` is what will be read after these.
-template <int COUNT, bool WHOLE, class Input, class T>
-void score_in_place(const Input* queries, int64_t stride, const T* cache, const Places& places, const Places& soon,
-                    int64_t n, float* scores) {
-    for (int64_t column = places.first / LANES * LANES; column < places.last; column += LANES) {
-        const T* keys[LANES];
-        for (int i = 0; i < LANES; i++) {
-            keys[i] = cache + places.somewhere(column + i);
-            soon.prefetch(cache, n, column + i);
-        }
-        F32 sums[COUNT] = {};
-        for (int64_t d = 0; d < n; d += LANES) {
-            F32 square[LANES];
-            UNROLLED for (int i = 0; i < LANES; i++) square[i] = load_at<WHOLE>(keys[i] + d, n - d);
-            transpose(square);
-            UNROLLED for (int i = 0; i < LANES; i++)
-                UNROLLED for (int query = 0; query < COUNT; query++)
-                    sums[query] = square[i] * to_float(queries[query * stride + d + i]) + sums[query];
-        }
-        for (int query = 0; query < COUNT; query++) store(scores + query * BLOCK + column, sums[query]);
+// The sums of the halves of words, side by side again as the halves are.
+template <int STEPS>
+inline void rejoin(F32 (&halves)[STEPS]) {
+    if constexpr (STEPS == 2) {
+        F32 lower = interleave_lower(halves[0], halves[1]);
+        halves[1] = interleave_upper(halves[0], halves[1]);
+        halves[0] = lower;
     }
 }
 
-// Adds to values [COUNT][width] those of a block, weighed by weights [COUNT][64]. WHOLE: n is a multiple of 2 * LANES.
-template <int COUNT, bool WHOLE, class Input, class T>
-void weigh_in_place(const Input* weights, const T* cache, const Places& places, const Places& soon, int64_t n,
-                    float* values, int64_t width) {
-    constexpr int WIDE = 2;  // vectors at a time
-    for (int64_t d = 0; d < n; d += WIDE * LANES) {
-        F32 sums[COUNT][WIDE] = {};
+// Adds to sums [COUNT][width] the values of a block, weighed by weights [COUNT][64]. WHOLE: n is a multiple of
+// `elements_at_once`. Meanwhile keys and values of `soon`, the block that will be read next, are called for, a part in
+// every pass: all at once they would wait for one another.
+template <class Format, int COUNT, bool WHOLE, class Input, class T>
+void weigh_in_place(const Input* weights, const T* k, const T* v, const Places& places, const Places& soon, int64_t n,
+                    float* sums, int64_t width) {
+    constexpr int STEPS = Format::STEPS;
+    constexpr int64_t ELEMENTS = elements_at_once(COUNT), WORDS = ELEMENTS / (STEPS * LANES);
+    for (int64_t d = 0; d < n; d += ELEMENTS) {
+        F32 more[COUNT][WORDS][STEPS] = {};
         for (int64_t key = places.first; key < places.last; key++) {
-            const T* from = cache + places.offset[key] + d;
-            if (d == 0) soon.prefetch(cache, n, key);
-            F32 value[WIDE];
-            UNROLLED for (int i = 0; i < WIDE; i++) value[i] = load_at<WHOLE>(from + i * LANES, n - d - i * LANES);
-            UNROLLED for (int query = 0; query < COUNT; query++)
-                UNROLLED for (int i = 0; i < WIDE; i++)
-                    sums[query][i] = value[i] * to_float(weights[query * BLOCK + key]) + sums[query][i];
+            soon.prefetch(k, key, d, d + ELEMENTS);
+            soon.prefetch(v, key, d, d + ELEMENTS);
+            UNROLLED for (int i = 0; i < WORDS; i++) {
+                F32 words = load_words<WHOLE>(v + places.offset[key], d + i * STEPS * LANES, n);
+                UNROLLED for (int step = 0; step < STEPS; step++) {
+                    F32 value = Format::read(reinterpret_cast<const char*>(&words), step);
+                    UNROLLED for (int query = 0; query < COUNT; query++) {
+                        F32& sum = more[query][i][step];
+                        sum = product::settled(value * to_float(weights[query * BLOCK + key]) + sum);
+                    }
+                }
+            }
         }
         for (int query = 0; query < COUNT; query++)
-            for (int64_t i = 0; i < WIDE && d + i * LANES < width; i++) {
-                float* out = values + query * width + d + i * LANES;
-                store(out, load(out) + sums[query][i]);
+            for (int i = 0; i < WORDS; i++) {
+                rejoin(more[query][i]);
+                for (int64_t step = 0; step < STEPS; step++)
+                    if (int64_t at = d + (i * STEPS + step) * LANES; at < width) {
+                        float* out = sums + query * width + at;
+                        store(out, load(out) + more[query][i][step]);
+                    }
             }
     }
 }

@@ -6,11 +6,11 @@
 #include "format.h"
 #include "places.h"
 
-// LANES words of 4 bytes of an array of n elements, from element i on; zero past the end.
-template <class T>
+// LANES words of 4 bytes of an array of n elements, from element i on; zero past the end. WHOLE: that is not reached.
+template <bool WHOLE = false, class T>
 inline F32 load_words(const T* p, int64_t i, int64_t n) {
     F32 words = {};
-    int64_t bytes = std::min<int64_t>((n - i) * int64_t(sizeof(T)), sizeof words);
+    int64_t bytes = WHOLE ? sizeof words : std::min<int64_t>((n - i) * int64_t(sizeof(T)), sizeof words);
     if (bytes == sizeof words)
         std::memcpy(&words, p + i, sizeof words);
     else if (bytes > 0)
@@ -18,22 +18,28 @@ inline F32 load_words(const T* p, int64_t i, int64_t n) {
     return words;
 }
 
-// The keys of a block as panels with a key in each column.
+// LANES keys of a block, from `column` on. WHOLE: a key ends with a row of tiles.
+template <class Format, bool WHOLE, class T>
+void lay_out_columns(const T* cache, const Places& places, int64_t n, int64_t column, char* out) {
+    int64_t rows = panel_rows<Format>(n);
+    char* panel = out + column / PANEL * rows * ROW_BYTES + column % PANEL * 4;
+    const T* keys[LANES];
+    for (int i = 0; i < LANES; i++) keys[i] = cache + places.somewhere(column + i);
+    for (int64_t row = 0; row < rows; row += LANES) {
+        F32 square[LANES];
+        UNROLLED for (int i = 0; i < LANES; i++) square[i] = load_words<WHOLE>(keys[i], row * Format::GROUP, n);
+        transpose(square);
+        UNROLLED for (int i = 0; i < LANES; i++) std::memcpy(panel + (row + i) * ROW_BYTES, &square[i], sizeof(F32));
+    }
+}
+
+// The keys of a block as panels with a key in each column. Columns of keys that no query sees hold anything.
 template <class Format, class T = typename Format::Element>
 void lay_out_keys(const T* cache, const Places& places, int64_t n, char* out) {
-    int64_t rows = panel_rows<Format>(n);
-    for (int64_t column = 0; column < BLOCK; column += LANES) {
-        char* panel = out + column / PANEL * rows * ROW_BYTES + column % PANEL * 4;
-        for (int64_t row = 0; row < rows; row += LANES) {
-            F32 square[LANES];
-            for (int64_t i = 0; i < LANES; i++) {
-                int64_t offset = places.offset[column + i];
-                square[i] = offset == NOWHERE ? F32{} : load_words(cache + offset, row * Format::GROUP, n);
-            }
-            transpose(square);
-            for (int64_t i = 0; i < LANES; i++) std::memcpy(panel + (row + i) * ROW_BYTES, &square[i], sizeof(F32));
-        }
-    }
+    bool whole = n % (TILE_ROWS * Format::GROUP) == 0;
+    for (int64_t column = places.first / LANES * LANES; column < places.last; column += LANES)
+        whole ? lay_out_columns<Format, true>(cache, places, n, column, out)
+              : lay_out_columns<Format, false>(cache, places, n, column, out);
 }
 
 inline F32 value_words(const float* const* values, int64_t d, int64_t n) {

@@ -31,10 +31,12 @@ struct Places {
     // Where a key lies; for one that is not seen, any place that can be read.
     int64_t somewhere(int64_t key) const { return std::max<int64_t>(offset[key], 0); }
 
-    // Calls for a key that will be read soon: pages lie anywhere, so the processor cannot guess.
+    // Calls for what will be read soon of a key, the lines of 64 bytes that begin in its elements [from, to): pages lie
+    // anywhere, so the processor cannot guess.
     template <class T>
-    void prefetch(const T* cache, int64_t head_dim, int64_t key) const {
-        for (int64_t d = 0; d < head_dim; d += 64 / int64_t(sizeof(T)))
+    void prefetch(const T* cache, int64_t key, int64_t from, int64_t to) const {
+        constexpr int64_t LINE = 64 / int64_t(sizeof(T));
+        for (int64_t d = (from + LINE - 1) / LINE * LINE; d < to; d += LINE)
             __builtin_prefetch(cache + somewhere(key) + d);
     }
 };
