@@ -15,6 +15,7 @@ from tercet.frontend.config import StoreConfig
 from tercet.frontend.database import Database, state_directory
 from tercet.frontend.errors import BadRequestError, NotFoundError
 from tercet.frontend.responses.store import LEASE_SECONDS, LeaseLostError, ResponseStore
+from tercet.frontend.sessions.store import SessionStore, Turn
 
 MANY = 1 << 30
 DAY = 86400.0
@@ -216,6 +217,26 @@ async def test_the_file_keeps_to_its_bound_by_forgetting_the_oldest(tmp_path: Pa
     assert (await store.get("me", "r90"))["id"] == "r90", "what has room is kept"
     await database.close()
     assert path.stat().st_size < bound + 500_000
+
+
+async def test_an_owner_that_writes_much_forgets_its_own(tmp_path: Path, clock: Clock) -> None:
+    database = Database(tmp_path / "r.sqlite", 2 << 20, 30 * DAY)
+    store, sessions = ResponseStore(database, "a", clock), SessionStore(database, clock)
+    await store.keep("modest", body("r-modest", filler="x" * 100_000), [])
+    session = await sessions.open("modest", 100, None)
+    for number in range(60):
+        clock.now += 1
+        if number % 2:
+            await store.keep("greedy", body(f"r{number}", filler="x" * 100_000), [])
+        else:
+            opened = await sessions.open("greedy", 100_000, None)
+            await sessions.add("greedy", opened, Turn("rid", None, [7] * 25_000, [7]))
+    assert (await store.get("modest", "r-modest"))["id"] == "r-modest"
+    assert (await sessions.turn("modest", session, None))[0] == 100
+    with pytest.raises(NotFoundError):
+        await store.get("greedy", "r1")
+    assert (await store.get("greedy", "r59"))["id"] == "r59"
+    await database.close()
 
 
 def test_many_processes_make_one_file(tmp_path: Path) -> None:

@@ -71,6 +71,16 @@ CREATE TABLE IF NOT EXISTS turns (
 CREATE INDEX IF NOT EXISTS turns_by_parent ON turns (owner, session, parent);
 """
 
+_LARGEST_OWNER = """
+SELECT owner FROM (
+    SELECT owner, length(request) + length(body) AS bytes FROM responses
+    UNION ALL SELECT owner, length(data) FROM items JOIN responses ON items.response = responses.id
+    UNION ALL SELECT owner, length(data) FROM events JOIN responses ON events.response = responses.id
+    UNION ALL SELECT owner, 0 FROM sessions
+    UNION ALL SELECT owner, length(prompt_ids) + length(output_ids) FROM turns
+) GROUP BY owner ORDER BY sum(bytes) DESC LIMIT 1
+"""
+
 
 class Database:
     """The file, driven by one thread of its own. Raises OSError, and ValueError for a file that is something else."""
@@ -122,21 +132,24 @@ class Database:
         return now - self._max_age
 
     def prune(self, connection: sqlite3.Connection, now: float) -> None:
-        """Within a transaction: forget what is too old, and then the oldest until the rest has room."""
+        """Within a transaction: forget what is too old, and until the rest has room the oldest of who has most.
+
+        So nobody's rows go for those of an owner that writes more.
+        """
         oldest = self.oldest(now)
         connection.execute("DELETE FROM responses WHERE created < ?", (oldest,))
         connection.execute("DELETE FROM sessions WHERE created < ?", (oldest,))
         while self._used(connection) > self._max_bytes:
-            # A sixteenth at a time: often enough done to keep what can be kept, and not for every row.
-            gone = sum(
-                connection.execute(
-                    f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} ORDER BY created"  # noqa: S608
-                    f" LIMIT (SELECT 1 + count(*) / 16 FROM {table}))"
-                ).rowcount
-                for table in ("responses", "sessions")
-            )
-            if not gone:
+            largest = connection.execute(_LARGEST_OWNER).fetchone()
+            if largest is None:
                 return
+            for table in ("responses", "sessions"):
+                # A sixteenth at a time: often enough done to keep what can be kept, and not for every row.
+                connection.execute(
+                    f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} WHERE owner = ?1 ORDER BY created"  # noqa: S608
+                    f" LIMIT (SELECT 1 + count(*) / 16 FROM {table} WHERE owner = ?1))",
+                    largest,
+                )
 
     def _prepare(self, path: Path) -> None:
         connection = self._connection
