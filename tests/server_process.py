@@ -67,6 +67,11 @@ class Server:
         with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as response:
             return json.load(response)
 
+    def model(self) -> str:
+        """The name of the model it serves, the first of them."""
+        name: str = self.get("/v1/models")["data"][0]["id"]
+        return name
+
     def load(self) -> dict[str, int]:
         """What the (first) scheduler last said of its load."""
         load: dict[str, int] = self.get("/server_info")["schedulers"][0]["load"]

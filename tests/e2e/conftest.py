@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from tests.e2e.random_checkpoint import PLAIN, write
 from tests.server_process import Server
 
 
@@ -21,8 +22,23 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def model(server: Server) -> str:
     """The name of the model it serves."""
-    name: str = server.get("/v1/models")["data"][0]["id"]
-    return name
+    return server.model()
+
+
+@pytest.fixture(scope="session")
+def random_server(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on a small model of random weights, from a directory."""
+    directory = write(tmp_path_factory.mktemp("random") / "tiny-random", PLAIN)
+    running = start(str(directory), "--kv-cache-bytes", "64MiB").wait()
+    yield running
+    assert running.stop() == 0, "\n".join(running.lines)
+
+
+@pytest.fixture(scope="session", params=["server", "random_server"])
+def either(request: pytest.FixtureRequest) -> Server:
+    """The server on the embedded model, and then the other."""
+    found: Server = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture

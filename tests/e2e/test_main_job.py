@@ -35,16 +35,16 @@ def test_a_streamed_chat_is_the_same_text_in_pieces(client: OpenAI, model: str) 
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
-    assert len(chunks) > 5
+    assert len(chunks) > 2
     assert chunks[-1].usage is not None
     assert whole.usage is not None
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
 
 
-def test_curl_streams_too(server: Server, model: str) -> None:
-    body = json.dumps({"model": model, "messages": [QUESTION], "stream": True, "max_tokens": 8})
+def test_curl_streams_too(either: Server) -> None:
+    body = json.dumps({"model": either.model(), "messages": [QUESTION], "stream": True, "max_tokens": 8})
     run = subprocess.run(
-        ["curl", "-sN", f"{server.url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body],
+        ["curl", "-sN", f"{either.url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body],
         capture_output=True,
         text=True,
         timeout=60,

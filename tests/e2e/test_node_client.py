@@ -14,17 +14,23 @@ SCRIPT = Path(__file__).parent / "node"
 
 
 @pytest.fixture(scope="module")
-def said(server: Server, model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the script printed."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if not node or not npm:
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client, with the package it needs."""
+    npm = shutil.which("npm")
+    if not npm:
         pytest.skip("Node.js is not installed")
     place = shutil.copytree(SCRIPT, tmp_path_factory.mktemp("node") / "client")
     install = [npm, "install", "--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
     subprocess.run(install, cwd=place, check=True, timeout=240)
+    return place / "client.mjs"
+
+
+@pytest.fixture(scope="module")
+def said(either: Server, script: Path) -> dict[str, Any]:
+    """What it printed."""
     run = subprocess.run(
-        [node, "client.mjs", f"{server.url}/v1", model],
-        cwd=place,
+        ["node", script.name, f"{either.url}/v1", either.model()],
+        cwd=script.parent,
         capture_output=True,
         text=True,
         timeout=120,
@@ -35,14 +41,15 @@ def said(server: Server, model: str, tmp_path_factory: pytest.TempPathFactory) -
     return result
 
 
-def test_models_are_listed(said: dict[str, Any], model: str) -> None:
-    assert said["models"] == [model]
+def test_models_are_listed(said: dict[str, Any], either: Server) -> None:
+    assert said["models"] == [either.model()]
 
 
-def test_a_stream_is_the_same_text_in_pieces(said: dict[str, Any]) -> None:
-    assert "three" in said["text"]
+def test_a_stream_is_the_same_text_in_pieces(said: dict[str, Any], either: Server, server: Server) -> None:
+    assert said["text"]
+    assert either is not server or "three" in said["text"]
     assert said["streamed"] == said["text"]
-    assert said["pieces"] > 5
+    assert said["pieces"] > 2
     assert said["usage"][0] == said["usage"][1] > 0
 
 
@@ -70,12 +77,12 @@ def test_a_response_streams_in_order(said: dict[str, Any]) -> None:
     assert response["text"] == said["text"]
     assert response["status"] in {"completed", "incomplete"}
     assert response["events"] == list(range(len(response["events"])))
-    assert len(response["events"]) > 5
+    assert len(response["events"]) > 2
 
 
 def test_an_error_is_of_the_right_class(said: dict[str, Any]) -> None:
     assert said["refused"] == {"known": True, "status": 404, "code": "model_not_found"}
 
 
-def test_a_client_that_left_leaves_nothing_behind(said: dict[str, Any], server: Server) -> None:
-    server.wait_for(lambda load: load["running"] == load["queued"] == 0)
+def test_a_client_that_left_leaves_nothing_behind(said: dict[str, Any], either: Server) -> None:
+    either.wait_for(lambda load: load["running"] == load["queued"] == 0)

@@ -10,7 +10,7 @@ from langchain_openai import ChatOpenAI
 from openai import OpenAI
 from pydantic import SecretStr
 
-from tests.e2e.reasoning_checkpoint import write
+from tests.e2e.random_checkpoint import REASONING, write
 from tests.e2e.test_tools import NAMED, QUESTION, TOOLS, check
 from tests.server_process import Server
 
@@ -24,7 +24,7 @@ LEAST_BUDGET = 1024
 
 @pytest.fixture(scope="module")
 def reasoner(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory = write(tmp_path_factory.mktemp("reasoner") / "tiny-reasoner")
+    directory = write(tmp_path_factory.mktemp("reasoner") / "tiny-reasoner", REASONING)
     server = start(str(directory), "--kv-cache-bytes", "64MiB").wait()
     yield server
     assert server.stop() == 0, "\n".join(server.lines)
@@ -32,8 +32,7 @@ def reasoner(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def name(reasoner: Server) -> str:
-    model: str = reasoner.get("/v1/models")["data"][0]["id"]
-    return model
+    return reasoner.model()
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""A random checkpoint that reasons and calls tools in Qwen3's notation: what it says is noise, its form need not be."""
+"""Random checkpoints, one of which reasons and calls tools in Qwen3's notation: they talk noise, in due form."""
 
 from pathlib import Path
 
-TEMPLATE = """\
+REASONING = """\
 {%- if tools %}<|im_start|>system
 These tools can be called:
 <tools>{% for tool in tools %}
@@ -30,6 +30,12 @@ A call is written as
 {%- if add_generation_prompt %}<|im_start|>assistant
 <think>
 {% endif %}"""
+PLAIN = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 SPECIAL = ["<|im_end|>", "<|im_start|>"]
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 SENTENCES = [
@@ -38,8 +44,8 @@ SENTENCES = [
 ]
 
 
-def write(directory: Path) -> Path:
-    """Weights, tokenizer and template, always the same."""
+def write(directory: Path, template: str) -> Path:
+    """Weights and tokenizer, always the same, and a chat template."""
     import torch
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -54,7 +60,7 @@ def write(directory: Path) -> Path:
     tokenizer.train_from_iterator(SENTENCES * 3, trainer)
     tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0])
-    wrapped.chat_template = TEMPLATE
+    wrapped.chat_template = template
     wrapped.save_pretrained(directory)
     config = transformers.Qwen3Config(
         vocab_size=-(-tokenizer.get_vocab_size() // 8) * 8,
