@@ -87,6 +87,8 @@ async def test_generate_scores_as_much_of_the_prompt_as_is_asked_for(engine_of: 
     assert wanted == [False, False, True, True, True]
     events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
     assert [each["meta_info"]["input_token_logprobs"] for each in events] == [whole] * 4
+    for field in ("output_token_logprobs", "output_top_logprobs"):
+        assert [each["meta_info"][field] for each in events] == [metas[0][field][: 1 + told] for told in range(4)]
     assert (scored["text"], scored["output_ids"], scored["meta_info"]["completion_tokens"]) == ("", [], 0)
     assert scored["meta_info"]["input_token_logprobs"] == whole
 

@@ -23,8 +23,8 @@ class NativeForm:
         self._start = start or 0
         self._batch = batch
         self._texts: dict[int, str] = {}
-        self._scores: dict[int, list[Logprobs]] = {}
-        self._prompts: dict[str, dict[str, Any]] = {}
+        self._scores: dict[int, _Scores] = {}
+        self._prompts: dict[str, _Scores] = {}
 
     def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
         """One event for each choice with news."""
@@ -33,9 +33,10 @@ class NativeForm:
             update, state = arrival.update, generation.states[arrival.prompt]
             number = arrival.prompt * state.sampling.n + update.index
             text = self._texts[number] = self._texts.get(number, "") + update.text
-            scores = self._scores.setdefault(number, [])
-            scores += update.logprobs
-            ids = state.choices[update.index].token_ids
+            ids = list(state.choices[update.index].token_ids)
+            scores = self._scores.setdefault(number, _Scores())
+            if state.request.logprobs is not None:
+                scores.add(ids[len(scores) :], update.logprobs)
             chunks += event(orjson.dumps(self._choice(number, state, text, ids, scores, update.finish)))
         return chunks
 
@@ -45,24 +46,19 @@ class NativeForm:
 
     def whole(self, generation: Generation, choices: list[Whole]) -> bytes:  # noqa: ARG002
         """One object, or a list of them."""
-        rows = [
-            self._choice(_number(each), each.state, each.text, each.token_ids, each.logprobs, each.finish)
-            for each in choices
-        ]
+        rows = []
+        for each in choices:
+            ids, scores = list(each.token_ids), _Scores()
+            if each.state.request.logprobs is not None:
+                scores.add(ids, each.logprobs)
+            rows.append(self._choice(_number(each), each.state, each.text, ids, scores, each.finish))
         return orjson.dumps(rows if self._batch or len(rows) > 1 else rows[0])
 
     def _choice(
-        self,
-        number: int,
-        state: ReqState,
-        text: str,
-        token_ids: Sequence[int],
-        logprobs: list[Logprobs],
-        finish: FinishReason | None,
+        self, number: int, state: ReqState, text: str, ids: list[int], scores: "_Scores", finish: FinishReason | None
     ) -> dict[str, Any]:
-        ids = list(token_ids)
         if state.request.max_tokens == 0:
-            text, ids, logprobs = "", [], []
+            text, ids, scores = "", [], _Scores()
         meta: dict[str, Any] = {
             "id": state.rid,
             "finish_reason": finish and {"type": finish.type, "matched": finish.matched},
@@ -71,30 +67,59 @@ class NativeForm:
             "cached_tokens": state.cached_tokens,
         }
         if state.request.logprobs is not None:
-            meta |= self._prompt_scores(state) | _scores("output", ids, logprobs)
+            meta |= self._prompt_scores(state).fields("input") | scores.fields("output")
         return {"index": number, "text": text, "output_ids": ids, "meta_info": meta}
 
-    def _prompt_scores(self, state: ReqState) -> dict[str, Any]:
+    def _prompt_scores(self, state: ReqState) -> "_Scores":
         """Those of the prompt's tokens from the one that was asked for on; of the first there is none."""
         if state.prompt_logprobs is None:
-            return _scores("input", [], [])
+            return _Scores()
         if state.rid not in self._prompts:
-            scores = _scores("input", list(unpack_ints(state.prompt_ids)), [state.prompt_logprobs])
-            self._prompts[state.rid] = {name: values[self._start :] for name, values in scores.items()}
+            scores = self._prompts[state.rid] = _Scores()
+            scores.add(list(unpack_ints(state.prompt_ids)), [state.prompt_logprobs], self._start)
         return self._prompts[state.rid]
+
+
+class _Scores:
+    """Triples of log-probability, token id and text, which is left out, and the same of each token's alternatives.
+
+    They are kept as JSON: every event of a stream has all of them, and those of long answers are many.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._chosen = bytearray()
+        self._others = bytearray()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, ids: Sequence[int], logprobs: list[Logprobs], start: int = 0) -> None:
+        """Those of further tokens, without the first `start` of them."""
+        scored = list(zip(ids, entries(logprobs), strict=True))[start:]
+        self._count += len(scored)
+        _extend(self._chosen, [[chosen, each, None] for each, (chosen, _) in scored])
+        _extend(
+            self._others,
+            [
+                None if chosen is None else [[value, other, None] for other, value in alternatives]
+                for _, (chosen, alternatives) in scored
+            ],
+        )
+
+    def fields(self, side: str) -> dict[str, orjson.Fragment]:
+        """As members of an object, for tokens of the `input` or the `output`."""
+        return {
+            f"{side}_token_logprobs": orjson.Fragment(b"".join((b"[", self._chosen, b"]"))),
+            f"{side}_top_logprobs": orjson.Fragment(b"".join((b"[", self._others, b"]"))),
+        }
+
+
+def _extend(members: bytearray, more: list[Any]) -> None:
+    """Add to what stands between the brackets of a JSON array."""
+    if more:
+        members += (b"," if members else b"") + orjson.dumps(more)[1:-1]
 
 
 def _number(choice: Whole) -> int:
     return choice.prompt * choice.state.sampling.n + choice.index
-
-
-def _scores(side: str, ids: list[int], logprobs: list[Logprobs]) -> dict[str, list[Any]]:
-    """Triples of log-probability, token id and text, which is left out; and the same of each token's alternatives."""
-    scored = list(zip(ids, entries(logprobs), strict=True))
-    return {
-        f"{side}_token_logprobs": [[chosen, each, None] for each, (chosen, _) in scored],
-        f"{side}_top_logprobs": [
-            None if chosen is None else [[value, other, None] for other, value in alternatives]
-            for _, (chosen, alternatives) in scored
-        ],
-    }
