@@ -26,7 +26,7 @@ async def test_stop_strings_are_bounded_in_all(
         answer = await http_of(served).post("/generate", json=body)
         assert answer.status_code == status
         if status == 400:
-            assert answer.json()["error"]["param"] == "stop"
+            assert answer.json()["error"]["param"] == "sampling_params.stop"
             assert served.engine.requests() == []
 
 
@@ -159,6 +159,33 @@ async def test_a_prompt_that_fills_the_context_is_refused_by_the_name_it_came_un
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
     assert "maximum context length is 128 tokens" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "hi", "min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+        ("/v1/completions", {"prompt": "hi", "stop_token_ids": [99_999]}, "stop_token_ids"),
+        (
+            "/generate",
+            {"text": "hi", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}},
+            "sampling_params.min_new_tokens",
+        ),
+        (
+            "/generate",
+            {"text": "hi", "sampling_params": {"stop_token_ids": [99_999]}},
+            "sampling_params.stop_token_ids",
+        ),
+        ("/generate", {"text": "hi", "sampling_params": {"logit_bias": {"99999": 1}}}, "sampling_params.logit_bias"),
+    ],
+)
+async def test_what_the_model_has_no_room_or_token_for_is_refused_by_the_name_it_came_under(
+    engine_of: EngineOf, http_of: HttpOf, path: str, body: dict[str, Any], param: str
+) -> None:
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post(path, json={"model": "tiny", **body})
+        assert served.engine.requests() == []
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 async def test_ids_that_there_are_not_are_refused_by_the_name_they_came_under(

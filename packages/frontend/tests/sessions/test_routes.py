@@ -161,7 +161,8 @@ async def test_what_cannot_be_is_refused(
         long = {"input_ids": [3], "session_params": {**params, "rid": first}}
         refused = await client.post("/generate", json=long)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "session_params.id")
-        assert (await client.post("/close_session", json={"session_id": "none"})).status_code == 404
+        unknown = await client.post("/close_session", json={"session_id": "none"})
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "session_id")
 
 
 async def test_a_turn_that_fails_is_no_turn(engine_of: EngineOf, http_of: HttpOf, store: StoreConfig) -> None:

@@ -8,6 +8,7 @@ import pytest
 from packages.frontend.tests.turn.vocabulary import ENDS, accepts, tokenizer, tokens
 from tercet.frontend.config import ServingConfig
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.generate_request import ParamNames
 from tercet.frontend.grammar.spec import JsonObject
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import ParserNames
@@ -133,7 +134,7 @@ async def test_required_calls_are_a_grammar_of_the_tools_that_may_be_called() ->
 async def test_a_grammar_that_is_refused_names_who_asked_for_it(options: dict[str, Any], param: str) -> None:
     plan, _ = await planned(THINKS, **options)
     assert plan.request.grammar is not None
-    assert plan.request.grammar_param == param
+    assert plan.request.param_names.grammar == param
 
 
 async def test_calls_that_are_not_allowed_are_read_as_text_where_names_tell_calls() -> None:
@@ -151,7 +152,10 @@ async def test_calls_that_are_not_allowed_are_read_as_text_where_names_tell_call
         ({"tools": (F, F)}, "tools"),
         ({"tools": (F,), "tool_choice": ToolChoice(Calls.AUTO, frozenset({"g"}))}, "tool_choice"),
         ({"tool_choice": ToolChoice(Calls.REQUIRED)}, "tool_choice"),
-        ({"thinking_budget": 5, "thinking_budget_param": "thinking.budget_tokens"}, "thinking.budget_tokens"),
+        (
+            {"thinking_budget": 5, "param_names": ParamNames(thinking_budget="thinking.budget_tokens")},
+            "thinking.budget_tokens",
+        ),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
     ],
 )

@@ -22,7 +22,7 @@ def check_stops(request: GenerateRequest) -> None:
     """Raises BadRequestError for more stop strings than a detokenizer takes."""
     if len(request.stop) > MAX_STOPS or sum(map(len, request.stop)) > MAX_STOP_CHARS:
         message = f"At most {MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters in all are possible."
-        raise BadRequestError(message, param="stop")
+        raise BadRequestError(message, param=request.param_names.stop)
 
 
 def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingParams], prompts: Sequence[int]) -> None:
@@ -33,21 +33,21 @@ def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingP
     scores = sum(
         chosen.n * (length * request.logprobs.prompt + chosen.max_new_tokens) * (1 + request.logprobs.top)
         for request, chosen, length in zip(requests, params, prompts, strict=True)
-        if request.logprobs is not None and request.logprobs_param
+        if request.logprobs is not None and request.shows_logprobs
     )
     if scores > MAX_SCORES:
         first = requests[0]
         raise BadRequestError(
             f"The answer could have {scores} log-probabilities: choices times tokens, with those of an echoed prompt, "
             f"times one more than the alternatives of each. At most {MAX_SCORES} are possible.",
-            param=first.n_param if first.sampling.n > 1 else first.logprobs_param,
+            param=first.param_names.n if first.sampling.n > 1 else first.param_names.logprobs,
         )
 
 
 def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -> SamplingParams:
     """Complete and check a request's sampling now that its prompt's length is known. Raises BadRequestError."""
     params, limits = request.sampling, model.limits
-    context = model.context
+    context, names = model.context, request.param_names
     room = context - prompt_tokens
     if prompt_tokens == 0:
         raise BadRequestError("The prompt has no tokens.", param=request.prompt.param)
@@ -58,11 +58,12 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
         raise ContextLengthExceededError(
             f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + wanted} "
             f"tokens ({prompt_tokens} in the prompt, {wanted} in the completion).",
-            param=request.max_tokens_param if prompt_tokens < context else request.prompt.param,
+            param=names.max_tokens if prompt_tokens < context else request.prompt.param,
         )
     if params.min_new_tokens > wanted:
-        raise BadRequestError("min_tokens is greater than the tokens to generate.", param="min_tokens")
-    for param, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        message = f"'{names.min_tokens}' is greater than the tokens to generate."
+        raise BadRequestError(message, param=names.min_tokens)
+    for param, ids in ((names.logit_bias, params.logit_bias), (names.stop_token_ids, params.stop_token_ids)):
         for token_id in ids:
             if not 0 <= token_id < limits.vocab_size:
                 raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
@@ -72,6 +73,6 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
 
 def _most_tokens(request: GenerateRequest) -> int:
     """How long each answer may get for all that is to be shown of its tokens."""
-    if request.logprobs is None or not request.logprobs_param:
+    if request.logprobs is None or not request.shows_logprobs:
         return sys.maxsize
     return MAX_SCORES // (request.sampling.n * (1 + request.logprobs.top))

@@ -41,6 +41,22 @@ class TokenPrompt(msgspec.Struct, frozen=True):
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
+class ParamNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Which parameters of a client's asked for what, for error messages; by default those of chat completions."""
+
+    messages: str = "messages"
+    max_tokens: str = "max_tokens"
+    min_tokens: str = "min_tokens"
+    n: str = "n"
+    stop: str = "stop"
+    stop_token_ids: str = "stop_token_ids"  # noqa: S105
+    logit_bias: str = "logit_bias"
+    logprobs: str = "logprobs"
+    reasoning_effort: str = "reasoning_effort"
+    thinking_budget: str = "thinking_token_budget"
+    grammar: str = "response_format"
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt, n continuations. Values are within the bounds of the API; only lengths and ids are still to check.
 
@@ -54,21 +70,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """None goes on for `default_tokens`, or less where the context ends."""
     default_tokens: int | None = None
     """None is all that the context has room for."""
-    max_tokens_param: str = "max_tokens"
-    """What the client called it, for error messages."""
     seed: int | None = None
     stop: list[str] = []
     include_stop: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprobs: LogprobParams | None = None
-    logprobs_param: str = "logprobs"
-    """The parameter that asked to be shown them, for error messages; empty when only we look at them."""
-    n_param: str = "n"
-    """The parameter that asked for `sampling.n`, for error messages."""
+    shows_logprobs: bool = True
+    """False when only we look at them."""
     grammar: Grammar | None = None
     """What the answer must be an instance of: `grammar.compiler.to_grammar` of a constraint."""
-    grammar_param: str = "response_format"
-    """The parameter that asked for it, for error messages."""
     priority: int = 0
     cache_salt: str = ""
+    param_names: ParamNames = ParamNames()

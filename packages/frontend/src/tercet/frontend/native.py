@@ -11,7 +11,7 @@ from tercet.frontend.__about__ import __version__
 from tercet.frontend.answer import answer
 from tercet.frontend.body import read_model
 from tercet.frontend.errors import UnavailableError
-from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, Prompt, TextPrompt
+from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, ParamNames, Prompt, TextPrompt
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.native_form import NativeForm
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
@@ -26,6 +26,15 @@ from tercet.frontend.turn.tool_prompt import for_template, with_instructions
 from tercet.protocol.values import WIRE_VERSION, LogprobParams, SamplingParams
 
 _DEFAULT_MAX_NEW_TOKENS = 128
+_NAMES = ParamNames(
+    max_tokens="sampling_params.max_new_tokens",
+    min_tokens="sampling_params.min_new_tokens",
+    n="sampling_params.n",
+    stop="sampling_params.stop",
+    stop_token_ids="sampling_params.stop_token_ids",  # noqa: S106
+    logit_bias="sampling_params.logit_bias",
+    logprobs="return_logprob",
+)
 
 
 class Native:
@@ -162,19 +171,16 @@ def to_generate(body: NativeGenerate, model: ServedModel) -> list[GenerateReques
         ),
         max_tokens=asked.max_new_tokens,
         default_tokens=_DEFAULT_MAX_NEW_TOKENS,
-        max_tokens_param="sampling_params.max_new_tokens",
         seed=asked.sampling_seed,
         stop=[stop] if isinstance(stop, str) else stop,
         include_stop=bool(asked.no_stop_trim),
         skip_special_tokens=asked.skip_special_tokens is not False,
         spaces_between_special_tokens=asked.spaces_between_special_tokens is not False,
         logprobs=logprobs,
-        logprobs_param="return_logprob",
-        n_param="sampling_params.n",
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
-        grammar_param=constraint.param if constraint else "",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        param_names=msgspec.structs.replace(_NAMES, grammar=constraint.param if constraint else ""),
     )
     return [msgspec.structs.replace(request, prompt=prompt) for prompt in body.prompts()]
 

@@ -247,7 +247,7 @@ class TokenizerManager:
 
     async def _check_grammars(self, requests: Sequence[GenerateRequest], model: ServedModel) -> None:
         """Have every grammar tried out before anything is sent. Raises ApiError."""
-        asked = {each.grammar: each.grammar_param for each in requests if each.grammar is not None}
+        asked = {each.grammar: each.param_names.grammar for each in requests if each.grammar is not None}
         weights = model.identity.weights
         if asked and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
             [param, *_] = asked.values()

@@ -16,6 +16,7 @@ from tercet.frontend.anthropic.writer import Change, MessageWriter
 from tercet.frontend.body import read_model
 from tercet.frontend.errors import ApiError, BadRequestError, ServerError
 from tercet.frontend.event_stream import EventStream, named_event, unless_gone
+from tercet.frontend.generate_request import ParamNames
 from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.spec import JsonSchema
 from tercet.frontend.openai.sampling_schema import SamplingFields
@@ -28,6 +29,9 @@ from tercet.frontend.turn.plan import TurnPlan, TurnPlanner
 
 logger = logging.getLogger(__name__)
 
+_NAMES = ParamNames(
+    stop="stop_sequences", reasoning_effort="output_config.effort", thinking_budget="thinking.budget_tokens"
+)
 _CALLS = {"auto": Calls.AUTO, "any": Calls.REQUIRED, "tool": Calls.REQUIRED, "none": Calls.NONE}
 
 
@@ -49,7 +53,7 @@ class AnthropicServingMessages:
         turn = msgspec.structs.replace(
             _turn(body, model), sampling=sampling, max_tokens=body.max_tokens, stop=body.stop_sequences or []
         )
-        plan = await self._plan(turn, model)
+        plan = await self._planner.plan(turn, model)
         told = body.thinking is None or body.thinking.display != "omitted"
         rid = self._manager.new_id()
         writer = MessageWriter(f"msg_{rid}", body.model, tell_thoughts=told)
@@ -71,17 +75,9 @@ class AnthropicServingMessages:
         """How many tokens an answer would be made from."""
         body = await read_model(request, CountTokens, self._body_limit)
         model = self._manager.models.get(body.model)
-        plan = await self._plan(_turn(body, model), model)
+        plan = await self._planner.plan(_turn(body, model), model)
         ids = await model.tokenized(plan.request.prompt, must_fit=False)
         return _json({"input_tokens": len(ids)})
-
-    async def _plan(self, turn: ChatTurn, model: ServedModel) -> TurnPlan:
-        try:
-            return await self._planner.plan(turn, model)
-        except BadRequestError as error:
-            if error.param == "reasoning_effort":  # a turn knows OpenAI's names of things
-                error.param = "output_config.effort"
-            raise
 
 
 def _turn(body: Prompted, model: ServedModel) -> ChatTurn:
@@ -108,9 +104,9 @@ def _turn(body: Prompted, model: ServedModel) -> ChatTurn:
         # In this API a model thinks when it is asked to.
         thinking=thinking is not None and thinking.type != "disabled",
         thinking_budget=thinking.budget_tokens if thinking else None,
-        thinking_budget_param="thinking.budget_tokens",
         add_generation_prompt=not continues,
         continue_final_message=continues,
+        param_names=_NAMES,
     )
 
 

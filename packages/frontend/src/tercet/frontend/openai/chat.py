@@ -8,6 +8,7 @@ from starlette.responses import Response
 from tercet.frontend.answer import Form, answer
 from tercet.frontend.body import read_model
 from tercet.frontend.errors import UnknownParameterError
+from tercet.frontend.generate_request import ParamNames
 from tercet.frontend.openai.chat_form import ChatForm
 from tercet.frontend.openai.chat_messages import message_of
 from tercet.frontend.openai.chat_schema import ChatRequest, chat_request
@@ -58,12 +59,10 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
         constraint=constraint_of(body),
         reasoning_effort=body.reasoning_effort,
         thinking_budget=budget,
-        thinking_budget_param=budget_param,
         template_kwargs=_template_kwargs(body),
         add_generation_prompt=not continues if asked is None else asked,
         continue_final_message=continues,
         max_tokens=max_tokens,
-        max_tokens_param=max_tokens_param,
         seed=body.seed,
         stop=body.stops(),
         include_stop=bool(body.include_stop_str_in_output),
@@ -72,6 +71,7 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
         logprobs=LogprobParams(top=body.top_logprobs or 0) if body.logprobs else None,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        param_names=ParamNames(max_tokens=max_tokens_param, thinking_budget=budget_param),
     )
 
 

@@ -14,7 +14,7 @@ from tercet.frontend.body import read_model
 from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.event_stream import DONE, event
 from tercet.frontend.fill_middle import FillFormat, fill_format
-from tercet.frontend.generate_request import GenerateRequest, TextPrompt, TokenPrompt
+from tercet.frontend.generate_request import GenerateRequest, ParamNames, TextPrompt, TokenPrompt
 from tercet.frontend.generation import Arrival, Generation
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.openai.completion_schema import CompletionRequest
@@ -86,12 +86,11 @@ def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequ
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
         logprobs=logprobs,
-        logprobs_param="logprobs" if body.logprobs is not None else "",
-        n_param="best_of" if body.chooses else "n",
+        shows_logprobs=body.logprobs is not None,
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
-        grammar_param=constraint.param if constraint else "",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        param_names=ParamNames(n="best_of" if body.chooses else "n", grammar=constraint.param if constraint else ""),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.generate_request import ParamNames
 from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.spec import Constraint, JsonObject, JsonSchema
 from tercet.frontend.openai.logprobs import chat_logprobs, without_end
@@ -33,6 +34,10 @@ from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.chat_turn import Calls, ChatTurn, ToolChoice
 from tercet.frontend.turn.plan import TurnPlan, TurnPlanner
 from tercet.protocol.values import LogprobParams
+
+_NAMES = ParamNames(
+    messages="input", max_tokens="max_output_tokens", logprobs="top_logprobs", reasoning_effort="reasoning.effort"
+)
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -106,11 +111,9 @@ class Drafter:
             turn,
             sampling=sampling,
             max_tokens=request.max_output_tokens,
-            max_tokens_param="max_output_tokens",
             seed=origin.seed,
             stop=request.stops(),
             logprobs=LogprobParams(top=request.top_logprobs or 0) if request.wants_logprobs else None,
-            logprobs_param="top_logprobs",
             priority=request.priority or 0,
             cache_salt=request.cache_salt or "",
         )
@@ -137,13 +140,13 @@ class Drafter:
         turn = ChatTurn(
             model=request.model,
             messages=messages_of(earlier, given, request.instructions),
-            messages_param="input",
             sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
             tools=_tools(request),
             tool_choice=_tool_choice(request),
             parallel_tool_calls=request.parallel_tool_calls is not False,
             constraint=_constraint(request),
             reasoning_effort=request.reasoning.effort if request.reasoning else None,
+            param_names=_NAMES,
         )
         return given, turn
 
@@ -174,10 +177,7 @@ class Drafter:
         try:
             return await self._planner.plan(turn, model)
         except BadRequestError as error:
-            # A turn knows chat's names of things.
-            if error.param == "reasoning_effort":
-                error.param = "reasoning.effort"
-            elif error.param is not None and error.param.startswith("messages"):
+            if error.param is not None and error.param.startswith("messages"):  # made of the items of `input`
                 error.param = "input"
             raise
 

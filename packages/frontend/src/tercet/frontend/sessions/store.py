@@ -62,7 +62,7 @@ class SessionStore:
         since = self._since
 
         def work(connection: sqlite3.Connection) -> None:
-            _capacity(connection, owner, session, since)
+            _capacity(connection, owner, session, since, param="session_id")
             connection.execute("DELETE FROM sessions WHERE owner = ? AND id = ?", (owner, session))
 
         await self._database.run(work)
@@ -111,10 +111,12 @@ class SessionStore:
         return self._database.oldest(self._clock())
 
 
-def _capacity(connection: sqlite3.Connection, owner: str, session: str, since: float) -> int:
+def _capacity(
+    connection: sqlite3.Connection, owner: str, session: str, since: float, param: str = "session_params.id"
+) -> int:
     query = "SELECT capacity FROM sessions WHERE owner = ? AND id = ? AND created >= ?"
     row = connection.execute(query, (owner, session, since)).fetchone()
     if row is None:
-        raise NotFoundError(f"There is no session '{session}'.", param="session_params.id")
+        raise NotFoundError(f"There is no session '{session}'.", param=param)
     capacity: int = row[0]
     return capacity

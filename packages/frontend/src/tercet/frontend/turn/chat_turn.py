@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from tercet.frontend.generate_request import ParamNames
 from tercet.frontend.grammar.spec import Constraint
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.protocol.values import LogprobParams, SamplingParams
@@ -36,8 +37,6 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     messages: list[dict[str, Any]]
-    messages_param: str = "messages"
-    """What the client called them, for error messages."""
     sampling: SamplingParams
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
@@ -50,22 +49,20 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to reason, for models that can be told; None leaves it to them."""
     thinking_budget: int | None = None
     """Tokens of reasoning after which it is ended."""
-    thinking_budget_param: str = "thinking_token_budget"
     template_kwargs: dict[str, Any] = {}
     """More variables for the template, which win over those that effort and thinking set."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     max_tokens: int | None = None
-    max_tokens_param: str = "max_tokens"
     seed: int | None = None
     stop: list[str] = []
     include_stop: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprobs: LogprobParams | None = None
-    logprobs_param: str = "logprobs"
     priority: int = 0
     cache_salt: str = ""
+    param_names: ParamNames = ParamNames()
 
     @property
     def callable_tools(self) -> tuple[ToolSpec, ...]:

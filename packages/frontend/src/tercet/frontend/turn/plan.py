@@ -77,7 +77,9 @@ class TurnPlanner:
         if not tools:
             names = ParserNames(names.reasoning, None)
         if turn.thinking_budget is not None and names.reasoning is None:
-            raise UnsupportedParameterError("This model has no reasoning to limit.", param=turn.thinking_budget_param)
+            raise UnsupportedParameterError(
+                "This model has no reasoning to limit.", param=turn.param_names.thinking_budget
+            )
         prompt = _prompt(turn, model, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
 
@@ -97,18 +99,16 @@ class TurnPlanner:
                 prompt=prompt,
                 sampling=turn.sampling,
                 max_tokens=turn.max_tokens,
-                max_tokens_param=turn.max_tokens_param,
                 seed=turn.seed,
                 stop=turn.stop,
                 include_stop=turn.include_stop,
                 skip_special_tokens=turn.skip_special_tokens and not special,
                 spaces_between_special_tokens=turn.spaces_between_special_tokens,
                 logprobs=turn.logprobs,
-                logprobs_param=turn.logprobs_param,
                 grammar=await _grammar(turn, model, names, tools, prompt),
-                grammar_param=_grammar_param(turn),
                 priority=turn.priority,
                 cache_salt=turn.cache_salt,
+                param_names=msgspec.structs.replace(turn.param_names, grammar=_grammar_param(turn)),
             ),
             reads=names != ParserNames(),
             make_reader=make_reader,
@@ -144,7 +144,7 @@ def _grammar_param(turn: ChatTurn) -> str:
     """Which parameter to name when the grammar is refused: of a format and tools, the one that rules."""
     if turn.constraint is not None and turn.tool_choice.calls is not Calls.REQUIRED:
         return turn.constraint.param
-    return "tools" if turn.tools else turn.thinking_budget_param
+    return "tools" if turn.tools else turn.param_names.thinking_budget
 
 
 def _named(option: str) -> str | None:
@@ -181,7 +181,7 @@ def _prompt(turn: ChatTurn, model: ServedModel, *, reasons: bool) -> ChatPrompt:
         add_generation_prompt=turn.add_generation_prompt,
         continue_final_message=turn.continue_final_message,
         kwargs=template_variables(turn, template.variables if template else frozenset(), reasons=reasons),
-        param=turn.messages_param,
+        param=turn.param_names.messages,
     )
 
 
