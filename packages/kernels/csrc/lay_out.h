@@ -42,36 +42,41 @@ void lay_out_keys(const T* cache, const Places& places, int64_t n, char* out) {
               : lay_out_columns<Format, false>(cache, places, n, column, out);
 }
 
+// LANES words of the values of GROUP keys, those of one element of head_dim side by side: element d of all, d + 1 ...
 inline F32 value_words(const float* const* values, int64_t d, int64_t n) {
     return values[0] ? load_words(values[0], d, n) : F32{};
 }
 
-inline F32 value_words(const Bf16* const* values, int64_t d, int64_t n) {  // of two keys, side by side
-    U32 words = {};
-    for (int i = 0; i < 2; i++) {
-        U16 half = {};
-        if (values[i] && n - d >= LANES)
-            std::memcpy(&half, values[i] + d, sizeof half);
-        else if (values[i] && n > d)
-            std::memcpy(&half, values[i] + d, size_t(n - d) * 2);
-        words |= __builtin_convertvector(half, U32) << (16 * i);
-    }
-    return bit_cast<F32>(words);
+inline F32 value_words(const Bf16* const* values, int64_t d, int64_t n) {
+    F32 first = values[0] ? load_first(values[0] + d, std::clamp<int64_t>(n - d, 0, LANES)) : F32{};
+    F32 second = values[1] ? load_first(values[1] + d, std::clamp<int64_t>(n - d, 0, LANES)) : F32{};
+    return bit_cast<F32>(bit_cast<U32>(first) >> 16 | bit_cast<U32>(second));
+}
+
+// The same where all are there, and whole.
+inline F32 whole_words(const float* const* values, int64_t d) { return load(values[0] + d); }
+
+inline F32 whole_words(const Bf16* const* values, int64_t d) {
+    return bit_cast<F32>(bit_cast<U32>(load(values[0] + d)) >> 16 | bit_cast<U32>(load(values[1] + d)));
 }
 
 // The values of a block as panels with an element of head_dim in each column.
 template <class Format, class T = typename Format::Element>
 void lay_out_values(const T* cache, const Places& places, int64_t n, char* out) {
     int64_t rows = BLOCK / Format::GROUP;
+    auto put = [&](int64_t row, int64_t d, F32 words) {
+        std::memcpy(out + (d / PANEL * rows + row) * ROW_BYTES + d % PANEL * 4, &words, sizeof words);
+    };
+    bool whole = places.first == 0 && places.last == BLOCK && n % PANEL == 0;
     for (int64_t row = 0; row < rows; row++) {
         const T* values[Format::GROUP];
         for (int64_t i = 0; i < Format::GROUP; i++) {
             int64_t offset = places.offset[row * Format::GROUP + i];
             values[i] = offset == NOWHERE ? nullptr : cache + offset;
         }
-        for (int64_t d = 0; d < round_up(n, PANEL); d += LANES) {
-            F32 words = value_words(values, d, n);
-            std::memcpy(out + (d / PANEL * rows + row) * ROW_BYTES + d % PANEL * 4, &words, sizeof words);
-        }
+        if (whole)
+            for (int64_t d = 0; d < n; d += LANES) put(row, d, whole_words(values, d));
+        else
+            for (int64_t d = 0; d < round_up(n, PANEL); d += LANES) put(row, d, value_words(values, d, n));
     }
 }

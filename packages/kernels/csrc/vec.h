@@ -161,7 +161,7 @@ inline float max(F32 x) {
 }
 
 // e to the x, to about 2 units in the last place; below -87 it is 0. x = n ln 2 + r, and e^r is a polynomial (Cephes).
-inline F32 exp(F32 x) {
+__attribute__((always_inline)) inline F32 exp(F32 x) {
     F32 bounded = x > broadcast(88.3f) ? broadcast(88.3f) : x;
     bounded = bounded < broadcast(-88.0f) ? broadcast(-88.0f) : bounded;  // a NaN passes both
     const F32 magic = broadcast(12582912.0f);                             // 1.5 * 2^23: adding it rounds to an integer
