@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.deploy_files import compose
 from tests.namespaces import Network
@@ -52,9 +53,14 @@ class ComposeServer:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def info(self) -> dict[str, Any]:
+        """What the frontend says of itself, and of whom it knows."""
+        info: dict[str, Any] = json.loads(self.get("/server_info"))
+        return info
+
     def schedulers(self) -> int:
         """How many the frontend knows."""
-        return len(json.loads(self.get("/server_info"))["schedulers"])
+        return len(self.info()["schedulers"])
 
     def logs(self) -> str:
         """The end of what every part said."""

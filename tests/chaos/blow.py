@@ -80,7 +80,7 @@ async def assert_nothing_is_lost(
     enough: int = 2,
 ) -> None:
     """Every request finishes with the text it would have had, though the blow hit some; nothing stays behind."""
-    expected = await references.of(parts.server, jobs)
+    expected = await references.of(parts.server.url, jobs)
     before = await parts.resumed()
     outcomes = await blow.under(jobs, chance)
     assert failures(outcomes) == []

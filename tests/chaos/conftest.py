@@ -26,9 +26,9 @@ class References:
     def __init__(self) -> None:
         self._known: dict[Job, Ids] = {}
 
-    async def of(self, server: Server, jobs: Sequence[Job]) -> dict[Job, Ids]:
+    async def of(self, url: str, jobs: Sequence[Job]) -> dict[Job, Ids]:
         missing = [job for job in jobs if job not in self._known]
-        for outcome in await Load(server.url, clients=16).run(missing):
+        for outcome in await Load(url, clients=16).run(missing):
             assert outcome.finished, outcome.error
             self._known[outcome.job] = outcome.ids
         return {job: self._known[job] for job in jobs}

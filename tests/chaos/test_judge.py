@@ -14,7 +14,7 @@ from tests.chaos.parts import Parts
 @pytest.mark.parametrize("number", [0, 1, 3])
 async def test_the_token_that_was_chosen_has_the_best_score(single: Parts, references: References, number: int) -> None:
     job = Job(number)
-    expected = await references.of(single.server, [job])
+    expected = await references.of(single.server.url, [job])
     judge = Judge(single.server.url, expected)
     with httpx2.Client(base_url=single.server.url, timeout=60) as client:
         for index, ids in expected[job].items():
@@ -27,7 +27,7 @@ async def test_the_token_that_was_chosen_has_the_best_score(single: Parts, refer
 
 async def test_a_changed_token_a_lost_one_and_a_repeated_one_are_found(single: Parts, references: References) -> None:
     job = Job(1)
-    judge = Judge(single.server.url, await references.of(single.server, [job]))
+    judge = Judge(single.server.url, await references.of(single.server.url, [job]))
     (right,) = await Load(single.server.url).run([job])
     assert judge.compare([right]).ties == 0
     at = next(at for at in range(20, 100) if len(set(right.ids[0][at : at + 2])) == 2)

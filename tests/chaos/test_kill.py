@@ -51,7 +51,7 @@ async def test_a_frontend_takes_only_its_own_connections_along(
     double: Parts, references: References, table: Table, count: int, seed: int
 ) -> None:
     jobs = shuffled(count, seed)
-    expected = await references.of(double.server, jobs)
+    expected = await references.of(double.server.url, jobs)
     blow = Blow(double, "frontend")
     outcomes = await blow.under(jobs, random.Random(seed))
     failed = [each for each in outcomes if not each.finished]

@@ -29,7 +29,7 @@ async def test_lost_messages_are_found_and_made_up_for(
     single: Parts, lossy: Server, references: References, table: Table, count: int, seed: int
 ) -> None:
     jobs = shuffled(count, seed)
-    expected = await references.of(single.server, jobs)
+    expected = await references.of(single.server.url, jobs)
     with watched(lossy) as parts:
         await parts.ready()
         outcomes = await Load(lossy.url).run(jobs)

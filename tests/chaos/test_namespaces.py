@@ -3,7 +3,9 @@
 Every part runs compose's own command line, on a host with an address of its own and with its own folder of keys.
 """
 
+import asyncio
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -14,7 +16,10 @@ from typing import Any, Self
 
 import pytest
 
-from tests.chaos.conftest import Table
+from tests.chaos.blow import failures
+from tests.chaos.conftest import References, Table
+from tests.chaos.judge import Judge, Verdict
+from tests.chaos.load import FULL, Load, Outcome, quantile, shuffled
 from tests.compose_server import URL, ComposeServer
 from tests.deploy_files import ROOT, manifests
 from tests.namespaces import Network, why_not
@@ -216,6 +221,51 @@ def test_requests_go_on_while_a_scheduler_reaches_no_detokenizer(
         f"{len(answers)} requests, 0 failed; longest {longest:.1f} s; {len(inside)} served meanwhile; "
         f"all move again {again - mended:.1f} s after the link is back"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("host", ["scheduler-1", "detokenizer"])
+def test_a_whole_load_goes_through_a_cut_of_ten_seconds(
+    network: Network, server: ComposeServer, references: References, table: Table, host: str, seed: int
+) -> None:
+    """The load of the killings, and in its midst nothing passes between the frontend and a part."""
+    url = URL.replace("frontend", ADDRESSES["frontend"])
+    jobs, chance = shuffled(FULL, seed), random.Random(seed)
+    moment = 0.0
+
+    async def cut_once(load: Load, events: int) -> None:
+        nonlocal moment
+        await load.until(lambda: load.events >= events)
+        network.cut(host, "frontend")
+        moment = time.monotonic()
+        await asyncio.sleep(10.0)
+        network.mend(host, "frontend")
+
+    async def run() -> tuple[list[Outcome], Verdict]:
+        expected = await references.of(url, jobs)
+        load, events = Load(url), sum(job.tokens * job.n for job in jobs if job.streamed)
+        outcomes = await load.run(jobs, lambda: cut_once(load, chance.randrange(events // 8, events // 2)))
+        return outcomes, Judge(url, expected).compare(outcomes)
+
+    before = server.info()["requests_resumed_and_finished"]
+    outcomes, verdict = network.on("client", lambda: asyncio.run(run()))
+    resumed = server.info()["requests_resumed_and_finished"] - before
+    stalls = [each.stall(moment) for each in outcomes if each.under_way(moment)]
+    table.add(
+        f"{len(outcomes)} requests, {len(failures(outcomes))} failed, {len(stalls)} streams under way, "
+        f"{resumed} resumed; "
+        f"longest pause p50 {quantile(stalls, 0.5):.2f} s, p99 {quantile(stalls, 0.99):.2f} s; "
+        f"{verdict.ties} ties in {verdict.texts} texts"
+    )
+    assert failures(outcomes) == [], server.logs()
+    assert resumed >= 2
+    assert verdict.ties <= max(1, verdict.texts // 500)
+    until(lambda: not any(each["load"]["running"] for each in server.info()["schedulers"]), 20.0, server.logs)
+    for load in (each["load"] for each in server.info()["schedulers"]):
+        assert load["pages_free"] + load["pages_cached"] == load["pages_total"]
+        assert load["slots_free"] == load["slots_total"]
 
 
 def test_a_scheduler_added_to_the_name_is_found(network: Network, server: ComposeServer) -> None:

@@ -15,7 +15,7 @@ async def test_a_request_that_kills_schedulers_ends_after_three_and_takes_nobody
     fragile: Server, references: References, table: Table
 ) -> None:
     jobs = shuffled(SHORT, 0)
-    expected = await references.of(fragile, jobs)
+    expected = await references.of(fragile.url, jobs)
     load = Load(fragile.url)
     answers: list[httpx2.Response] = []
 

@@ -19,7 +19,7 @@ JOBS = shuffled(SHORT, 0)
     [pytest.param(3, id="short"), pytest.param(100, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 async def test_kills_at_random_cost_no_request(double: Parts, references: References, table: Table, kills: int) -> None:
-    expected = await references.of(double.server, JOBS)
+    expected = await references.of(double.server.url, JOBS)
     before = await double.resumed()
     chance, load = random.Random(kills), Load(double.server.url)
     restarts: list[float] = []
@@ -52,7 +52,7 @@ async def test_kills_at_random_cost_no_request(double: Parts, references: Refere
 async def test_every_part_can_be_restarted_in_turn(
     double: Parts, references: References, table: Table, rounds: int
 ) -> None:
-    expected = await references.of(double.server, JOBS)
+    expected = await references.of(double.server.url, JOBS)
     load = Load(double.server.url)
     restarts: dict[str, float] = {}
 

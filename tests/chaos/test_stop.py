@@ -69,7 +69,7 @@ async def test_a_frontend_that_hangs_takes_only_its_own_connections_along(
     double: Parts, references: References, table: Table
 ) -> None:
     jobs = shuffled(SHORT, 0)
-    await references.of(double.server, jobs)
+    await references.of(double.server.url, jobs)
     blow = Blow(double, "frontend", signal.SIGSTOP)
     outcomes = await blow.under(jobs, random.Random(0))
     failed = [each for each in outcomes if not each.finished]
