@@ -108,6 +108,20 @@ async def test_what_concerns_everybody_needs_the_admin_key(engine_of: EngineOf, 
     assert obeyed.json() == {"success": True, "schedulers": {"scheduler-0": "done"}}
 
 
+async def test_an_order_that_not_everybody_obeys_is_a_503_that_says_who_did_not(
+    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answers(_self: Control, _order: object) -> dict[str, Answer]:
+        return {"b": Answer(ok=False, message="it has not answered"), "a": Answer(ok=True)}
+
+    monkeypatch.setattr(Control, "ask", answers)
+    async with serving(engine_of(), KEYS) as served:
+        failed = await http_of(served).post("/pause_generation", headers=ADMIN)
+    error = failed.json()["error"]
+    assert (failed.status_code, failed.headers["retry-after"], error["type"]) == (503, "1", "server_error")
+    assert "a: done, b: it has not answered" in error["message"]
+
+
 async def test_an_open_server_has_no_administrators(engine_of: EngineOf, http_of: HttpOf) -> None:
     async with serving(engine_of()) as served:
         http = http_of(served)

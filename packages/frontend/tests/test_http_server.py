@@ -53,6 +53,7 @@ def refused(answer: bytes) -> tuple[int, str | None]:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"\r\nconnection: close" in head
     assert b"\r\ncontent-type: application/json" in head
+    assert b"\r\nx-request-id: req_" in head
     return int(head.split()[1]), json.loads(body)["error"]["code"]
 
 

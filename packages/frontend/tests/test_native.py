@@ -9,10 +9,26 @@ import httpx2
 import pytest
 from tokenizers import Tokenizer
 
+from tercet.frontend.generate_request import GenerateRequest, TextPrompt
+from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.native_form import NativeForm
+from tercet.frontend.req_state import ReqState, Row, Verdict
+from tercet.frontend.served_model import ModelFiles, ServedModel
+from tercet.frontend.tenants import Tenants
 from tercet.frontend.testing import DETOKENIZER, FakeEngine, Served, Token, decode_spec, serving
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import Heartbeat, TokenizedGenerateReqInput
-from tercet.protocol.values import Load, Phase, unpack_ints
+from tercet.protocol.values import (
+    Load,
+    LogprobParams,
+    Logprobs,
+    ModelIdentity,
+    ModelLimits,
+    Phase,
+    SamplingParams,
+    pack_floats,
+    unpack_ints,
+)
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -57,6 +73,33 @@ async def test_generate_streams_the_text_so_far(engine_of: EngineOf, http_of: Ht
     assert shown[-1]["text"] == "Hello world!"
     assert shown[-1]["output_ids"] == [10, 11, 12, 13]
     assert shown[-1]["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_a_token_that_comes_while_an_event_is_made_belongs_to_the_next(
+    files: dict[str, bytes], limits: ModelLimits
+) -> None:
+    sampling = SamplingParams(max_new_tokens=8, seed=5)
+    request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling, logprobs=LogprobParams())
+    generation = Generation(Tenants().place())
+    model = ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
+    state = ReqState("f-1", request, model, [1], sampling, generation.wake)
+    state.attempt = 0
+    generation.states.append(state)
+
+    def accept(position: int, text: str) -> None:
+        scores = Logprobs(chosen=pack_floats([-0.5]))
+        assert state.accept(Row(0, 0, position, [10 + position], text, None, None, scores)) is Verdict.ACCEPTED
+
+    form = NativeForm()
+    told = []
+    accept(0, "a")
+    for position in (1, 2):
+        [update] = state.take()
+        accept(position, "b")
+        told.append(json.loads(form.events(generation, [Arrival(0, update)]).removeprefix(b"data: ")))
+    assert [each["output_ids"] for each in told] == [[10], [10, 11]]
+    assert [each["meta_info"]["completion_tokens"] for each in told] == [1, 2]
+    assert told[-1]["meta_info"]["output_token_logprobs"] == [[-0.5, 10, None], [-0.5, 11, None]]
 
 
 async def test_generate_gives_a_list_for_several_choices(engine_of: EngineOf, http_of: HttpOf) -> None:

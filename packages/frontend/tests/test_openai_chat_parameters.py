@@ -95,6 +95,8 @@ async def test_rule_17_parameters_that_are_not_honoured_are_refused_by_name(
     ("asked", "param"),
     [
         ({"nonsense": 1}, "nonsense"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
+        ({"prompt_embeds": "gAAA"}, "prompt_embeds"),
         ({"messages": [{"role": "user", "content": "x", "nonsense": 1}]}, "messages[0].nonsense"),
         ({"stream": True, "stream_options": {"nonsense": 1}}, "stream_options.nonsense"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
@@ -126,6 +128,9 @@ async def test_rule_17_unknown_parameters_are_refused_by_name(
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"seed": 2**63}, "seed"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+        ({"metadata": {str(number): "x" for number in range(1025)}}, "metadata"),
+        ({"chat_template_kwargs": {str(number): 1 for number in range(1025)}}, "chat_template_kwargs"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"stop_token_ids": [99999]}, "stop_token_ids"),

@@ -113,15 +113,19 @@ class Attention {
   private:
     // Cuts the step into items: long ones first, so that the last to finish is a short one.
     void plan() {
-        int64_t few = 8 * pool::threads();
+        int64_t all = 0;  // spans that are to be summed up, for each token
         for (int64_t row = 0; row < rows_.rows; row++) {
-            int32_t start = rows_.query_start[row], count = rows_.query_start[row + 1] - start;
+            auto [from, to] = spans(row, 0, tokens_of(row));
+            all += int64_t(to - from) * tokens_of(row);
+        }
+        for (int64_t row = 0; row < rows_.rows; row++) {
+            int32_t start = rows_.query_start[row], count = tokens_of(row);
             for (int32_t token = 0; token < count; token += int32_t(block_tokens_)) {
                 int32_t tokens = std::min(count - token, int32_t(block_tokens_));
-                int64_t last = rows_.kv_lens[row] - count + token + tokens;
-                int64_t first = std::max<int64_t>(0, scoring_.window ? last - tokens - scoring_.window + 1 : 0);
-                int32_t from = int32_t(first / SPAN), to = int32_t((last + SPAN - 1) / SPAN);
-                bool split = count <= block_tokens_ && rows_.rows * cache_.kv_heads < few && to - from > 1;
+                auto [from, to] = spans(row, token, tokens);
+                // What would keep a thread busy when the others have ended.
+                bool long_one = int64_t(to - from) * tokens * 4 * pool::threads() > all;
+                bool split = count <= block_tokens_ && to - from > 1 && long_one;
                 int64_t pieces = rows_.rows * (split ? to - from : 1);
                 bool whole = count * group_ <= FEW && pieces >= 2 * pool::threads();
                 int32_t heads = whole ? int32_t(cache_.kv_heads) : 1;  // tokens are read from end to end
@@ -142,6 +146,19 @@ class Attention {
             return a.last_span - a.first_span > b.last_span - b.first_span;
         };
         std::stable_sort(items_.begin(), items_.end(), longer);
+    }
+
+    int32_t tokens_of(int64_t row) const { return rows_.query_start[row + 1] - rows_.query_start[row]; }
+
+    struct Spans {
+        int32_t from, to;
+    };
+
+    // Those that new tokens [token, token + tokens) of a row see.
+    Spans spans(int64_t row, int32_t token, int32_t tokens) const {
+        int64_t last = rows_.kv_lens[row] - tokens_of(row) + token + tokens;
+        int64_t first = std::max<int64_t>(0, scoring_.window ? last - tokens - scoring_.window + 1 : 0);
+        return {int32_t(first / SPAN), int32_t((last + SPAN - 1) / SPAN)};
     }
 
     int64_t sums_size() const { return round_up(queries_ * (width_ + 2), PANEL); }

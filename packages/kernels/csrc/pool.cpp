@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -102,7 +103,11 @@ class Threads {
         for (auto& worker : workers_) worker.join();
         workers_.clear();
         stopping_.store(false);
-        for (int i = 1; i < threads; i++) workers_.emplace_back([this] { work(); });
+        try {
+            for (int i = 1; i < threads; i++) workers_.emplace_back([this] { work(); });
+        } catch (const std::system_error&) {
+            // The system has no more: those there are do the work.
+        }
     }
 
     void run(int64_t tasks, Body body, void* context) {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tercet.kernels.errors import UnavailableBackendError
-from tercet.kernels.native.library import FOLDER, LEVELS, Library, best_level, load_library
+from tercet.kernels.native.library import FOLDER, LEVELS, Library, available_cores, best_level, load_library
 from tercet.kernels.native.ops import NativeOps
 
 needs_library = pytest.mark.skipif(not (FOLDER / "libtercet_portable.so").is_file(), reason="there was no compiler")
@@ -19,6 +19,28 @@ def test_a_library_that_was_not_built_says_so(tmp_path: Path) -> None:
         UnavailableBackendError, match=r"libtercet_portable\.so was not built: there was no C\+\+ compiler"
     ):
         Library("avx2", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 64),
+        ({"cpu.max": "max 100000\n"}, 64),
+        ({"cpu.max": "250000 100000\n"}, 3),
+        ({"cpu.max": "5000 100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+    ],
+)
+def test_a_containers_quota_bounds_the_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], cores: int
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("tercet.kernels.native.library._CGROUP", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    assert available_cores() == cores
 
 
 @needs_library

@@ -72,6 +72,11 @@ def test_sampling_out_of_bounds_is_refused(name: str, value: Any) -> None:
     assert name in message or "outside the vocabulary" in message or "stop ids" in message or "bias" in message
 
 
+def test_more_biases_than_there_may_be_are_refused() -> None:
+    code, message = refusal(request("a", PROMPT, logit_bias=dict.fromkeys(range(1025), 1.0)))
+    assert (code, message) == ("invalid_request", "more than 1024 stop ids or 1024 biases")
+
+
 @pytest.mark.parametrize(
     "fields",
     [

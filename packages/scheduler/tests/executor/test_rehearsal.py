@@ -37,7 +37,9 @@ def test_the_worst_plan_fills_the_step_and_every_slot() -> None:
     plan = worst_plan(slots=5, tokens=64, context_length=100)
     assert [row.count for row in plan.rows] == [1, 1, 1, 1, 60]
     assert all(row.sample for row in plan.rows)
-    assert [row.count for row in worst_plan(slots=3, tokens=64, context_length=16).rows] == [1, 1, 16]
+    assert [row.count for row in worst_plan(slots=3, tokens=64, context_length=16).rows] == [16, 16, 16]
+    assert [row.count for row in worst_plan(slots=3, tokens=20, context_length=16).rows] == [1, 3, 16]
+    assert [row.count for row in worst_plan(slots=3, tokens=2, context_length=16).rows] == [1, 1, 1]
     assert [row.count for row in worst_plan(slots=9, tokens=4, context_length=16).rows] == [1] * 9
 
 

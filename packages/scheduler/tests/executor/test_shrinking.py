@@ -45,6 +45,25 @@ def test_a_step_in_parts_gives_the_same(room: int, attending: Any, steps: Any) -
         assert torch.equal(mine, theirs)
 
 
+class Reusing(Small):
+    """A model that gives all its answers in one place, as graphs do."""
+
+    place = torch.zeros(64, 64)
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any) -> torch.Tensor:
+        result = super().__call__(input_ids, positions, batch)
+        view = self.place[: result.shape[0], : result.shape[1]]
+        return view.copy_(result)
+
+
+def test_the_second_part_writes_over_nothing_of_the_first(attending: Any, steps: Any) -> None:
+    plain, small = steps(), steps()
+    expected_batch, batch = plain.step(MIXED), small.step(MIXED)
+    expected = attending(expected_batch.input_ids, expected_batch.positions, expected_batch)
+    model = ShrinkingModel(Reusing(attending, 11), lambda: None)
+    torch.testing.assert_close(model(batch.input_ids, batch.positions, batch), expected)
+
+
 def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog: pytest.LogCaptureFixture) -> None:
     device = Small(attending, 10)
     model = ShrinkingModel(device, lambda: None)

@@ -121,7 +121,7 @@ class StoreConfig:
     response_store_days: Annotated[float, Parameter(validator=Number(gt=0))] = 30.0
     """Days after which they are forgotten."""
     response_store_bytes: Annotated[int, Parameter(validator=Number(gte=1 << 20))] = 1 << 30
-    """Bytes that the file may hold; the oldest are forgotten first."""
+    """Bytes that the file may hold; then the oldest of the key that has most are forgotten."""
 
 
 @Parameter(name="*")

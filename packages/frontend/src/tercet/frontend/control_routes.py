@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from tercet.frontend.body import read_model
 from tercet.frontend.control import Order
-from tercet.frontend.errors import BadRequestError
+from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.keys import require_admin
 from tercet.frontend.openai.sampling_schema import Strict
 from tercet.frontend.tokenizer_manager import TokenizerManager
@@ -69,13 +69,16 @@ class ControlRoutes:
         return await self._order(request, lambda number: ContinueGenerationReq(id=number))
 
     async def _order(self, request: Request, order: Order) -> Response:
-        """Tell every scheduler. 200 when all obeyed, else 503; the body says what each answered."""
+        """Tell every scheduler; the answer says what each answered. Raises UnavailableError unless all obeyed."""
         require_admin(request)
         answers = await self._manager.control.ask(order)
         obeyed = all(answer.ok for answer in answers.values())
         said = {peer: answer.message or ("done" if answer.ok else "refused") for peer, answer in answers.items()}
-        return _json({"success": obeyed, "schedulers": said}, 200 if obeyed else 503)
+        if not obeyed:
+            told = ", ".join(f"{peer}: {what}" for peer, what in sorted(said.items()))
+            raise UnavailableError(f"Not every scheduler obeyed. {told}.", retry_after=1)
+        return _json({"success": True, "schedulers": said})
 
 
-def _json(value: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

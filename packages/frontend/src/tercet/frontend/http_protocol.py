@@ -6,6 +6,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tercet.frontend.errors import ApiError, BadRequestError, HeadersTooLongError
 from tercet.frontend.event_stream import WRITE, Write
+from tercet.frontend.request_id import new_request_id
 
 _HEAD_SECONDS = 30.0
 """Time that the head of a request has to arrive in, the first of a connection and every later one."""
@@ -171,6 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 *self.server_state.default_headers,
                 (b"content-type", b"application/json"),
                 (b"content-length", b"%d" % len(body)),
+                (b"x-request-id", new_request_id().encode()),
                 (b"connection", b"close"),
             ]
             told = b"".join(b"%b: %b\r\n" % header for header in headers)

@@ -23,6 +23,7 @@ class NativeForm:
         self._start = start or 0
         self._batch = batch
         self._texts: dict[int, str] = {}
+        self._ids: dict[int, list[int]] = {}
         self._scores: dict[int, _Scores] = {}
         self._prompts: dict[str, _Scores] = {}
 
@@ -33,10 +34,11 @@ class NativeForm:
             update, state = arrival.update, generation.states[arrival.prompt]
             number = arrival.prompt * state.sampling.n + update.index
             text = self._texts[number] = self._texts.get(number, "") + update.text
-            ids = list(state.choices[update.index].token_ids)
+            ids = self._ids.setdefault(number, [])
+            ids += update.token_ids
             scores = self._scores.setdefault(number, _Scores())
             if state.request.logprobs is not None:
-                scores.add(ids[len(scores) :], update.logprobs)
+                scores.add(update.token_ids, update.logprobs)
             chunks += event(orjson.dumps(self._choice(number, state, text, ids, scores, update.finish)))
         return chunks
 
@@ -87,17 +89,12 @@ class _Scores:
     """
 
     def __init__(self) -> None:
-        self._count = 0
         self._chosen = bytearray()
         self._others = bytearray()
-
-    def __len__(self) -> int:
-        return self._count
 
     def add(self, ids: Sequence[int], logprobs: list[Logprobs], start: int = 0) -> None:
         """Those of further tokens, without the first `start` of them."""
         scored = list(zip(ids, entries(logprobs), strict=True))[start:]
-        self._count += len(scored)
         _extend(self._chosen, [[chosen, each, None] for each, (chosen, _) in scored])
         _extend(
             self._others,

@@ -13,8 +13,13 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 def identify(scope: Scope, headers: Headers) -> str:
     """The client's own id, or a new one; kept in the scope."""
     own = headers.get("x-request-id", "")
-    scope[_SCOPE] = own if _ID.fullmatch(own) else f"req_{secrets.token_hex(16)}"
+    scope[_SCOPE] = own if _ID.fullmatch(own) else new_request_id()
     return request_id_of(scope)
+
+
+def new_request_id() -> str:
+    """One that no other request has."""
+    return f"req_{secrets.token_hex(16)}"
 
 
 def request_id_of(scope: Scope) -> str:

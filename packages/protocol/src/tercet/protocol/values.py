@@ -118,7 +118,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens of one request are chosen. The frontend has validated every value.
 
     `temperature == 0` is greedy. `top_k == 0` and `top_p == 1.0` switch those filters off. `seed` keys the noise
-    (see DESIGN: Philox4x32-10), so equal seeds give equal noise whatever else runs.
+    (Philox4x32-10, as `tercet.kernels.ops.philox` defines it), so equal seeds give equal noise whatever else runs.
     """
 
     max_new_tokens: int

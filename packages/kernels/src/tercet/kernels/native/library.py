@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import math
 import os
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ LEVELS = ("portable", "avx2", "avx512", "amx")
 """Instruction sets, each a superset of those before it."""
 
 FOLDER = Path(__file__).parent / "lib"
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class Library:
@@ -50,7 +53,7 @@ def best_level(folder: Path = FOLDER) -> str:
 def _open(level: str, folder: Path) -> Any:
     path = folder / f"libtercet_{level}.so"
     if not path.is_file():
-        raise UnavailableBackendError(f"{path.name} was not built: there was no C++ compiler at installation")
+        raise UnavailableBackendError(f"{path.name} was not built: there was no C++ compiler for it, GCC 12 or Clang")
     try:
         return SimpleNamespace(**declare(ctypes.CDLL(str(path))))
     except (OSError, AttributeError) as error:
@@ -90,5 +93,19 @@ def missing_library() -> str:
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may run on, within the quota of its container."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(allowed, _quota())))
+
+
+def _quota() -> float:
+    """Cores' worth of time that a container's limit leaves in every period; without a limit, no bound."""
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):  # no such limit here, or version 1 of cgroups
+        try:
+            names = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+            quota, period = ((_CGROUP / name).read_text(encoding="ascii").strip() for name in names)
+        except OSError:
+            return math.inf
+    return math.inf if quota in {"max", "-1"} else int(quota) / int(period)

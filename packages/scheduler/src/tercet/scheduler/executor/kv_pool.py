@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tercet.kernels import memory
 from tercet.kernels.ops.store_kv import E4M3, store_kv
 from tercet.scheduler.core.plan import PageCopy
+from tercet.scheduler.executor.uploads import Uploads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +108,8 @@ class KVPool:
             if not mine:
                 continue
             device = self._keys[group.layers[0]].device
-            source = torch.tensor([copy.source for copy in mine], device=device)
-            target = torch.tensor([copy.target for copy in mine], device=device)
+            places = np.array([(copy.source, copy.target) for copy in mine], dtype=np.int64)
+            source, target = Uploads(device).send([places[:, 0].copy(), places[:, 1].copy()])
             for layer in group.layers:
                 for cache in self.layer(layer):
                     cache[target] = cache[source]

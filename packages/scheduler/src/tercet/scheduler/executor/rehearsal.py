@@ -19,8 +19,11 @@ _MOST_LOGPROBS = 20
 
 def worst_plan(slots: int, tokens: int, context_length: int) -> Plan:
     """As many tokens as a step may have, and every slot samples with penalties, filters and log-probabilities."""
-    longest = min(max(1, tokens - slots + 1), context_length)
-    counts = [1] * (slots - 1) + [longest]
+    counts, room = [1] * slots, tokens - slots
+    for slot in reversed(range(slots)):
+        more = max(0, min(room, context_length - 1))
+        counts[slot] += more
+        room -= more
     inits = [
         SlotInit(
             slot=slot,

@@ -48,7 +48,8 @@ class ShrinkingModel:
         for part in halves(batch):
             for backend, group in zip(part.backends, part.attention, strict=True):
                 backend.plan(group)
-            parts.append(self(part.input_ids, part.positions, part))
+            # What a graph gives is good until its next replay, and that may be the other half's.
+            parts.append(self(part.input_ids, part.positions, part).clone())
         return torch.cat(parts)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

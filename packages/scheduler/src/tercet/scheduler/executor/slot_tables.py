@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
+from tercet.protocol.values import unpack_ints
 from tercet.scheduler.core.plan import PageUpdate, Row, SlotInit
 from tercet.scheduler.executor.uploads import Uploads
 
@@ -45,14 +46,15 @@ class SlotTables:
     def introduce(self, init: SlotInit) -> None:
         """Take the tokens that are known of a choice."""
         self._prompts[init.slot] = init.prompt_tokens
-        self._write(init.slot, 0, torch.frombuffer(bytearray(init.tokens), dtype=torch.int32))
+        self._write(init.slot, 0, np.array(unpack_ints(init.tokens), dtype=np.int32))
 
     def append(self, slot: int, first: int, tokens: Sequence[int]) -> None:
         """Tokens that a slot was given from position `first` on without sampling."""
-        self._write(slot, first, torch.tensor(tokens, dtype=torch.int32))
+        self._write(slot, first, np.array(tokens, dtype=np.int32))
 
-    def _write(self, slot: int, first: int, tokens: torch.Tensor) -> None:
-        self._tokens[slot, first : first + len(tokens)] = tokens.to(self._device)
+    def _write(self, slot: int, first: int, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+        if len(tokens):
+            self._tokens[slot, first : first + len(tokens)] = self._uploads.send([tokens])[0]
 
     def read(self, slot: int, first: int, last: int) -> torch.Tensor:
         """Tokens [first, last) of a slot: int64, on the device."""
