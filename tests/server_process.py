@@ -25,7 +25,10 @@ STOP_LIMIT = 30.0
 class Server:
     """`tercet serve`, or a program like it, as a child process, and what it said on its way."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None, program: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, program: Sequence[str] = (), key: str = "any"
+    ) -> None:
+        self.key = key
         command = [sys.executable, *program]
         if not program:
             command = [str(Path(sys.executable).with_name("tercet")), "serve"]
@@ -55,7 +58,7 @@ class Server:
         """The official client, checking every answer against its own types."""
         return OpenAI(
             base_url=f"{self.url}/v1",
-            api_key="any",
+            api_key=self.key,
             max_retries=0,
             timeout=60,
             _strict_response_validation=True,
@@ -64,7 +67,8 @@ class Server:
 
     def get(self, path: str) -> Any:
         """The JSON at a path."""
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as response:
+        request = urllib.request.Request(f"{self.url}{path}", headers={"authorization": f"Bearer {self.key}"})
+        with urllib.request.urlopen(request, timeout=10) as response:
             return json.load(response)
 
     def model(self) -> str:
