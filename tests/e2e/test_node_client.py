@@ -27,7 +27,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(either: Server, script: Path) -> dict[str, Any]:
-    """What it printed."""
+    """What it printed, and how many requests had lost their client before."""
+    gone = either.get("/server_info")["requests_ended"].get("client_gone", 0)
     run = subprocess.run(
         ["node", script.name, f"{either.url}/v1", either.model()],
         cwd=script.parent,
@@ -38,7 +39,7 @@ def said(either: Server, script: Path) -> dict[str, Any]:
     )
     assert run.returncode == 0, run.stderr
     result: dict[str, Any] = json.loads(run.stdout)
-    return result
+    return {**result, "gone_before": gone}
 
 
 def test_models_are_listed(said: dict[str, Any], either: Server) -> None:
@@ -86,3 +87,4 @@ def test_an_error_is_of_the_right_class(said: dict[str, Any]) -> None:
 
 def test_a_client_that_left_leaves_nothing_behind(said: dict[str, Any], either: Server) -> None:
     either.wait_for(lambda load: load["running"] == load["queued"] == 0)
+    assert either.get("/server_info")["requests_ended"]["client_gone"] == said["gone_before"] + 1
