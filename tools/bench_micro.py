@@ -20,8 +20,8 @@ def run(path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for name, measured, unit, target in module.rows():
-        beside = "" if target is None else f"target {target:>12,.1f} {unit}"
-        print(f"{path.stem:12} {name:62} {measured:>14,.1f} {unit:10} {beside}", flush=True)
+        beside = "" if target is None else f"target {target:>12,.2f} {unit}"
+        print(f"{path.stem:12} {name:62} {measured:>14,.2f} {unit:10} {beside}", flush=True)
 
 
 def main(names: list[str]) -> None:

@@ -108,8 +108,8 @@ class KVPool:
             if not mine:
                 continue
             device = self._keys[group.layers[0]].device
-            places = np.array([(copy.source, copy.target) for copy in mine], dtype=np.int64)
-            source, target = Uploads(device).send([places[:, 0].copy(), places[:, 1].copy()])
+            places = [copy.source for copy in mine], [copy.target for copy in mine]
+            source, target = Uploads(device).send([np.array(each, dtype=np.int64) for each in places])
             for layer in group.layers:
                 for cache in self.layer(layer):
                     cache[target] = cache[source]
