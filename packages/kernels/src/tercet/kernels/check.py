@@ -53,7 +53,7 @@ def check_attention(name: str, device: torch.device) -> Pair:
     for backend in (attention_backend(name, device)(), ReferenceAttention()):
         backend.plan(batch)
         sinks = torch.linspace(-1, 1, 6, device=device)
-        outputs.append(backend.attend(q, k, v, scale=0.25, window=7, softcap=5.0, sinks=sinks))
+        outputs.append(backend.attend(q, k, v, scale=0.25, window=7, softcap=5.0, sinks=sinks).to(device))
     return outputs[0], outputs[1]
 
 
