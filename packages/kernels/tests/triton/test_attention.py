@@ -61,7 +61,7 @@ def test_splits_fill_the_machine_and_no_more() -> None:
     assert splits(programs=8, longest=1 << 20, processors=132) == 64
     assert splits(programs=64, longest=1 << 20, processors=132) == 8
     assert splits(programs=512, longest=1 << 20, processors=132) == 1
-    assert splits(programs=1, longest=300, processors=132) == 2
+    assert splits(programs=1, longest=300, processors=132) == 4
     assert splits(programs=1, longest=1, processors=132) == 1
 
 

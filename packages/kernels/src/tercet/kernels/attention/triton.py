@@ -6,13 +6,19 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.triton.fp8 import readable
-from tercet.kernels.triton.launch import multiprocessors, power_of_two
+from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two, shared_memory
 from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, merge_kernel
 
-_SPLIT = 256
+_SPLIT = 128
 """Keys that are worth a split of their own."""
 
 _MOST_SPLITS = 64
+
+_FEW_SPLITS = 4
+"""Those that the last of them merges as fast as a kernel of its own would."""
+
+_ROOMY = 160 << 10
+"""Bytes of shared memory that a program may have, on a server's GPU; others have about 100 KiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,21 +31,27 @@ class _Blocks:
     stages: int
 
     @classmethod
-    def of_extend(cls, queries: int, group: int, dim: int, itemsize: int, *, bits: bool = False) -> "_Blocks":
+    def of_extend(
+        cls, queries: int, group: int, dim: int, itemsize: int, *, bits: bool = False, roomy: bool = True
+    ) -> "_Blocks":
         """For tiles of `queries` tokens at most, each with `group` heads of `dim` (a power of two).
 
-        A cache of `bits` takes much code to widen, which grows with the tile.
+        A cache of `bits` takes much code to widen, which grows with the tile. On a GPU that is `roomy`, loads of two
+        blocks are under way beside the one that is computed.
         """
         room = 32 if itemsize > 2 or dim > 256 else 64 if dim > 128 or bits else 128
         tile = max(16, power_of_two(group), min(room, power_of_two(queries * group)))
         keys = 64 if dim * itemsize <= 256 else 32
+        if dim == 128 and itemsize == 2 and roomy and not bits:
+            return cls(queries=tile, keys=keys, warps=4, stages=3)
         return cls(queries=tile, keys=keys, warps=8 if bits or tile * dim >= 128 * 128 else 4, stages=2)
 
     @classmethod
     def of_decode(cls, group: int, dim: int, itemsize: int) -> "_Blocks":
         """For one token with `group` heads of `dim` (a power of two)."""
         keys = 64 if dim * itemsize <= 256 else 32 if dim * itemsize <= 512 else 16
-        return cls(queries=max(16, power_of_two(group)), keys=keys, warps=4, stages=3 if itemsize <= 2 else 2)
+        warps, stages = (2, 3) if itemsize <= 2 else (4, 2)
+        return cls(queries=max(16, power_of_two(group)), keys=keys, warps=warps, stages=stages)
 
 
 class TritonAttention:
@@ -50,6 +62,7 @@ class TritonAttention:
     def __init__(self) -> None:
         self._batch: AttentionBatch | None = None
         self._tiles: dict[int, torch.Tensor] = {}
+        self._ended: torch.Tensor | None = None
 
     def plan(self, batch: AttentionBatch) -> None:
         """Keep the batch: extends are cut into tiles at the first layer, when the heads are known."""
@@ -103,10 +116,11 @@ class TritonAttention:
         rows, (heads, head_dim), kv_heads = batch.decodes, q.shape[1:], k_cache.shape[2]
         longest = min(batch.page_table.shape[1] * batch.page_size, int(options["WINDOW"]) or 1 << 40)
         splits = _splits(rows * kv_heads, longest, multiprocessors(q.device))
-        parts, lse = out, out
+        parts, lse, ended = out, out, None
         if splits > 1:
             parts = torch.empty(rows, heads, splits, head_dim, dtype=torch.float32, device=q.device)
             lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
+            ended = self._counters(rows * kv_heads, q.device) if splits <= _FEW_SPLITS else None
         blocks = _Blocks.of_decode(int(options["GROUP"]), int(options["BLOCK_D"]), q.element_size())
         decode_kernel[rows, kv_heads, splits](
             q,
@@ -114,6 +128,8 @@ class TritonAttention:
             v_cache,
             parts,
             lse,
+            out,
+            ended,
             sinks,
             batch.page_table,
             batch.kv_lens,
@@ -125,8 +141,9 @@ class TritonAttention:
             BLOCK_N=blocks.keys,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
+            **early_start(q.device),
         )
-        if splits > 1:
+        if splits > _FEW_SPLITS:
             merge_kernel[(rows * heads,)](
                 parts,
                 lse,
@@ -137,7 +154,14 @@ class TritonAttention:
                 SPLITS=splits,
                 BLOCK_D=options["BLOCK_D"],
                 num_warps=2,
+                **early_start(q.device),
             )
+
+    def _counters(self, count: int, device: torch.device) -> torch.Tensor:
+        """int32 zeros, which every launch leaves as zeros. A graph's backend makes them before it is recorded."""
+        if self._ended is None or len(self._ended) < count:
+            self._ended = torch.zeros(count, dtype=torch.int32, device=device)
+        return self._ended
 
     def _extend(
         self,
@@ -151,7 +175,9 @@ class TritonAttention:
     ) -> None:
         group = int(options["GROUP"])
         bits = k_cache.dtype == torch.uint8
-        blocks = _Blocks.of_extend(batch.max_query, group, int(options["BLOCK_D"]), q.element_size(), bits=bits)
+        roomy = shared_memory(q.device) >= _ROOMY
+        dim = int(options["BLOCK_D"])
+        blocks = _Blocks.of_extend(batch.max_query, group, dim, q.element_size(), bits=bits, roomy=roomy)
         queries = blocks.queries // group
         if queries not in self._tiles:
             self._tiles[queries] = _tiles(batch, queries).to(q.device, non_blocking=True)
@@ -173,6 +199,7 @@ class TritonAttention:
             BLOCK_N=blocks.keys,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
+            **early_start(q.device),
         )
 
 

@@ -6,17 +6,21 @@ import torch
 import triton
 import triton.language as tl
 
+from tercet.kernels.triton.launch import await_previous, early_start, release_next
+
 _BLOCK = 1024
 
 
 @triton.jit
-def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """act(gate) * up of one block of one row, act rounded to x's dtype as in a model without fusion."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < size
+    await_previous(EARLY)
     gate = tl.load(x_ptr + row * 2 * size + column, mask=there, other=0.0)
     up = tl.load(x_ptr + row * 2 * size + size + column, mask=there, other=0.0)
+    release_next(EARLY)
     wide = gate.to(tl.float32)
     if KIND == "silu":
         acted = wide * tl.sigmoid(wide)
@@ -42,5 +46,6 @@ def _launch(x: torch.Tensor, kind: str) -> torch.Tensor:
     x = x.contiguous()
     size = x.shape[-1] // 2
     out = torch.empty(*x.shape[:-1], size, dtype=x.dtype, device=x.device)
-    gated_kernel[out.numel() // size, triton.cdiv(size, _BLOCK)](x, out, size, KIND=kind, BLOCK=_BLOCK)
+    early = early_start(x.device)
+    gated_kernel[out.numel() // size, triton.cdiv(size, _BLOCK)](x, out, size, KIND=kind, BLOCK=_BLOCK, **early)
     return out

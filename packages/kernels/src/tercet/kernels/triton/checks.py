@@ -6,6 +6,7 @@ On a GPU in bfloat16, which the interpreter computes wrongly, and elsewhere in f
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.triton import TritonAttention
@@ -25,6 +26,7 @@ from tercet.kernels.triton import sampling as fused_sampling
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.largest import largest
+from tercet.kernels.triton.linear import gated_linear, linear
 from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.rope import rope_store
 
@@ -65,6 +67,13 @@ def _rope(device: torch.device) -> Pair:
 def _activation(device: torch.device) -> Pair:
     x = _randn(device, 5, 3000)
     return fused_activation.silu_and_mul(x), activation.silu_and_mul(x)
+
+
+def _linear(device: torch.device) -> Pair:
+    x, weight, bias = _randn(device, 1, 1536), _randn(device, 70, 1536) / 40, _randn(device, 70)
+    expected = F.linear(x, weight, bias)
+    actual = torch.cat([linear(x, weight, bias), gated_linear(x, weight, bias)], 1)
+    return actual, torch.cat([expected, activation.silu_and_mul(expected)], 1)
 
 
 def _embedding(device: torch.device) -> Pair:
@@ -140,6 +149,7 @@ CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton rmsnorm": _rmsnorm,
     "triton rope_store": _rope,
     "triton activation": _activation,
+    "triton linear": _linear,
     "triton embedding": _embedding,
     "triton largest": _largest,
     "triton logprobs": _logprobs,

@@ -1,11 +1,19 @@
-"""What every launch needs to know: block sizes are powers of two, and how wide the machine is."""
+"""What every launch needs to know: block sizes are powers of two, how wide the machine is, and what it can overlap."""
 
 from functools import cache
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.runtime import driver
 
 _INTERPRETED = 32
 """Multiprocessors that the interpreter plays."""
+
+_COMPILED_FOR = 163 << 10
+"""Shared memory of the GPU that is not here: an A100's."""
 
 
 def power_of_two(least: int) -> int:
@@ -19,3 +27,48 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETED
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have."""
+    if device.type != "cuda":
+        return _COMPILED_FOR
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
+def early_start(device: torch.device) -> dict[str, bool]:
+    """Options of a kernel that calls `await_previous`: from Hopper on it may begin while the one before it still runs.
+
+    Programmatic dependent launch: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
+    """
+    early = _hopper(device) if device.type == "cuda" else not knobs.runtime.interpret and _target_is_hopper()
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+
+
+@cache
+def _hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _target_is_hopper() -> bool:
+    """Of kernels that are compiled for a GPU that is not here."""
+    return bool(driver.active.get_current_target().arch >= 90)
+
+
+@triton.jit
+def await_previous(EARLY: tl.constexpr):
+    """Wait for the kernel before: only then may what it gave be read, or memory written.
+
+    What is read earlier must be what no kernel writes: weights.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def release_next(EARLY: tl.constexpr):
+    """Let the next kernel begin: when this one has little left to do, for the next takes room from it."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()

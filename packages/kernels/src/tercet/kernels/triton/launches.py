@@ -17,6 +17,7 @@ from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.largest import best_of_blocks, largest
+from tercet.kernels.triton.linear import gated_linear, linear
 from tercet.kernels.triton.logprobs import token_logprobs
 from tercet.kernels.triton.moe import fused_moe
 from tercet.kernels.triton.penalties import apply_penalties_
@@ -130,6 +131,8 @@ CASES: dict[str, Callable[[], object]] = {
     "silu_and_mul": lambda: silu_and_mul(_hidden(4, 28672)),
     "gelu_and_mul": lambda: gelu_and_mul(_hidden(4, 28672)),
     "gelu_and_mul tanh": lambda: gelu_and_mul(_hidden(4, 28672), "tanh"),
+    "linear of one row": lambda: linear(_hidden(1), _hidden(), _hidden(1)[0]),
+    "gated_linear of one row": lambda: gated_linear(_hidden(1), _hidden(8)),
     "embedding": lambda: embedding(torch.arange(4), _hidden(100)),
     "largest": lambda: largest(_logits()),
     "largest float32": lambda: largest(_logits(torch.float32)),

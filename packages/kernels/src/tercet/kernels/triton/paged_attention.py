@@ -3,8 +3,8 @@
 Both stream over keys and values in blocks and keep a running softmax in base 2 (FlashAttention-2,
 https://arxiv.org/abs/2307.08691). The query heads that share a KV head lie in one tile, so that each key and value is
 read once for all of them. A decode has one query, too few tiles to fill a GPU: its keys are cut into splits that are
-computed side by side and merged by a second kernel (flash-decoding). Splits are as even as the row's own length allows,
-and that length is read on the device: a captured graph stays right as rows grow.
+computed side by side (flash-decoding). Few are merged by whichever ends last, many by a second kernel. Splits are as
+even as the row's own length allows, and that length is read on the device: a captured graph stays right as rows grow.
 
 Lengths, pages and windows decide what is loaded at all, so what lies past the end of a row never reaches a sum.
 """
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.fp8 import widened
+from tercet.kernels.triton.launch import await_previous, release_next
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(float("-inf"))
@@ -104,6 +105,8 @@ def decode_kernel(
     v_ptr,
     out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, SPLITS, HEAD_DIM] where there are several splits
     lse_ptr,  # float32 [rows, heads, SPLITS]
+    merged_ptr,  # as `out_ptr` of one split: where the last split of a row merges all
+    ended_ptr,  # int32 [rows, KV heads]: how many splits have ended; 0 before and after
     sinks_ptr,
     pages_ptr,
     kv_lens_ptr,
@@ -119,11 +122,13 @@ def decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One split of one row and KV head."""
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    await_previous(EARLY)
     first, last = _split_of(tl.load(kv_lens_ptr + row), split, WINDOW, SPLITS, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
@@ -136,6 +141,7 @@ def decode_kernel(
         q, acc, top, total, index, k_at, v_at, pages_ptr + row * stride_pages, tl.num_programs(1), first, last, scale,
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
     )  # fmt: skip
+    release_next(EARLY)
     place = (row * tl.num_programs(1) * GROUP + head) * SPLITS + split
     sink = tl.full([BLOCK_M], NOTHING, tl.float32)
     if SPLITS == 1:
@@ -145,6 +151,35 @@ def decode_kernel(
         tl.store(lse_ptr + place, lse, mask=index < GROUP)
     out = _with_sink(acc, top, total, sink)
     tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mine)
+    if ended_ptr is not None:
+        ended_at = ended_ptr + row * tl.num_programs(1) + kv_head
+        if tl.atomic_add(ended_at, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(ended_at, 0)
+            first_split = (row * tl.num_programs(1) * GROUP + head) * SPLITS
+            sink = _sinks(sinks_ptr, head, index < GROUP)
+            out = _merged(out_ptr, lse_ptr, first_split, sink, dim, mine, index < GROUP, SPLITS, HEAD_DIM)
+            out_at = (row * tl.num_programs(1) * GROUP + head)[:, None] * HEAD_DIM + dim[None, :]
+            tl.store(merged_ptr + out_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _merged(
+    parts_ptr, lse_ptr, first, sink, dim, mine, there, SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr
+):  # fmt: skip
+    """The splits of some heads, each [M, D], weighed by how much of the softmax each has."""
+    highest = sink
+    for split in tl.static_range(SPLITS):
+        lse = tl.load(lse_ptr + first + split, mask=there, other=NOTHING, cache_modifier=".cg")
+        highest = tl.maximum(highest, lse)
+    total = tl.exp2(sink - highest)
+    out = tl.zeros(mine.shape, tl.float32)
+    for split in tl.static_range(SPLITS):
+        lse = tl.load(lse_ptr + first + split, mask=there, other=NOTHING, cache_modifier=".cg")
+        weight = tl.exp2(lse - highest)
+        at = parts_ptr + (first + split)[:, None] * HEAD_DIM + dim[None, :]
+        out += weight[:, None] * tl.load(at, mask=mine, other=0.0, cache_modifier=".cg")
+        total += weight
+    return out / total[:, None]
 
 
 @triton.jit
@@ -168,12 +203,15 @@ def merge_kernel(
     HEAD_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The splits of one row and head, weighed by how much of the softmax each has."""
     place = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, BLOCK_D)
+    await_previous(EARLY)
     lse = tl.load(lse_ptr + place * SPLITS + split)
+    release_next(EARLY)
     highest = tl.max(lse, 0)
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + place % heads).to(tl.float32) * LOG2_E
@@ -210,9 +248,11 @@ def extend_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """BLOCK_M // GROUP new tokens of one row, with all query heads of one KV head."""
     QUERIES: tl.constexpr = BLOCK_M // GROUP
+    await_previous(EARLY)
     row = tl.load(tiles_ptr + tl.program_id(0) * 2)
     offset = tl.load(tiles_ptr + tl.program_id(0) * 2 + 1)
     kv_heads, kv_head = tl.num_programs(1), tl.program_id(1)
@@ -244,6 +284,7 @@ def extend_kernel(
         q, acc, top, total, position, k_at, v_at, pages_at, kv_heads, plain, last, scale,
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N,
     )  # fmt: skip
+    release_next(EARLY)
     out = _with_sink(acc, top, total, _sinks(sinks_ptr, head, index < QUERIES * GROUP))
     place = (token[:, None] * kv_heads * GROUP + head[:, None]) * HEAD_DIM + dim[None, :]
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=mine)

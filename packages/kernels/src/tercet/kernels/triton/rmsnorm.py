@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import power_of_two
+from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
 
 _ELEMENTS = 4096
 """Of small rows, several are taken by one program."""
@@ -25,6 +25,7 @@ def rmsnorm_kernel(
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Row i of x begins at i // inner * stride_outer + i % inner * stride_inner; all else is contiguous."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -32,14 +33,16 @@ def rmsnorm_kernel(
     there = (row < rows)[:, None] & (column < SIZE)[None, :]
     x_at = x_ptr + (row // inner * stride_outer + row % inner * stride_inner)[:, None] + column[None, :]
     at = row[:, None] * SIZE + column[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    await_previous(EARLY)
     x = tl.load(x_at, mask=there, other=0.0)
     wide = x.to(tl.float32)
     if residual_ptr is not None:
         total = (wide + tl.load(residual_ptr + at, mask=there, other=0.0).to(tl.float32)).to(x.dtype)
         tl.store(total_ptr + at, total, mask=there)
         wide = total.to(tl.float32)
+    release_next(EARLY)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + eps)[:, None]
-    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
     out = normed.to(x.dtype).to(tl.float32) * weight[None, :]
     tl.store(out_ptr + at, out.to(x.dtype), mask=there)
 
@@ -92,4 +95,5 @@ def _launch(
         ROWS=together,
         BLOCK=block,
         num_warps=8 if block >= 4096 else 4,
+        **early_start(x.device),
     )

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.fp8 import as_bits, e4m3_bits
-from tercet.kernels.triton.launch import power_of_two
+from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
 
 
 @triton.jit
@@ -62,12 +62,14 @@ def rope_store_kernel(
     HALF: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One KV head of one token, and the query heads that share it."""
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     column = tl.arange(0, BLOCK)
     in_half = column < HALF
+    await_previous(EARLY)
     table_at = table_ptr + tl.load(positions_ptr + token).to(tl.int64) * 2 * HALF + column
     rounded = out_ptr.dtype.element_ty
     cos = tl.load(table_at, mask=in_half, other=0.0).to(rounded).to(tl.float32)[None, :]
@@ -89,6 +91,7 @@ def rope_store_kernel(
     tl.store(cache_at, _cached(low, k_inverse, cached), mask=in_half[None, :])
     tl.store(cache_at + HALF, _cached(high, k_inverse, cached), mask=in_half[None, :])
     v_at = v_ptr + token * stride_v + kv_head * 2 * HALF + column
+    release_next(EARLY)
     for half in tl.static_range(2):
         v = tl.load(v_at + half * HALF, mask=in_half, other=0.0)
         tl.store(v_cache_ptr + place + half * HALF + column, _cached(v, v_inverse, cached), mask=in_half)
@@ -145,5 +148,6 @@ def rope_store(
         BLOCK_GROUP=power_of_two(group),
         BLOCK=power_of_two(head_dim // 2),
         num_warps=2,
+        **early_start(q.device),
     )
     return out

@@ -6,11 +6,10 @@ Module names are those of Hugging Face's checkpoints, but for the fused projecti
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.models.layer_ops import Batch
+from tercet.scheduler.models.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers import Attention, Embedding, GatedMLP, Linear, RMSNorm, Rotary
 from tercet.scheduler.models.moe import MixtureOfExperts
 
@@ -55,7 +54,7 @@ class Decoder(nn.Module):
         return hidden
 
 
-class CausalLM(nn.Module):
+class CausalLM(OpsModule):
     """A decoder and its head. Not for training: run it under `torch.inference_mode`."""
 
     def __init__(self, config: ModelConfig, layer: Callable[[int, Rotary], DecoderLayer]) -> None:
@@ -76,4 +75,4 @@ class CausalLM(nn.Module):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, vocab] of the model's dtype."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight)
+        return self.ops.linear(hidden, head.weight, None)

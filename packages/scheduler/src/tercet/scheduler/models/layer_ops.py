@@ -56,6 +56,13 @@ class LayerOps(Protocol):
     def add_rmsnorm(  # noqa: D102
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def linear(  # noqa: D102
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor: ...
+    def gated_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """silu(x @ gate.T) * (x @ up.T), of a weight that is both."""
+        ...
+
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor: ...  # noqa: D102
     def linear_quantised(  # noqa: D102
         self, x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None
@@ -94,6 +101,15 @@ class TorchLayerOps:
 
     rmsnorm = staticmethod(rmsnorm)
     add_rmsnorm = staticmethod(add_rmsnorm)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `torch.nn.functional.linear`."""
+        return F.linear(x, weight, bias)
+
+    def gated_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `LayerOps.gated_linear`."""
+        return silu_and_mul(F.linear(x, weight, bias))
+
     silu_and_mul = staticmethod(silu_and_mul)
     linear_quantised = staticmethod(linear_quantised)
     fused_moe = staticmethod(fused_moe)
@@ -122,11 +138,13 @@ class TritonLayerOps:
     """Fused kernels, for models that decode: `attend` takes a `CachedBatch`."""
 
     def __init__(self) -> None:
-        from tercet.kernels.triton import activation, embedding, moe, quantised, rmsnorm, rope
+        from tercet.kernels.triton import activation, embedding, linear, moe, quantised, rmsnorm, rope
 
         self.embedding = embedding.embedding
         self.rmsnorm = rmsnorm.rmsnorm
         self.add_rmsnorm = rmsnorm.add_rmsnorm
+        self.linear = linear.linear
+        self.gated_linear = linear.gated_linear
         self.silu_and_mul = activation.silu_and_mul
         self.linear_quantised = quantised.linear_quantised
         self.fused_moe = moe.fused_moe

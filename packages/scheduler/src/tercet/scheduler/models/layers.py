@@ -6,7 +6,6 @@ A batch has no batch dimension: every tensor is [tokens, ...], and `Batch.attend
 from typing import Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from tercet.kernels.ops.quantised import QuantisedWeight
@@ -29,7 +28,7 @@ class Linear(OpsModule):
         """[..., inputs] -> [..., outputs]."""
         if self.quantised is not None:
             return self.ops.linear_quantised(x, self.quantised, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return self.ops.linear(x, self.weight, self.bias)
 
 
 class FusedLinear(Linear):
@@ -138,8 +137,14 @@ class GatedMLP(OpsModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        out: torch.Tensor = self.down_proj(self.ops.silu_and_mul(self.gate_up_proj(x)))
+        out: torch.Tensor = self.down_proj(self._gated(x))
         return out
+
+    def _gated(self, x: torch.Tensor) -> torch.Tensor:
+        project = self.gate_up_proj
+        if project.quantised is not None:
+            return self.ops.silu_and_mul(project(x))
+        return self.ops.gated_linear(x, project.weight, project.bias)
 
 
 class Embedding(OpsModule):
