@@ -7,6 +7,9 @@ computed side by side and merged by a second kernel (flash-decoding). Splits are
 and that length is read on the device: a captured graph stays right as rows grow.
 
 Lengths, pages and windows decide what is loaded at all, so what lies past the end of a row never reaches a sum.
+
+Splits and the width of page tables change from step to step. They are numbers like any other to the compiler, which
+would else compile a kernel again for each: seconds in the middle of serving.
 """
 
 import triton
@@ -97,34 +100,35 @@ def _sinks(sinks_ptr, head, there):
     return sink
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_pages", "splits"])
 def decode_kernel(
     q_ptr,  # [rows, heads, HEAD_DIM], rows `stride_row` apart
     k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr; of e4m3 perhaps its bits (`readable`)
     v_ptr,
-    out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, SPLITS, HEAD_DIM] where there are several splits
-    lse_ptr,  # float32 [rows, heads, SPLITS]
+    out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, splits, HEAD_DIM] where there are several splits
+    lse_ptr,  # float32 [rows, heads, splits]
     sinks_ptr,
     pages_ptr,
     kv_lens_ptr,
     stride_row,
     stride_pages,
+    splits,
     scale,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SEVERAL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One split of one row and KV head."""
+    """One split of one row and KV head; SEVERAL of a row are merged afterwards."""
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    first, last = _split_of(tl.load(kv_lens_ptr + row), split, WINDOW, SPLITS, BLOCK_N)
+    first, last = _split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
     dim = tl.arange(0, BLOCK_D)
@@ -136,9 +140,9 @@ def decode_kernel(
         q, acc, top, total, index, k_at, v_at, pages_ptr + row * stride_pages, tl.num_programs(1), first, last, scale,
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
     )  # fmt: skip
-    place = (row * tl.num_programs(1) * GROUP + head) * SPLITS + split
+    place = (row * tl.num_programs(1) * GROUP + head) * splits + split
     sink = tl.full([BLOCK_M], NOTHING, tl.float32)
-    if SPLITS == 1:
+    if not SEVERAL:
         sink = _sinks(sinks_ptr, head, index < GROUP)
     else:
         lse = top + tl.log2(tl.where(total == 0, 1.0, total))  # -inf where the split is empty
@@ -148,12 +152,12 @@ def decode_kernel(
 
 
 @triton.jit
-def _split_of(kv_len, split, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+def _split_of(kv_len, split, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
     """Keys [first, last) of one split; the splits of a row are as even as whole blocks allow."""
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(kv_len - WINDOW, 0)
-    share = tl.cdiv(tl.cdiv(kv_len - begin, SPLITS), BLOCK_N) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(kv_len - begin, splits), BLOCK_N) * BLOCK_N
     first = begin + split * share
     return first, tl.minimum(first + share, kv_len)
 
@@ -188,7 +192,7 @@ def merge_kernel(
     tl.store(out_ptr + place * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_pages"])
 def extend_kernel(
     q_ptr,  # [tokens, heads, HEAD_DIM], tokens `stride_row` apart
     k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr
