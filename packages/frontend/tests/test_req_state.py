@@ -208,6 +208,26 @@ async def test_a_consumer_takes_everything_new_at_once(generation: Generation) -
     assert [[each.update.index for each in rest] async for rest in arrivals] == [[1]]
 
 
+async def test_whoever_takes_answers_whole_is_woken_when_a_choice_ends(generation: Generation) -> None:
+    [state] = generation.states
+    generation.tell_ends()
+    arrivals = generation.arrivals()
+    waiting = asyncio.ensure_future(anext(arrivals))
+    for position in range(3):
+        state.accept(row(position, position, text=str(position)))
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    state.accept(row(0, 1, index=1, text="x", finish=STOP))
+    assert [(each.update.text, each.update.finish) for each in await waiting] == [("012", None), ("x", STOP)]
+    waiting = asyncio.ensure_future(anext(arrivals))
+    state.accept(row(3, 3, text="3"))
+    state.fail(ServerError("died"))
+    assert [each.update.text for each in await waiting] == ["3"]
+    with pytest.raises(ServerError, match="died"):
+        await anext(arrivals)
+
+
 async def test_a_consumer_gets_the_text_before_the_error(generation: Generation) -> None:
     [state] = generation.states
     state.accept(row(0, 1, text="before"))

@@ -74,6 +74,30 @@ def test_no_kernel_is_left_out(compiler: Compiler) -> None:
     assert compiler.process.wait() == 0
 
 
+STEPS = """
+from triton.backends.compiler import GPUTarget
+from tercet.kernels.triton import compiling, launches
+
+seen = set()
+
+def take(fn, compile, **_):
+    seen.add((fn.jit_function.fn.__name__, *(str(compile[key]) for key in ("signature", "configs", "constants"))))
+    return True
+
+with compiling._launches_go_to(take, compiling._Elsewhere(GPUTarget("cuda", 90, 32))):
+    for rows, length in ((1, 300), (1, 600), (1, 1000), (1, 1024), (1, 5000), (2, 600), (9, 1024), (9, 1000), (16, 600)):
+        launches._attention([(1, length)] * rows)
+        launches._attention([(length // 2, length)] * rows)
+print(*sorted(name for name, *_ in seen if name != "merge_kernel"))
+"""
+
+
+def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == [*["decode_kernel"] * 3, "extend_kernel"], "one split, a few and many"
+
+
 def test_what_a_gpu_has_no_room_for_is_trouble() -> None:
     assert Compiled("x", "k", 80, 5000, 200_000).trouble == "200000 bytes of shared memory, of 166912"
     assert Compiled("x", "k", 90, 5000, 200_000).trouble == ""

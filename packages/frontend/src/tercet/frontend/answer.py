@@ -72,7 +72,7 @@ async def answer(
             first = await unless_gone(request, anext(arrivals))
             body = _events(generation, first, arrivals, form)
             return EventStream(body, on_close=lambda: manager.release(generation))
-        choices = await unless_gone(request, _collect(generation, arrivals))
+        choices = await unless_gone(request, collect(generation, arrivals))
     except BaseException:
         manager.release(generation)
         raise
@@ -104,7 +104,9 @@ async def _events(
         yield event(ServerError("The server failed this request.").body())
 
 
-async def _collect(generation: Generation, arrivals: AsyncIterator[list[Arrival]]) -> list[Whole]:
+async def collect(generation: Generation, arrivals: AsyncIterator[list[Arrival]]) -> list[Whole]:
+    """Every choice when all have ended, in the order of prompts, then of indices. Raises ApiError."""
+    generation.tell_ends()
     choices = {
         (prompt, choice.index): Whole(state, prompt, choice.index, "", [], None)
         for prompt, state in enumerate(generation.states)

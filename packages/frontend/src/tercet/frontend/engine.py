@@ -169,12 +169,8 @@ class Engine:
             raise
 
     async def _whole(self, request: GenerateRequest, options: Mapping[str, Any]) -> Any:
-        choices = {}
-        async with contextlib.aclosing(self._client.choices(request)) as arrivals:
-            async for generation, choice in arrivals:
-                choices[choice.index] = generation, choice
-        form = NativeForm(options.get("logprob_start_len"))
-        return orjson.loads(form.whole(choices[0][0], [choices[index][1] for index in range(len(choices))]))
+        generation, choices = await self._client.whole(request)
+        return orjson.loads(NativeForm(options.get("logprob_start_len")).whole(generation, choices))
 
     async def _stream(
         self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tercet.frontend.answer import Whole
+from tercet.frontend.answer import Whole, collect
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.generation import Generation
 from tercet.frontend.model_registry import ModelRegistry
@@ -93,6 +93,15 @@ class EngineClient:
                 "the parts are ready, but the model's tokenizer files did not come or do not load"
             ) from None
         return next(iter(self._manager.models))
+
+    async def whole(self, request: GenerateRequest) -> tuple[Generation, list[Whole]]:
+        """Every choice when all have ended. Raises ApiError."""
+        async with self._limit:
+            generation = await self._manager.submit([request])
+            try:
+                return generation, await collect(generation, generation.arrivals())
+            finally:
+                self._manager.release(generation)
 
     async def choices(self, request: GenerateRequest) -> AsyncGenerator[tuple[Generation, Whole], None]:
         """Each choice whenever there is more of it; the same object each time. Raises ApiError."""

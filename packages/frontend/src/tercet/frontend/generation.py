@@ -25,6 +25,11 @@ class Generation:
         self.wake = Wake()
         self.states: list[ReqState] = []
 
+    def tell_ends(self) -> None:
+        """From now on news is what a choice said until it ended: for whoever does nothing with a part of it."""
+        for state in self.states:
+            state.tells_ends = True
+
     async def arrivals(self) -> AsyncIterator[list[Arrival]]:
         """Non-empty lists until every request has its final answer. Raises the ApiError of one that failed."""
         while True:

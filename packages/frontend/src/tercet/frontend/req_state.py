@@ -136,6 +136,8 @@ class ReqState(InFlight):
         self._tokens_at_dispatch = 0
         self.has_tokens = False
         """Whether any token has come."""
+        self.tells_ends = False
+        """Its consumer hears only of a choice that ended: to wake it for every token costs more than the token."""
 
     @property
     def salt(self) -> str:
@@ -182,7 +184,7 @@ class ReqState(InFlight):
         self._tokens_at_dispatch = self.output_tokens
 
     def accept(self, row: Row) -> Verdict:
-        """Take a row of output, and wake the consumer when it brings something."""
+        """Take a row of output, and wake the consumer when it brings what that waits for."""
         if row.attempt != self.attempt or self.error is not None or not 0 <= row.index < len(self.choices):
             return Verdict.STALE
         verdict = self.choices[row.index].accept(row)
@@ -197,9 +199,10 @@ class ReqState(InFlight):
                 self.cached_tokens = row.opening.cached_tokens
             self.prompt_logprobs = self.prompt_logprobs or row.opening.prompt_logprobs
         self._news[row.index] = None
-        self._wake.set()
         if row.finish is not None:
             self._finished(row.finish)
+        if row.finish is not None or not self.tells_ends:
+            self._wake.set()
         return verdict
 
     def _finished(self, finish: FinishReason) -> None:

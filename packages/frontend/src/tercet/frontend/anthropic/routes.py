@@ -59,6 +59,8 @@ class AnthropicServingMessages:
         writer = MessageWriter(f"msg_{rid}", body.model, tell_thoughts=told)
         generation = await unless_gone(request, self._manager.submit([plan.request], rid))
         changes = _changes(plan, writer, generation)
+        if not body.stream:
+            generation.tell_ends()
         try:
             first = await unless_gone(request, anext(changes))
             if body.stream:

@@ -174,6 +174,7 @@ class _Work:
         return EventStream(self._events([*begin, *first], changes), lambda: self._manager.release(generation))
 
     async def _collect(self, generation: Generation) -> None:
+        generation.tell_ends()
         async for _ in self._draft.changes(self._writer, generation):
             pass
 

@@ -110,6 +110,7 @@ def _logits(dtype: torch.dtype = BF16) -> torch.Tensor:
 
 CASES: dict[str, Callable[[], object]] = {
     "decode": partial(_attention, [(1, 1024)] * 2),
+    "decode many splits": partial(_attention, [(1, 8192)]),
     "decode one split": partial(_attention, [(1, 100)] * 4),
     "decode head 64": partial(_attention, DECODE, head_dim=64, page_size=1),
     "decode head 256": partial(_attention, DECODE, head_dim=256, softcap=50.0),

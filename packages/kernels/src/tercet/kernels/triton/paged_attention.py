@@ -7,6 +7,9 @@ computed side by side (flash-decoding). Few are merged by whichever ends last, m
 even as the row's own length allows, and that length is read on the device: a captured graph stays right as rows grow.
 
 Lengths, pages and windows decide what is loaded at all, so what lies past the end of a row never reaches a sum.
+
+Splits and the width of page tables change from step to step. They are numbers like any other to the compiler, which
+would else compile a kernel again for each: seconds in the middle of serving.
 """
 
 import triton
@@ -98,38 +101,39 @@ def _sinks(sinks_ptr, head, there):
     return sink
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_pages", "splits"])
 def decode_kernel(
     q_ptr,  # [rows, heads, HEAD_DIM], rows `stride_row` apart
     k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr; of e4m3 perhaps its bits (`readable`)
     v_ptr,
-    out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, SPLITS, HEAD_DIM] where there are several splits
-    lse_ptr,  # float32 [rows, heads, SPLITS]
-    merged_ptr,  # as `out_ptr` of one split: where the last split of a row merges all
-    ended_ptr,  # int32 [rows, KV heads]: how many splits have ended; 0 before and after
+    out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, splits, HEAD_DIM] where there are several splits
+    lse_ptr,  # float32 [rows, heads, splits]
+    merged_ptr,  # as `out_ptr` of one split: where the last split of a row to end merges all
+    ended_ptr,  # int32 [rows, KV heads]: how many splits have ended, 0 before and after; none where a kernel merges
     sinks_ptr,
     pages_ptr,
     kv_lens_ptr,
     stride_row,
     stride_pages,
+    splits,
     scale,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SEVERAL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One split of one row and KV head."""
+    """One split of one row and KV head; SEVERAL of a row are merged, by the last of them or afterwards."""
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     await_previous(EARLY)
-    first, last = _split_of(tl.load(kv_lens_ptr + row), split, WINDOW, SPLITS, BLOCK_N)
+    first, last = _split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
     dim = tl.arange(0, BLOCK_D)
@@ -142,9 +146,9 @@ def decode_kernel(
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
     )  # fmt: skip
     release_next(EARLY)
-    place = (row * tl.num_programs(1) * GROUP + head) * SPLITS + split
+    place = (row * tl.num_programs(1) * GROUP + head) * splits + split
     sink = tl.full([BLOCK_M], NOTHING, tl.float32)
-    if SPLITS == 1:
+    if not SEVERAL:
         sink = _sinks(sinks_ptr, head, index < GROUP)
     else:
         lse = top + tl.log2(tl.where(total == 0, 1.0, total))  # -inf where the split is empty
@@ -153,42 +157,41 @@ def decode_kernel(
     tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mine)
     if ended_ptr is not None:
         ended_at = ended_ptr + row * tl.num_programs(1) + kv_head
-        if tl.atomic_add(ended_at, 1, sem="acq_rel") == SPLITS - 1:
+        if tl.atomic_add(ended_at, 1, sem="acq_rel") == splits - 1:
             tl.store(ended_at, 0)
-            first_split = (row * tl.num_programs(1) * GROUP + head) * SPLITS
-            sink = _sinks(sinks_ptr, head, index < GROUP)
-            out = _merged(out_ptr, lse_ptr, first_split, sink, dim, mine, index < GROUP, SPLITS, HEAD_DIM)
-            out_at = (row * tl.num_programs(1) * GROUP + head)[:, None] * HEAD_DIM + dim[None, :]
-            tl.store(merged_ptr + out_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
+            row_head = row * tl.num_programs(1) * GROUP + head
+            out = _merged(out_ptr, lse_ptr, row_head, splits, _sinks(sinks_ptr, head, index < GROUP), mine, HEAD_DIM)
+            out_at = merged_ptr + row_head[:, None] * HEAD_DIM + dim[None, :]
+            tl.store(out_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
 
 
 @triton.jit
-def _merged(
-    parts_ptr, lse_ptr, first, sink, dim, mine, there, SPLITS: tl.constexpr, HEAD_DIM: tl.constexpr
-):  # fmt: skip
-    """The splits of some heads, each [M, D], weighed by how much of the softmax each has."""
+def _merged(parts_ptr, lse_ptr, row_head, splits, sink, mine, HEAD_DIM: tl.constexpr):
+    """The splits of some heads [M], weighed by how much of the softmax each has: [M, D]. Others have written them."""
+    dim = tl.arange(0, mine.shape[1])
+    there = tl.max(mine.to(tl.int32), 1) > 0
     highest = sink
-    for split in tl.static_range(SPLITS):
-        lse = tl.load(lse_ptr + first + split, mask=there, other=NOTHING, cache_modifier=".cg")
+    for split in tl.range(splits):
+        lse = tl.load(lse_ptr + row_head * splits + split, mask=there, other=NOTHING, cache_modifier=".cg")
         highest = tl.maximum(highest, lse)
     total = tl.exp2(sink - highest)
     out = tl.zeros(mine.shape, tl.float32)
-    for split in tl.static_range(SPLITS):
-        lse = tl.load(lse_ptr + first + split, mask=there, other=NOTHING, cache_modifier=".cg")
-        weight = tl.exp2(lse - highest)
-        at = parts_ptr + (first + split)[:, None] * HEAD_DIM + dim[None, :]
+    for split in tl.range(splits):
+        place = row_head * splits + split
+        weight = tl.exp2(tl.load(lse_ptr + place, mask=there, other=NOTHING, cache_modifier=".cg") - highest)
+        at = parts_ptr + place[:, None] * HEAD_DIM + dim[None, :]
         out += weight[:, None] * tl.load(at, mask=mine, other=0.0, cache_modifier=".cg")
         total += weight
     return out / total[:, None]
 
 
 @triton.jit
-def _split_of(kv_len, split, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+def _split_of(kv_len, split, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
     """Keys [first, last) of one split; the splits of a row are as even as whole blocks allow."""
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(kv_len - WINDOW, 0)
-    share = tl.cdiv(tl.cdiv(kv_len - begin, SPLITS), BLOCK_N) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(kv_len - begin, splits), BLOCK_N) * BLOCK_N
     first = begin + split * share
     return first, tl.minimum(first + share, kv_len)
 
@@ -226,7 +229,7 @@ def merge_kernel(
     tl.store(out_ptr + place * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_pages"])
 def extend_kernel(
     q_ptr,  # [tokens, heads, HEAD_DIM], tokens `stride_row` apart
     k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr
