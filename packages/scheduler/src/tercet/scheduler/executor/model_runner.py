@@ -116,7 +116,9 @@ class ModelRunner:
             hidden = hidden[inputs.sample_index]
         logits = self._model.compute_logits(hidden)
         masks = None if guided is None else guided.masks.result
-        sampled = self._sampler.sample(logits, slots, inputs.output_positions, masks)
+        sampled = self._sampler.sample(
+            logits, slots, inputs.output_positions, masks, sent_positions=inputs.sent_positions
+        )
         self._tables.write_sampled(inputs.sampled_places, sampled.tokens)
         return sampled
 

@@ -4,7 +4,8 @@ Order: penalties, logit bias, suppressed ids, the masks of grammars; then temper
 and the draw (`tercet.kernels.ops.sampling`).
 Reported log-probabilities are of the model's raw logits, also where a grammar allows one token alone.
 
-The device is sent what the rows of a step need, each kind of row in one piece, and nothing for rows of no kind.
+What the parameters say of rows stays on the device for as long as the same slots are sampled from: then a step sends
+only what changes with the position.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +22,14 @@ from tercet.kernels.ops.sampling import Filters
 from tercet.protocol.values import unpack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.penalty_counts import PenaltyCounts
-from tercet.scheduler.executor.slot_params import Arrangement, Draw, SlotParams
+from tercet.scheduler.executor.slot_params import SlotParams
 from tercet.scheduler.executor.uploads import Array, Uploads
 
 Masks = Callable[[], torch.Tensor]
 """Waits for the bitmasks of all rows of a step: int32 [rows, ceil(vocab / 32)], on the host."""
 
 _INFINITY = float("inf")
+_NO_BIASES: tuple[Array, Array] = np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.float32)
 
 
 class SamplingOps(Protocol):
@@ -84,6 +86,29 @@ class Sampled:
     logprobs: TokenLogprobs | None
 
 
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """`slot_params.Draw` on the device; `rows` is None where all rows are drawn so."""
+
+    rows: torch.Tensor | None
+    words: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    temperature: torch.Tensor
+    filters: Filters | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """What is done with the rows of slots, on the device: good until a slot is introduced."""
+
+    slots: Array
+    draws: Sequence[_Draw]
+    penalised: tuple[torch.Tensor, torch.Tensor, Penalties] | None  # with where their sequences are counted
+    biased: Sequence[int]
+    reporting: torch.Tensor | None
+    reporting_rows: Sequence[int]
+    tops: Sequence[int]
+
+
 class Sampler:
     """Holds each slot's parameters, and for slots with penalties the counts of their tokens, on the device."""
 
@@ -91,11 +116,13 @@ class Sampler:
         self._ops = ops
         self._uploads = Uploads(device)
         self._params = SlotParams(slots)
+        self._rows: _Rows | None = None
         self._counts = PenaltyCounts(vocab_size, device)
 
     def introduce(self, inits: Sequence[SlotInit]) -> None:
         """Take the parameters of choices that take slots; counts are made anew from their known tokens."""
         for init in inits:
+            self._rows = None
             self._params.introduce(init)
             self._counts.drop(init.slot)
             if self._params.penalises(init.slot):
@@ -107,33 +134,40 @@ class Sampler:
         slots: Sequence[int] | Array,
         positions: Sequence[int] | Array,
         masks: Masks | None = None,
+        *,
+        sent_positions: torch.Tensor | None = None,
     ) -> Sampled:
         """Sample one token for each row. `logits` [rows, vocab], of any floating dtype, are overwritten.
 
-        `positions` are the output positions of the tokens to be sampled: 0 is the first after the prompt. A row whose
-        mask allows nothing gets -1. Nothing but a penalty or a bias costs a float32 copy of the logits.
+        `positions` are the output positions of the tokens to be sampled: 0 is the first after the prompt;
+        `sent_positions` are the same where the logits are, int64. A row whose mask allows nothing gets -1.
+        Nothing but a penalty or a bias costs a float32 copy of the logits.
         """
-        slots = np.asarray(slots)
-        step = self._params.arrange(slots, np.asarray(positions))
-        changes = step.changes or masks is not None
-        reporting, raw = None, None
-        if len(step.reporting):
-            (reporting,) = self._uploads.send([step.reporting])
-            raw = logits[reporting] if changes else None
-        if not changes:
-            tokens = self._choose(logits, step.draws)
-        else:
-            finite = self._likeliest(logits) >= 0  # a mask may hide what is not
-            logits, said = self._change(logits, slots, step, masks)
-            tokens = torch.where(finite, self._choose(logits, step.draws), -1)
-            if said is not None:
-                rows, sequences = said
-                self._counts.add(sequences, tokens[rows])
-        if reporting is None:
-            return Sampled(tokens, None)
-        said_tokens, top = tokens[reporting].clamp(min=0), max(step.tops)
-        given = (logits, said_tokens, top, reporting) if raw is None else (raw, said_tokens, top)
-        return Sampled(tokens, TokenLogprobs(step.reporting.tolist(), step.tops, *self._ops.token_logprobs(*given)))
+        rows = self._rows_of(np.asarray(slots))
+        positions = np.asarray(positions)
+        if sent_positions is None:
+            (sent_positions,) = self._uploads.send([positions])
+        biased, biases = self._params.biases(rows.biased, rows.slots, positions) if rows.biased else _NO_BIASES
+        changes = rows.penalised is not None or len(biases) > 0 or masks is not None
+        raw = logits[rows.reporting] if rows.reporting is not None and changes else None
+        finite = self._likeliest(logits) >= 0 if changes else None  # of what the model said: a mask may hide it
+        if rows.penalised is not None or len(biases):
+            logits = logits.float()  # bfloat16 would lose what is small beside a logit
+        if rows.penalised is not None:
+            numbers, sequences, strengths = rows.penalised
+            self._ops.apply_penalties_(logits, numbers, self._counts.table, sequences, strengths)
+        if len(biases):
+            places, values = self._uploads.send([biased, biases])
+            add_bias(logits, places[0], places[1], values)
+        if masks is not None:
+            self._ops.apply_bitmask_(logits, self._uploads.send([masks().numpy()])[0])
+        tokens = self._choose(logits, rows.draws, sent_positions)
+        if finite is not None:
+            tokens = torch.where(finite, tokens, -1)
+        if rows.penalised is not None:
+            numbers, sequences, _ = rows.penalised
+            self._counts.add(sequences, tokens[numbers])
+        return Sampled(tokens, self._report(logits, raw, rows, tokens))
 
     def count(self, slot: int, tokens: Sequence[int]) -> None:
         """Tokens that a slot was given without sampling; those sampled are counted already."""
@@ -141,44 +175,58 @@ class Sampler:
             rows = self._counts.rows([slot]) * len(tokens)
             self._counts.add(*self._uploads.send([_integers(rows), _integers(tokens)]))
 
-    def _change(
-        self, logits: torch.Tensor, slots: Array, step: Arrangement, masks: Masks | None
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """(the logits that are sampled from, and of penalised rows their numbers and where they are counted)."""
-        said = None
-        if step.changes:
-            logits = logits.float()  # bfloat16 would lose what is small beside a logit
+    def _rows_of(self, slots: Array) -> _Rows:
+        """What is done with rows of these slots: as in the last step, if they are the same."""
+        if self._rows is None or not np.array_equal(self._rows.slots, slots):
+            self._rows = self._arrange(slots)
+        return self._rows
+
+    def _arrange(self, slots: Array) -> _Rows:
+        step = self._params.arrange(slots)
+        draws = []
+        for draw in step.draws:
+            rows, words, temperature, *filters = self._uploads.send([draw.rows, draw.words, *draw.kept])
+            some = rows if len(rows) < len(slots) else None
+            seed_low, seed_high, choice = words.unbind()
+            kept = Filters(*filters) if filters else None
+            draws.append(_Draw(some, (seed_low, seed_high, choice), temperature, kept))
+        penalised = None
         if len(step.penalised):
             sequences = _integers(self._counts.rows(slots[step.penalised].tolist()))
-            rows, counted, strengths = self._uploads.send([step.penalised, sequences, step.strengths])
+            rows, sent, strengths = self._uploads.send([step.penalised, sequences, step.strengths])
             repetition, frequency, presence = strengths.unbind()
-            penalties = Penalties(repetition=repetition, frequency=frequency, presence=presence)
-            self._ops.apply_penalties_(logits, rows, self._counts.table, counted, penalties)
-            said = rows, counted
-        if len(step.biases):
-            biased, biases = self._uploads.send([step.biased, step.biases])
-            add_bias(logits, biased[0], biased[1], biases)
-        if masks is not None:
-            self._ops.apply_bitmask_(logits, self._uploads.send([masks().numpy()])[0])
-        return logits, said
+            penalised = rows, sent, Penalties(repetition=repetition, frequency=frequency, presence=presence)
+        reporting = self._uploads.send([step.reporting])[0] if len(step.reporting) else None
+        return _Rows(slots, draws, penalised, step.biased, reporting, step.reporting.tolist(), step.tops)
 
-    def _choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    def _choose(self, logits: torch.Tensor, draws: Sequence[_Draw], positions: torch.Tensor) -> torch.Tensor:
         """A token for each row, drawn or the likeliest; -1 where the largest logit is not finite."""
-        if len(draws) == 1 and len(draws[0].rows) == len(logits):
-            return self._draw(logits, draws[0])
+        if len(draws) == 1 and draws[0].rows is None:
+            return self._draw(logits, draws[0], positions)
         tokens = self._likeliest(logits)
         for draw in draws:
-            (rows,) = self._uploads.send([draw.rows])
-            tokens[rows] = self._draw(logits[rows], draw)
+            tokens[draw.rows] = self._draw(logits[draw.rows], draw, positions[draw.rows])
         return tokens
 
     def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         most, tokens = self._ops.largest(logits)
         return torch.where(most.abs() < _INFINITY, tokens, -1)  # -inf alone is a token that is never said
 
-    def _draw(self, logits: torch.Tensor, draw: Draw) -> torch.Tensor:
-        keys, temperature, *filters = self._uploads.send(draw.arrays)
-        return self._ops.sample(logits, temperature, Filters(*filters) if filters else None, NoiseKey(*keys.unbind()))
+    def _draw(self, logits: torch.Tensor, draw: _Draw, positions: torch.Tensor) -> torch.Tensor:
+        return self._ops.sample(logits, draw.temperature, draw.filters, NoiseKey(*draw.words, positions))
+
+    def _report(
+        self, logits: torch.Tensor, raw: torch.Tensor | None, rows: _Rows, tokens: torch.Tensor
+    ) -> TokenLogprobs | None:
+        """Of the rows that report: `raw` are their logits, where those of the step were changed."""
+        if rows.reporting is None:
+            return None
+        said, top = tokens[rows.reporting].clamp(min=0), max(rows.tops)
+        if raw is None:
+            scores = self._ops.token_logprobs(logits, said, top, rows.reporting)
+        else:
+            scores = self._ops.token_logprobs(raw, said, top)
+        return TokenLogprobs(rows.reporting_rows, rows.tops, *scores)
 
 
 def _integers(numbers: Any) -> Array:

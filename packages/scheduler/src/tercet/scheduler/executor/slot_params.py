@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,27 +21,21 @@ _PLAIN, _FILTERED, _PENALISED, _BIASED, _REPORTING = (1 << bit for bit in range(
 class Draw:
     """Rows that are drawn, all from everything or all from what their filters keep."""
 
-    rows: Array
-    arrays: Sequence[Array]
-    """int64 [4, n], the words of `NoiseKey`; temperature [n]; and with filters top_k, top_p and min_p [n]."""
+    rows: Array  # int64 [n]
+    words: Array  # int64 [3, n], of `NoiseKey`: seed low, seed high, choice
+    kept: Sequence[Array]  # temperature [n], and with filters top_k, top_p and min_p [n]
 
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """What the host knows of a step before it runs: numbers of rows, and what each of them is given."""
+    """What is done with rows: numbers of rows, and what each of them is given."""
 
     draws: Sequence[Draw]
     penalised: Array  # int64 [n]
     strengths: Array  # float32 [3, n]: repetition, frequency, presence
-    biased: Array  # int64 [2, n]: rows and tokens, a row as often as it has biases
-    biases: Array  # float32 [n]
+    biased: Sequence[int]
     reporting: Array  # int64 [n]
     tops: Sequence[int]  # of the reporting rows
-
-    @property
-    def changes(self) -> bool:
-        """Whether any logit is changed."""
-        return bool(len(self.penalised) or len(self.biases))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,35 +96,29 @@ class SlotParams:
         """Whether a slot needs to know what it has said."""
         return bool(self._kinds[slot] & _PENALISED)
 
-    def arrange(self, slots: Array, positions: Array) -> Arrangement:
-        """Of rows of these slots, whose next tokens have these output positions."""
+    def arrange(self, slots: Array) -> Arrangement:
+        """Of rows of these slots."""
         kinds = self._kinds[slots]
         present = int(np.bitwise_or.reduce(kinds))
 
         def rows_of(kind: int) -> Array:
-            return np.flatnonzero(kinds & kind) if present & kind else _integers([])
+            return np.flatnonzero(kinds & kind)
 
         penalised, reporting = rows_of(_PENALISED), rows_of(_REPORTING)
-        biased, biases = self._biases_of(rows_of(_BIASED).tolist(), slots, positions)
         return Arrangement(
-            draws=[self._draw(rows_of(kind), slots, positions, kind) for kind in (_PLAIN, _FILTERED) if present & kind],
+            draws=[self._draw(rows_of(kind), slots, kind) for kind in (_PLAIN, _FILTERED) if present & kind],
             penalised=penalised,
             strengths=self._reals[3:].take(slots[penalised], axis=1),
-            biased=biased,
-            biases=biases,
+            biased=rows_of(_BIASED).tolist(),
             reporting=reporting,
             tops=self._tops[slots[reporting]].tolist(),
         )
 
-    def _draw(self, rows: Array, slots: Array, positions: Array, kind: int) -> Draw:
-        slots = slots[rows]
-        integers, reals = self._integers.take(slots, axis=1), self._reals[:3].take(slots, axis=1)
-        filters = (integers[3].copy(), *reals[1:]) if kind == _FILTERED else ()
-        integers[3] = positions[rows]
-        return Draw(rows, [integers, reals[0], *filters])
+    def biases(self, rows: Sequence[int], slots: Array, positions: Array) -> tuple[Array, Array]:
+        """(int64 [2, n]: rows and tokens, a row as often as it has biases; float32 [n]: what their logits are given).
 
-    def _biases_of(self, rows: Sequence[int], slots: Array, positions: Array) -> tuple[Array, Array]:
-        """(rows and tokens [2, n], what is added to their logits)."""
+        Of the rows that are biased at all; `positions` are the output positions of all rows' next tokens.
+        """
         biased: list[int] = []
         tokens: list[int] = []
         values: list[float] = []
@@ -143,8 +130,11 @@ class SlotParams:
             biased += [row] * (len(bias.tokens) + len(suppressed))
             tokens += [*bias.tokens, *suppressed]
             values += [*bias.values, *[bias.suppression] * len(suppressed)]
-        return _integers([biased, tokens]), np.array(values, dtype=np.float32)
+        return np.array([biased, tokens], dtype=np.int64), np.array(values, dtype=np.float32)
 
-
-def _integers(numbers: Any) -> Array:
-    return np.array(numbers, dtype=np.int64)
+    def _draw(self, rows: Array, slots: Array, kind: int) -> Draw:
+        slots = slots[rows]
+        seed_low, seed_high, choice, top_k = self._integers.take(slots, axis=1)
+        temperature, top_p, min_p = self._reals[:3].take(slots, axis=1)
+        filters = (top_k, top_p, min_p) if kind == _FILTERED else ()
+        return Draw(rows, np.stack([seed_low, seed_high, choice]), [temperature, *filters])

@@ -29,6 +29,7 @@ class StepInputs:
     positions: torch.Tensor  # int64 [tokens]
     sample_index: torch.Tensor  # int64 [sampling rows]: the last token of each
     sampled_places: torch.Tensor  # int64 [sampling rows]: where the token that each samples belongs
+    sent_positions: torch.Tensor  # int64 [sampling rows]: `output_positions`
     attention: list[AttentionBatch]  # of each cache group
     slots: Integers  # [rows]
     sampling_rows: Integers  # [sampling rows]: which rows these are
@@ -80,7 +81,8 @@ class SlotTables:
     def gather(self, rows: Sequence[Row]) -> StepInputs:
         """What the rows of a step need of their slots. Raises ValueError for a slot that nobody has."""
         slots, starts, counts = (np.array(column, dtype=np.int64) for column in _columns(rows))
-        sampling = np.flatnonzero([row.sample for row in rows])
+        sample = [row.sample for row in rows]
+        sampling = np.arange(len(rows)) if all(sample) else np.flatnonzero(sample)
         prompts = self._prompts[slots]
         if len(prompts) and prompts.min() == _NOBODY:
             raise ValueError(f"slot {slots[prompts.argmin()]} was never introduced")
@@ -93,8 +95,10 @@ class SlotTables:
         paged = [self._place(pages, slots, ends, row_of, positions) for pages in self._pages]
         integers = (query_start.astype(np.int32), ends.astype(np.int32), positions, places)
         sampled = query_start[1:][sampling] - 1
-        sent = self._uploads.send([*integers, sampled, places[sampled] + 1, *(part for pair in paged for part in pair)])
-        start, kv_lens, position, place, sample_index, sampled_places, *of_groups = sent
+        output_positions = (ends - prompts)[sampling]
+        samples = sampled, places[sampled] + 1, output_positions
+        sent = self._uploads.send([*integers, *samples, *(part for pair in paged for part in pair)])
+        start, kv_lens, position, place, sample_index, sampled_places, sent_positions, *of_groups = sent
         attention = [
             AttentionBatch(
                 query_start=start,
@@ -115,7 +119,8 @@ class SlotTables:
             attention=attention,
             slots=slots,
             sampling_rows=sampling,
-            output_positions=(ends - prompts)[sampling],
+            output_positions=output_positions,
+            sent_positions=sent_positions,
         )
 
     def _place(
