@@ -74,15 +74,18 @@ def test_equal_logits_are_kept_by_id(native: NativeOps) -> None:
 
 
 def test_what_has_no_chance_is_never_drawn(native: NativeOps) -> None:
-    logits = torch.full((5, 30), -math.inf)
+    logits = torch.full((7, 30), -math.inf)
     logits[0, 3] = -5.0
     logits[2, 4] = math.nan
     logits[3] = math.inf
     logits[4, [4, 9]] = 1.0
-    for filters in (None, filters_of([{"top_p": 0.9}] * 5)):
-        tokens = native.sample(logits, torch.ones(5), filters, noise_of(5)).tolist()
+    logits[5:] = 1.0
+    logits[5, 7], logits[6, 7] = math.inf, math.nan
+    for filters in (None, filters_of([{"top_p": 0.9}] * 7)):
+        tokens = native.sample(logits, torch.ones(7), filters, noise_of(7)).tolist()
         assert tokens[:4] == [3, -1, -1, -1]
         assert tokens[4] in {4, 9}
+        assert tokens[5:] == [-1, -1]
 
 
 def test_the_coldest_temperature_is_greedy(native: NativeOps) -> None:

@@ -148,13 +148,15 @@ def test_a_row_draws_alone_what_it_draws_in_a_batch() -> None:
 
 
 def test_what_has_no_chance_is_never_drawn() -> None:
-    logits = torch.full((4, 30), -math.inf)
+    logits = torch.full((6, 30), -math.inf)
     logits[0, 3] = -5.0
     logits[2] = math.nan
     logits[3, [4, 9]] = 1.0
+    logits[4:] = 1.0
+    logits[4, 7], logits[5, 7] = math.inf, math.nan
     for filtered in (False, True):
-        first, nobody, broken, either = draw(logits, [Row()] * 4, filtered=filtered)
-        assert (first, nobody, broken) == (3, -1, -1)
+        first, nobody, broken, either, *others = draw(logits, [Row()] * 6, filtered=filtered)
+        assert (first, nobody, broken, *others) == (3, -1, -1, -1, -1)
         assert either in {4, 9}
 
 

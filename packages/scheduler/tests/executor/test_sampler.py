@@ -185,6 +185,21 @@ def test_broken_rows_give_nothing_and_count_nothing(ops: SamplingOps) -> None:
     assert sampler.sample(logits, [0, 1, 2, 3], [0] * 4).tokens.tolist() == expected
 
 
+def test_slots_are_sampled_by_the_parameters_of_whoever_has_them_now(ops: SamplingOps) -> None:
+    sampler = Sampler(3, VOCAB, CPU, ops)
+    given = {slot: init(slot, **KINDS[kind]) for slot, kind in enumerate(["top_p", "plain", "greedy"])}
+    sampler.introduce([*given.values()])
+    for tenant in (given[1], init(1, temperature=0.4, seed=9, top=1), init(1, temperature=0.0), init(1, min_p=0.3)):
+        given[1] = tenant
+        sampler.introduce([tenant])
+        for step, slots in enumerate([[0, 1, 2], [0, 1, 2], [2, 0, 1], [1]]):
+            logits = logits_of(step, len(slots))
+            expected = [reference(logits[row].tolist(), given[slot], [0] * step) for row, slot in enumerate(slots)]
+            sampled = sampler.sample(logits.clone(), slots, [step] * len(slots))
+            assert sampled.tokens.tolist() == expected
+            assert (sampled.logprobs is not None) == (tenant.top_logprobs >= 0)
+
+
 def test_a_row_of_which_everything_is_suppressed_gives_nothing(ops: SamplingOps) -> None:
     sampler = Sampler(2, VOCAB, CPU, ops)
     everything: dict[str, Any] = {"suppressed": range(VOCAB), "min_new_tokens": 1}

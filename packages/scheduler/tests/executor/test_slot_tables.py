@@ -38,14 +38,14 @@ def test_a_step_reads_every_token_and_page_that_its_rows_name(device: str, seed:
     rows.sort(key=lambda row: row.count > 1)
     sampling = [index for index, row in enumerate(rows) if row.sample]
 
-    inputs = tables.gather(rows, sampling)
+    inputs = tables.gather(rows)
 
     each = [(row.slot, position) for row in rows for position in range(row.start, row.start + row.count)]
     assert inputs.input_ids.tolist() == [tokens[slot][position] for slot, position in each]
     assert inputs.positions.tolist() == [position for _, position in each]
     last = [sum(row.count for row in rows[: index + 1]) - 1 for index in sampling]
     assert inputs.sample_index.tolist() == last
-    assert inputs.output_positions == [len(tokens[rows[i].slot]) - prompts[rows[i].slot] for i in sampling]
+    assert inputs.output_positions.tolist() == [len(tokens[rows[i].slot]) - prompts[rows[i].slot] for i in sampling]
     for group, batch in enumerate(inputs.attention):
         assert batch.query_start.tolist() == [sum(row.count for row in rows[:i]) for i in range(len(rows) + 1)]
         assert batch.kv_lens.tolist() == batch.host_kv_lens == [row.start + row.count for row in rows]
@@ -64,8 +64,8 @@ def test_sampled_and_given_tokens_are_read_by_the_next_step(device: str) -> None
     tables = SlotTables(SLOTS, LENGTH, page_size=PAGE, groups=1, device=torch.device(device))
     for slot in range(3):
         tables.introduce(init(slot, [10 * slot, 10 * slot + 1], 2))
-    inputs = tables.gather([Row(slot, 0, 2, sample=slot != 1) for slot in range(3)], [0, 2])
+    inputs = tables.gather([Row(slot, 0, 2, sample=slot != 1) for slot in range(3)])
     tables.write_sampled(inputs.sampled_places, torch.tensor([77, -1], device=device))
     tables.append(0, 3, [78, 79])
     assert tables.read(0, 0, 5).tolist() == [0, 1, 77, 78, 79]
-    assert tables.gather([Row(2, 2, 1, sample=True)], [0]).input_ids.tolist() == [0]
+    assert tables.gather([Row(2, 2, 1, sample=True)]).input_ids.tolist() == [0]

@@ -63,7 +63,7 @@ def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torc
 
 
 def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey) -> torch.Tensor:
-    """Draw a token for each row: int64 [rows], -1 where no token has a chance (all logits -inf, or NaN).
+    """Draw a token for each row: int64 [rows], -1 where the largest logit is not finite (a NaN, inf, or all are -inf).
 
     logits [rows, vocab] of any floating dtype, drawn from as float32; temperature float32 [rows] above 0. A row draws
     the same whatever else is drawn.

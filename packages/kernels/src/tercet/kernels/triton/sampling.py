@@ -16,7 +16,7 @@ from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.triton.noise import gumbel, gumbel_nearly, unit_interval
 
 _BLOCK = 4096
-_COLDEST = 1e-30
+COLDEST = tl.constexpr(1e-30)
 NEVER = tl.constexpr(float("-inf"))
 FARTHEST = tl.constexpr(0x7F800000)
 """The bits of infinity: what is as far as this below the likeliest has no chance."""
@@ -132,7 +132,10 @@ def sample_kernel(
     top_k_ptr,
     top_p_ptr,
     floor_ptr,
-    keys_ptr,  # int64 [rows, 4]: words of the seed, choice, position
+    seed_low_ptr,
+    seed_high_ptr,
+    choice_ptr,
+    position_ptr,
     tokens_ptr,
     vocab,
     stride,
@@ -151,15 +154,15 @@ def sample_kernel(
         broken += tl.sum(((logits.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > FARTHEST).to(tl.int32), 0)
     winner = tl.full([], -1, tl.int32)
     if (broken == 0) & (tl.abs(highest) < float("inf")):
-        temperature = tl.load(temperature_ptr + row)
-        seed = tl.load(keys_ptr + row * 4) | (tl.load(keys_ptr + row * 4 + 1) << 32)
-        choice = tl.load(keys_ptr + row * 4 + 2).to(tl.int32)
-        position = tl.load(keys_ptr + row * 4 + 3).to(tl.int32)
+        temperature = tl.maximum(tl.load(temperature_ptr + row), COLDEST)
+        seed = tl.load(seed_low_ptr + row) | (tl.load(seed_high_ptr + row) << 32)
+        choice = tl.load(choice_ptr + row).to(tl.int32)
+        position = tl.load(position_ptr + row).to(tl.int32)
         limit = tl.full([], FARTHEST, tl.int32)
         ties = vocab + tl.zeros([], tl.int32)
         floor = NEVER
         if FILTERED:
-            top_k = tl.load(top_k_ptr + row).to(tl.int32)
+            top_k = tl.minimum(tl.load(top_k_ptr + row), vocab).to(tl.int32)
             limit, ties = _kept(logits_ptr, vocab, highest, temperature, top_k, tl.load(top_p_ptr + row), BLOCK)
             floor = tl.load(floor_ptr + row)
         winner = _draw(
@@ -173,19 +176,20 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | N
     rows, vocab = logits.shape
     if logits.stride(1) != 1:
         raise ValueError("a row of logits must be contiguous")
-    keys = torch.stack([noise.seed_low, noise.seed_high, noise.choice, noise.position], 1)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     top_k, top_p, floor = None, None, None
     if filters is not None:
-        top_k, top_p, floor = filters.top_k.clamp(max=vocab), filters.top_p.contiguous(), filters.min_p.log()
-    temperature = temperature.clamp(min=_COLDEST)
+        top_k, top_p, floor = filters.top_k.contiguous(), filters.top_p.contiguous(), filters.min_p.log()
     sample_kernel[(rows,)](
         logits,
-        temperature,
+        temperature.contiguous(),
         top_k,
         top_p,
         floor,
-        keys,
+        noise.seed_low.contiguous(),
+        noise.seed_high.contiguous(),
+        noise.choice.contiguous(),
+        noise.position.contiguous(),
         tokens,
         vocab,
         logits.stride(0),

@@ -1,6 +1,8 @@
 """What a step has to say: rows of new tokens, gathered into one message for each detokenizer."""
 
 from array import array
+from collections.abc import Sequence
+from itertools import groupby
 
 from tercet.protocol.messages import BatchTokenIDOutput, Message, Opening
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
@@ -26,6 +28,26 @@ class RowBatch:
         self.finishes: dict[int, FinishReason] = {}
         self.logprobs: dict[int, Logprobs] = {}
 
+    def add(self, req: Req, tokens: "array[int]") -> int:
+        """Add a row; returns its number."""
+        self.rids.append(req.rid)
+        self.indices.append(req.index)
+        self.attempts.append(req.attempt)
+        self.positions.append(req.sent)
+        self.token_ids.extend(tokens)
+        self.offsets.append(len(self.token_ids))
+        return len(self.rids) - 1
+
+    def add_next(self, reqs: Sequence[Req]) -> None:
+        """Add a row with its last token for each."""
+        self.rids.extend([req.rid for req in reqs])
+        self.indices.extend([req.index for req in reqs])
+        self.attempts.extend([req.attempt for req in reqs])
+        self.positions.extend([req.sent for req in reqs])
+        first = len(self.token_ids) + 1
+        self.token_ids.extend([req.tokens[-1] for req in reqs])
+        self.offsets.extend(range(first, first + len(reqs)))
+
     def message(self) -> BatchTokenIDOutput:
         """The rows as they travel."""
         return BatchTokenIDOutput(
@@ -47,6 +69,7 @@ class Outputs:
     def __init__(self) -> None:
         self._batches: dict[str, RowBatch] = {}
         self._others: list[Outgoing] = []
+        self._soon: list[Req] = []
 
     def tell(self, peer: str, message: Message) -> None:
         """Add a message as it is."""
@@ -54,8 +77,11 @@ class Outputs:
 
     def emit(self, req: Req) -> None:
         """Add a row with all output tokens of `req` not yet sent, its finish if any, and what opens its attempt."""
-        batch, row = self._row(req, req.tokens[req.prompt_tokens + req.sent :])
-        new = req.output_tokens - req.sent
+        self._settle()
+        tokens = req.tokens[req.prompt_tokens + req.sent :]
+        new = len(tokens)
+        batch = self._batch(req.detokenizer)
+        row = batch.add(req, tokens)
         req.sent += new
         if not req.opened:
             req.opened = True
@@ -65,27 +91,44 @@ class Outputs:
         if new and req.token_logprobs:
             batch.logprobs[row] = joined(req.token_logprobs[-new:])
 
+    def emit_soon(self, req: Req) -> None:
+        """`emit`, for a choice that is the same until the next one is emitted, or all are taken.
+
+        Many are quicker to emit at once.
+        """
+        self._soon.append(req)
+
     def close(self, req: Req) -> None:
         """Tell the detokenizer that an attempt it has begun is over: it would hold the choice for ever."""
+        self._settle()
         if req.opened:
-            batch, row = self._row(req, array("i"))
+            batch = self._batch(req.detokenizer)
+            row = batch.add(req, array("i"))
             batch.finishes[row] = FinishReason(FinishType.ABORT, message="a later attempt goes another way")
-
-    def _row(self, req: Req, tokens: "array[int]") -> tuple[RowBatch, int]:
-        batch = self._batches.get(req.detokenizer)
-        if batch is None:
-            batch = self._batches[req.detokenizer] = RowBatch()
-        batch.rids.append(req.rid)
-        batch.indices.append(req.index)
-        batch.attempts.append(req.attempt)
-        batch.positions.append(req.sent)
-        batch.token_ids += tokens
-        batch.offsets.append(len(batch.token_ids))
-        return batch, len(batch.rids) - 1
 
     def take(self) -> list[Outgoing]:
         """Everything collected."""
+        self._settle()
         return [*self._others, *((peer, batch.message()) for peer, batch in self._batches.items())]
+
+    def _settle(self) -> None:
+        """Emit what was to be emitted soon."""
+        soon, self._soon = self._soon, []
+        for detokenizer, run in groupby(soon, key=_next_for):
+            if detokenizer is None:
+                for req in run:
+                    self.emit(req)
+                continue
+            reqs = [*run]
+            self._batch(detokenizer).add_next(reqs)
+            for req in reqs:
+                req.sent += 1
+
+    def _batch(self, detokenizer: str) -> RowBatch:
+        batch = self._batches.get(detokenizer)
+        if batch is None:
+            batch = self._batches[detokenizer] = RowBatch()
+        return batch
 
     @staticmethod
     def _opening(req: Req, row: int) -> Opening:
@@ -98,6 +141,12 @@ class Outputs:
             cached_tokens=max(req.cached, 0),
             prompt_logprobs=joined([first_of(req), *req.prompt_logprobs]) if wanted and req.scored else None,
         )
+
+
+def _next_for(req: Req) -> str | None:
+    """The detokenizer of a choice whose next token is all there is to say; None of others."""
+    plain = req.opened and req.finish is None and not req.token_logprobs
+    return req.detokenizer if plain and len(req.tokens) == req.prompt_tokens + req.sent + 1 else None
 
 
 def first_of(req: Req) -> Logprobs:

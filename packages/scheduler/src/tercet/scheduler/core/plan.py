@@ -62,7 +62,7 @@ class PageCopy(msgspec.Struct, frozen=True):
     target: int
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """Compute keys and values of the slot's tokens [start, start + count); sample the token after them if asked to.
 
     count 1 is a decode or the end of a prefill; both are the same work. The executor knows every token of the row:

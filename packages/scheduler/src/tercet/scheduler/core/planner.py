@@ -32,19 +32,23 @@ class Draft:
         self.budget = budget
         self.rows: list[Row] = []
         self.reqs: list[Req] = []
+        self.extends: list[Req] = []
+        """Running choices that have more than one token to compute."""
         self.introduce: list[SlotInit] = []
         self.copies: list[PageCopy] = []
 
     def add(self, req: Req, step: int) -> None:
         """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
-        count = min(req.length - req.computed, self.budget)
-        reaches_end = req.computed + count == req.length
-        sample = reaches_end and req.length < req.end
-        self.rows.append(Row(req.slot, req.computed, count, sample))
+        start, length = req.computed, req.length
+        count = min(length - start, self.budget)
+        computed = start + count
+        sample = computed == length and length < req.end
+        self.rows.append(Row(req.slot, start, count, sample))
         self.reqs.append(req)
         self.budget -= count
-        req.computed += count
-        req.length += sample
+        req.computed = computed
+        if sample:
+            req.length = length + 1
         req.in_flight += 1
         req.last_step = step
 
@@ -65,7 +69,8 @@ class Planner:
 
     def plan(self, step: int) -> tuple[Plan, list[Req]] | None:
         """The next step, or None when there is nothing to compute, or when it is better to wait for a result."""
-        if sum(req.awaits_result for req in self.running) * FEW > len(self.running):
+        awaiting = [req for req in self.running if req.guided and req.awaits_result]
+        if len(awaiting) * FEW > len(self.running):
             return None
         draft = Draft(self._budget)
         starved = self._plan_decodes(draft, step)
@@ -107,13 +112,20 @@ class Planner:
         return bool(self.pending_grammars) and req.slot < 0 and req.sampling.grammar in self.pending_grammars
 
     def _plan_decodes(self, draft: Draft, step: int) -> list[Req]:
-        """One token for every choice that has just one to compute; returns those that found no page for it."""
+        """One token for every choice that has just one to compute; returns those that found no page for it.
+
+        Leaves to `_plan_extends` those that have more.
+        """
         starved = []
         blocked = self.blocked_peers
         for req in self.running:
-            if req.length - req.computed != 1 or not req.has_work or (blocked and self.is_blocked(req)):
+            length = req.length
+            to_compute = length - req.computed
+            if to_compute < 1 or not req.has_work or (blocked and self.is_blocked(req)):
                 continue
-            if self._has_room(req):
+            if to_compute > 1:
+                draft.extends.append(req)
+            elif req.room >= length or self._has_room(req):
                 draft.add(req, step)
             else:
                 starved.append(req)
@@ -125,14 +137,13 @@ class Planner:
         Returns those that found no pages for it; a prompt has had its own since admission.
         """
         starved = []
-        for req in self.running:
+        for req in draft.extends:
             if draft.budget == 0:
                 break
-            if req.length - req.computed > 1 and req.has_work and not self.is_blocked(req):
-                if self._has_room(req):
-                    draft.add(req, step)
-                else:
-                    starved.append(req)
+            if self._has_room(req):
+                draft.add(req, step)
+            else:
+                starved.append(req)
         return starved
 
     def _has_room(self, req: Req) -> bool:

@@ -133,7 +133,7 @@ class Req:
     @property
     def has_work(self) -> bool:
         """Whether a plan could compute something for it now."""
-        if self.finish is not None or self.computed >= self.length or self.awaits_result:
+        if self.finish is not None or self.computed >= self.length or (self.guided and self.awaits_result):
             return False
         return self.length < self.end or not self.prefilled
 

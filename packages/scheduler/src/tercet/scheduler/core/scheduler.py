@@ -34,7 +34,7 @@ from tercet.scheduler.core.finish import finish_after
 from tercet.scheduler.core.intake import Intake
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import Outgoing, Outputs
-from tercet.scheduler.core.plan import Capacity, Plan, StepResult
+from tercet.scheduler.core.plan import Capacity, Plan, Row, StepResult
 from tercet.scheduler.core.planner import Planner
 from tercet.scheduler.core.policy import POLICIES
 from tercet.scheduler.core.queue import WaitingQueue
@@ -121,10 +121,10 @@ class Scheduler:
         plan, reqs = planned
         self._steps += 1
         self.in_flight.append(planned)
-        decodes = sum(row.count == 1 for row in plan.rows)
+        decodes = [row for row in plan.rows if row.count == 1]
         self.counters.steps += 1
-        self.counters.mixed_steps += 0 < decodes < len(plan.rows)
-        self.counters.chunks += sum(req.computed < req.prompt_tokens for req in reqs)
+        self.counters.mixed_steps += 0 < len(decodes) < len(plan.rows)
+        self.counters.chunks += len([req for req in reqs if req.computed < req.prompt_tokens])
         return plan
 
     def commit(self, result: StepResult) -> list[Outgoing]:
@@ -133,25 +133,20 @@ class Scheduler:
         if result.step != plan.step or len(result.token_ids) != len(plan.rows):
             raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
         outputs = Outputs()
-        for index, (row, req) in enumerate(zip(plan.rows, reqs, strict=True)):
+        vocab_size, special = self.capacity.vocab_size, _special(result)
+        for index, (row, req, token) in enumerate(zip(plan.rows, reqs, result.token_ids, strict=True)):
             req.in_flight -= 1
             if req.finish is not None:
                 if req.in_flight == 0:
                     self.roster.free(req)
-                continue
-            if row.sample and (error := self._error(result, index)):  # before anybody can share what gave it
-                self.roster.end(req, FinishReason(FinishType.ERROR, message=error), outputs)
-                continue
-            computed = row.start + row.count
-            if index in result.prompt_logprobs:
-                req.prompt_logprobs.append(result.prompt_logprobs[index])
-            if not req.published and computed >= req.prompt_tokens:
-                req.scored = True
-                self.roster.publish(req, computed)
-            if row.sample:
-                self._append(req, result, index, outputs)
-            elif computed >= req.end:
-                self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
+            elif row.sample and req.published and 0 <= token < vocab_size and index not in special:
+                finish = self._append(req, token)
+                if finish is None:
+                    outputs.emit_soon(req)
+                else:
+                    self.roster.end(req, finish, outputs)
+            else:
+                self._take(result, index, row, req, outputs)
         self.memory.settle(plan.step)
         self._offer(outputs)
         return outputs.take()
@@ -205,6 +200,22 @@ class Scheduler:
             req.offered = True
             outputs.tell(req.frontend, ReadyAlone(rid=req.rid, attempt=req.attempt))
 
+    def _take(self, result: StepResult, index: int, row: Row, req: Req, outputs: Outputs) -> None:
+        """Whatever a result says of a row, of which a token alone is the least."""
+        if row.sample and (error := self._error(result, index)):  # before anybody can share what gave it
+            self.roster.end(req, FinishReason(FinishType.ERROR, message=error), outputs)
+            return
+        computed = row.start + row.count
+        if index in result.prompt_logprobs:
+            req.prompt_logprobs.append(result.prompt_logprobs[index])
+        if not req.published and computed >= req.prompt_tokens:
+            req.scored = True
+            self.roster.publish(req, computed)
+        if row.sample:
+            self._append_all(req, result, index, outputs)
+        elif computed >= req.end:
+            self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
+
     def _error(self, result: StepResult, index: int) -> str | None:
         """Why a row that sampled has nothing to go on with; None if it has."""
         if index in result.errors:
@@ -216,24 +227,32 @@ class Scheduler:
             return None
         return "the model gave no finite logits"
 
-    def _append(self, req: Req, result: StepResult, index: int, outputs: Outputs) -> None:
+    def _append_all(self, req: Req, result: StepResult, index: int, outputs: Outputs) -> None:
         """A sampled token and those forced after it are part of the output, up to the one that ends it."""
         complete = index in result.complete
-        token = result.token_ids[index]
-        if token < 0:
+        sampled = result.token_ids[index]
+        if sampled < 0:
             self.roster.end(req, FinishReason(FinishType.STOP), outputs)
             return
         if index in result.logprobs:
             req.token_logprobs.append(result.logprobs[index])
-        forced = result.forced.get(index)
-        tokens = (token,) if forced is None else (token, *unpack_ints(forced))
-        for place, token in enumerate(tokens, start=1):
-            req.tokens.append(token)
-            self.counters.output_tokens += 1
-            self.counters.forced_tokens += place > 1
-            finish = finish_after(req, token, complete=complete and place == len(tokens))
+        forced = unpack_ints(result.forced.get(index, b""))
+        for place, token in enumerate((sampled, *forced)):
+            self.counters.forced_tokens += place > 0
+            finish = self._append(req, token, complete=complete and place == len(forced))
             if finish is not None:
                 self.roster.end(req, finish, outputs)
                 return
-        req.length += len(tokens) - 1
+        req.length += len(forced)
         outputs.emit(req)
+
+    def _append(self, req: Req, token: int, *, complete: bool = False) -> FinishReason | None:
+        """One more token of the output. Returns why it is the last, if it is."""
+        req.tokens.append(token)
+        self.counters.output_tokens += 1
+        return finish_after(req, token, complete=complete)
+
+
+def _special(result: StepResult) -> set[int]:
+    """Rows of which a result says more than a token."""
+    return {*result.logprobs, *result.prompt_logprobs, *result.forced, *result.complete, *result.errors}

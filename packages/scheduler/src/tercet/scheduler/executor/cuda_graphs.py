@@ -75,6 +75,8 @@ class _GroupInputs:
         self.kv_lens[:rows].copy_(given.kv_lens)
         self.page_table[:rows, : given.page_table.shape[1]].copy_(given.page_table)
         self.slot_mapping[:rows].copy_(given.slot_mapping)
+        if rows == bucket:
+            return
         self.kv_lens[rows:bucket].fill_(1)
         self.page_table[rows:bucket, 0].fill_(self.spare_page)
         self.slot_mapping[rows:bucket].fill_(self.spare_page * self.page_size)
@@ -133,8 +135,9 @@ class CudaGraphRunner:
             return self._model(input_ids, positions, batch)
         self._ids[:rows].copy_(input_ids)
         self._positions[:rows].copy_(positions)
-        self._ids[rows:bucket].zero_()
-        self._positions[rows:bucket].zero_()
+        if rows < bucket:
+            self._ids[rows:bucket].zero_()
+            self._positions[rows:bucket].zero_()
         graph = self._graphs[bucket]
         fixed = zip(self._groups, graph.batch.backends, graph.batch.attention, strict=True)
         for given, (group, backend, attention) in zip(batch.attention, fixed, strict=True):

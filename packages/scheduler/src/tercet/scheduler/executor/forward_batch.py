@@ -21,7 +21,7 @@ class ForwardMode(Enum):
     @classmethod
     def of(cls, query_lens: Sequence[int]) -> "ForwardMode":
         """DECODE if every row brings one token, EXTEND if none does, MIXED otherwise."""
-        singles = sum(length == 1 for length in query_lens)
+        singles = query_lens.count(1)
         if singles == len(query_lens):
             return cls.DECODE
         return cls.MIXED if singles else cls.EXTEND

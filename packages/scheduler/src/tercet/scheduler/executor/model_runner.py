@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
@@ -19,6 +20,7 @@ from tercet.scheduler.executor.sampler import Sampled, Sampler, SamplingOps
 from tercet.scheduler.executor.slot_grammars import GuidedRows, Outcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
+from tercet.scheduler.executor.uploads import Array
 
 _PROMPT_CHUNK = 256
 """Prompt positions whose logits are held at once."""
@@ -56,6 +58,7 @@ class ModelRunner:
         self._pool = pool
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
+        self._scored = np.zeros(slots, dtype=np.bool_)  # whose prompts are
         self._tables = SlotTables(
             slots, context_length + 1, page_size=pool.shape.page_size, groups=len(pool.groups), device=device
         )
@@ -69,18 +72,21 @@ class ModelRunner:
         self._introduce(plan.introduce)
         self._tables.update_pages(plan.pages)
         self._pool.copy_pages(plan.copies)
-        sampling_rows = [index for index, row in enumerate(plan.rows) if row.sample]
-        rows = [plan.rows[index] for index in sampling_rows]
-        guided = self._grammars.begin([row.slot for row in rows]) if self._grammars else None  # fills masks meanwhile
-        inputs = self._tables.gather(plan.rows, sampling_rows)
+        inputs = self._tables.gather(plan.rows)
+        slots, sampling_rows = inputs.slots[inputs.sampling_rows], inputs.sampling_rows.tolist()
+        guided = self._grammars.begin(slots.tolist()) if self._grammars else None  # fills masks meanwhile
         hidden = self._model(inputs.input_ids, inputs.positions, self._batch(inputs))
-        sampled = self._sample(hidden, inputs, rows, guided)
-        settle = None if guided is None else partial(self._settle, guided, rows)
-        return StepOutput(plan, sampling_rows, sampled, self._prompt_logprobs(hidden, plan.rows), settle)
+        sampled = self._sample(hidden, inputs, slots, guided)
+        prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
+        settle = None
+        if guided is not None:
+            settle = partial(self._settle, guided, [plan.rows[index] for index in sampling_rows])
+        return StepOutput(plan, sampling_rows, sampled, prompts, settle)
 
     def _introduce(self, inits: Sequence[SlotInit]) -> None:
         for init in inits:
             self._inits[init.slot] = init
+            self._scored[init.slot] = init.prompt_logprobs
             self._tables.introduce(init)
         self._sampler.introduce(inits)
         if self._grammars is not None:
@@ -101,15 +107,17 @@ class ModelRunner:
         )
 
     def _sample(
-        self, hidden: torch.Tensor, inputs: StepInputs, rows: Sequence[Row], guided: GuidedRows | None
+        self, hidden: torch.Tensor, inputs: StepInputs, slots: Array, guided: GuidedRows | None
     ) -> Sampled | None:
-        """Sample for `rows`, all of which want it, and give each slot its new token."""
-        if not rows:
+        """Sample for the slots of the rows that want it, and give each its new token."""
+        if not len(slots):
             return None
-        logits = self._model.compute_logits(hidden[inputs.sample_index])
-        slots = [row.slot for row in rows]
+        if len(slots) < len(hidden):
+            hidden = hidden[inputs.sample_index]
+        logits = self._model.compute_logits(hidden)
+        masks = None if guided is None else guided.masks.result
         sampled = self._sampler.sample(
-            logits, slots, inputs.output_positions, None if guided is None else guided.masks.result
+            logits, slots, inputs.output_positions, masks, sent_positions=inputs.sent_positions
         )
         self._tables.write_sampled(inputs.sampled_places, sampled.tokens)
         return sampled

@@ -50,6 +50,7 @@ class SlotGrammars:
         self.desk = GrammarDesk(GrammarCache(backend))
         self._fast_forward = fast_forward
         self._guides: list[_Guide | None] = [None] * slots
+        self._guided: set[int] = set()
         self._words = -(-vocab_size // 32)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         ends = torch.zeros(1, vocab_size, dtype=torch.bool)
@@ -65,9 +66,11 @@ class SlotGrammars:
         """Begin to make the matchers of choices that take slots, whose grammars should have been read by now."""
         for init in inits:
             sampling = init.sampling
+            self._guides[init.slot] = None
+            self._guided.discard(init.slot)
             if sampling.grammar is None:
-                self._guides[init.slot] = None
                 continue
+            self._guided.add(init.slot)
             output = np.frombuffer(init.tokens, dtype="<i4")[init.prompt_tokens :].tolist()
             self._guides[init.slot] = _Guide(
                 matcher=self._threads.submit(self._matcher, self.desk.reading(sampling.grammar), output),
@@ -78,9 +81,9 @@ class SlotGrammars:
 
     def begin(self, slots: Sequence[int]) -> "GuidedRows | None":
         """Begin to fill the masks of rows that will sample for `slots`. None if no slot has a grammar."""
-        guides = {row: guide for row, slot in enumerate(slots) if (guide := self._guides[slot]) is not None}
-        if not guides:
+        if self._guided.isdisjoint(slots):
             return None
+        guides = {row: guide for row, slot in enumerate(slots) if (guide := self._guides[slot]) is not None}
         rows = GuidedRows(guides)
         rows.masks = self._threads.submit(self._fill, len(slots), rows)
         return rows

@@ -17,17 +17,23 @@ from tercet.scheduler.executor.uploads import Uploads
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]]
 
+_NOBODY = -1
+"""Instead of a prompt's length: nobody was introduced."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepInputs:
-    """What the rows of a step compute, on the device but for `output_positions`."""
+    """What the rows of a step compute, on the device but for its arrays."""
 
     input_ids: torch.Tensor  # int64 [tokens]
     positions: torch.Tensor  # int64 [tokens]
     sample_index: torch.Tensor  # int64 [sampling rows]: the last token of each
     sampled_places: torch.Tensor  # int64 [sampling rows]: where the token that each samples belongs
-    output_positions: list[int]  # of those tokens: 0 is the first after the prompt
+    sent_positions: torch.Tensor  # int64 [sampling rows]: `output_positions`
     attention: list[AttentionBatch]  # of each cache group
+    slots: Integers  # [rows]
+    sampling_rows: Integers  # [sampling rows]: which rows these are
+    output_positions: Integers  # [sampling rows], of the tokens to be sampled: 0 is the first after the prompt
 
 
 class SlotTables:
@@ -40,7 +46,9 @@ class SlotTables:
         self._length = length
         self._page_size = page_size
         self._tokens = torch.zeros(slots, length, dtype=torch.int32, device=device)
-        self._prompts = np.zeros(slots, dtype=np.int64)
+        self._flat = self._tokens.view(-1)
+        self._zero = torch.zeros(1, dtype=torch.int64, device=device)  # what is compared with it is widened, too
+        self._prompts = np.full(slots, _NOBODY, dtype=np.int64)
         self._pages = [np.zeros((slots, -(-length // page_size)), dtype=np.int32) for _ in range(groups)]
 
     def introduce(self, init: SlotInit) -> None:
@@ -61,8 +69,8 @@ class SlotTables:
         return self._tokens[slot, first:last].long()
 
     def write_sampled(self, places: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Give each slot its new token; -1, which must not reach an embedding, is written as 0."""
-        self._tokens.view(-1)[places] = tokens.clamp(min=0).int()
+        """Give each slot its new token, or -1, which is read as 0: it must not reach an embedding."""
+        self._flat.index_copy_(0, places, tokens.int())
 
     def update_pages(self, updates: Sequence[PageUpdate]) -> None:
         """In their order: of two for the same entry, the later one holds."""
@@ -70,24 +78,27 @@ class SlotTables:
             for table, pages in zip(self._pages, update.pages, strict=True):
                 table[update.slot, update.first : update.first + len(pages)] = pages
 
-    def gather(self, rows: Sequence[Row], sampling_rows: Sequence[int]) -> StepInputs:
-        """What the rows, of which those of `sampling_rows` sample, need of their slots."""
-        table = np.array([(row.slot, row.start, row.count) for row in rows], dtype=np.int64)
-        slots, starts, counts = table.T
+    def gather(self, rows: Sequence[Row]) -> StepInputs:
+        """What the rows of a step need of their slots. Raises ValueError for a slot that nobody has."""
+        slots, starts, counts = (np.array(column, dtype=np.int64) for column in _columns(rows))
+        sample = [row.sample for row in rows]
+        sampling = np.arange(len(rows)) if all(sample) else np.flatnonzero(sample)
+        prompts = self._prompts[slots]
+        if len(prompts) and prompts.min() == _NOBODY:
+            raise ValueError(f"slot {slots[prompts.argmin()]} was never introduced")
         ends = starts + counts
         query_start = np.zeros(len(rows) + 1, dtype=np.int64)
         counts.cumsum(out=query_start[1:])
         row_of = np.arange(len(rows)).repeat(counts)
         positions = np.arange(query_start[-1]) + (starts - query_start[:-1])[row_of]
         places = slots[row_of] * self._length + positions
-        sampling = np.array(sampling_rows, dtype=np.int64)
-        written = slots[sampling] * self._length + ends[sampling]
         paged = [self._place(pages, slots, ends, row_of, positions) for pages in self._pages]
         integers = (query_start.astype(np.int32), ends.astype(np.int32), positions, places)
-        sent = self._uploads.send(
-            [*integers, query_start[1:][sampling] - 1, written, *(part for pair in paged for part in pair)]
-        )
-        start, kv_lens, position, place, sample_index, sampled_places, *of_groups = sent
+        sampled = query_start[1:][sampling] - 1
+        output_positions = (ends - prompts)[sampling]
+        samples = sampled, places[sampled] + 1, output_positions
+        sent = self._uploads.send([*integers, *samples, *(part for pair in paged for part in pair)])
+        start, kv_lens, position, place, sample_index, sampled_places, sent_positions, *of_groups = sent
         attention = [
             AttentionBatch(
                 query_start=start,
@@ -101,12 +112,15 @@ class SlotTables:
             for page_table, slot_mapping in zip(of_groups[::2], of_groups[1::2], strict=True)
         ]
         return StepInputs(
-            input_ids=self._tokens.view(-1)[place].long(),
+            input_ids=torch.maximum(self._flat.index_select(0, place), self._zero),
             positions=position,
             sample_index=sample_index,
             sampled_places=sampled_places,
-            output_positions=(ends - self._prompts[slots])[sampling].tolist(),
             attention=attention,
+            slots=slots,
+            sampling_rows=sampling,
+            output_positions=output_positions,
+            sent_positions=sent_positions,
         )
 
     def _place(
@@ -117,3 +131,8 @@ class SlotTables:
         page_table = pages[:, :width].take(slots, axis=0)
         page, offset = np.divmod(positions, self._page_size)
         return page_table, page_table[row_of, page].astype(np.int64) * self._page_size + offset
+
+
+def _columns(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:
+    """(slots, starts, counts)."""
+    return [row.slot for row in rows], [row.start for row in rows], [row.count for row in rows]

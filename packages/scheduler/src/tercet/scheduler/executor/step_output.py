@@ -64,10 +64,12 @@ class StepOutput:
     def _wait(self) -> StepResult:
         if self._copied is not None:
             self._copied.synchronize()
-        token_ids = [-1] * self._rows
         sampled = [] if self._tokens is None else self._tokens.tolist()
-        for row, token in zip(self._sampling_rows, sampled, strict=True):
-            token_ids[row] = token
+        token_ids = sampled
+        if len(sampled) < self._rows:
+            token_ids = [-1] * self._rows
+            for row, token in zip(self._sampling_rows, sampled, strict=True):
+                token_ids[row] = token
         outcome = Outcome() if self._settle is None else self._settle(sampled)
         rows = self._sampling_rows
         return StepResult(

@@ -1,6 +1,7 @@
 """The numbers of a step that the host decides, on their way to the device: many arrays, one copy."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,24 @@ def pack_into(staged: torch.Tensor, arrays: Sequence[Array]) -> None:
     """Write arrays into bytes, each where `starts` says."""
     memory = staged.numpy()
     for array, first in zip(arrays, starts(arrays), strict=False):
-        memory[first : first + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        begin = first // array.itemsize
+        memory.view(array.dtype)[begin : begin + array.size] = array.ravel()
 
 
 def unpack(packed: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:
     """Views into packed bytes, wherever they are now, of the arrays' types and shapes."""
-    return [
-        packed[first : first + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
-        for array, first in zip(arrays, starts(arrays), strict=False)
-    ]
+    wholes = {dtype: packed.view(_dtype_of(dtype)) for dtype in {array.dtype for array in arrays}}
+    views = []
+    for array, first in zip(arrays, starts(arrays), strict=False):
+        begin = first // array.itemsize
+        flat = wholes[array.dtype][begin : begin + array.size]
+        views.append(flat if array.ndim == 1 else flat.view(array.shape))
+    return views
+
+
+@cache
+def _dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def starts(arrays: Sequence[Array]) -> list[int]:
