@@ -135,6 +135,8 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
             assert results["output_tokens"] >= 3
         case "shared_prefix":
             assert results["cached"]["output_tokens"] == results["plain"]["output_tokens"] == 11 * 32
+        case "small_models":
+            assert results["qwen3-0.6b"].keys() > {"first_load_s", "seconds"}
         case "transformers":
             assert results["transformers"]["requests"] == 2
             assert results["ratio"] == results["tercet"]["output_tokens_per_s"] / 0.5

@@ -15,7 +15,7 @@ from tercet.frontend.in_flight import InFlight
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.reconciliation import Reconciler
 from tercet.frontend.recovery import Recovery
-from tercet.frontend.req_state import ReqState, Row, Verdict, rows_of
+from tercet.frontend.req_state import ACCEPTED, ReqState, Row, Verdict, rows_of
 from tercet.protocol.events import Delivery, PeerDown, PeerReady, PeerUp
 from tercet.protocol.messages import (
     BatchEmbeddingOutput,
@@ -150,21 +150,19 @@ class Inbound:
 
     def _on_row(self, state: ReqState, row: Row) -> None:
         began = state.has_tokens
-        match state.accept(row):
-            case Verdict.ACCEPTED:
-                if state.has_tokens and not began:
-                    self._counters.first_token.observe(self._clock() - state.began_at)
-                if state.alone:
-                    self._recovery.retry(self._clock())  # whoever is next in line to run alone
-                if row.finish is not None and isinstance(row.finish.matched, str):
-                    self._dispatcher.abort(state, [row.index], "stop string")
-            case Verdict.GAP:
-                logger.warning("tokens of %s before position %d are missing", state.rid, row.position)
-                self._recovery.again(state, self._clock(), Cause.GAP)
-            case Verdict.ABORTED:
-                self._recovery.again(state, self._clock(), Cause.ABORTED)
-            case Verdict.STALE:
-                pass
+        verdict = state.accept(row)
+        if verdict is ACCEPTED:
+            if not began and state.has_tokens:
+                self._counters.first_token.observe(self._clock() - state.began_at)
+            if state.alone:
+                self._recovery.retry(self._clock())  # whoever is next in line to run alone
+            if row.finish is not None and isinstance(row.finish.matched, str):
+                self._dispatcher.abort(state, [row.index], "stop string")
+        elif verdict is Verdict.GAP:
+            logger.warning("tokens of %s before position %d are missing", state.rid, row.position)
+            self._recovery.again(state, self._clock(), Cause.GAP)
+        elif verdict is Verdict.ABORTED:
+            self._recovery.again(state, self._clock(), Cause.ABORTED)
 
     def _on_ready_alone(self, source: str, message: ReadyAlone) -> None:
         state = self._states.get(message.rid)
