@@ -38,6 +38,9 @@ class FragileExecutor:
             os.kill(os.getpid(), signal.SIGSEGV)
         return self._executor.submit(plan)
 
+    def prepare(self) -> bool:
+        return self._executor.prepare()
+
     def close(self) -> None:
         self._executor.close()
 

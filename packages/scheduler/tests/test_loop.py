@@ -23,7 +23,13 @@ from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 class World:
     """Everything around a loop. Time passes by 50 ms at each look at the clock."""
 
-    def __init__(self, overlap: int = 0, core: Scheduler | None = None, grammars: GrammarReader | None = None) -> None:
+    def __init__(
+        self,
+        overlap: int = 0,
+        core: Scheduler | None = None,
+        grammars: GrammarReader | None = None,
+        prepare: Callable[[], bool] = lambda: False,
+    ) -> None:
         capacity = small_capacity(grammars="some 1")
         ticks = itertools.count()
         self.core = core or Scheduler(CoreConfig(), capacity)
@@ -41,6 +47,7 @@ class World:
             lambda: next(ticks) * 0.05,
             overlap=overlap,
             grammars=grammars,
+            prepare=prepare,
         )
 
     def drain(self, wait: float | None) -> list[Delivery]:
@@ -70,6 +77,23 @@ def test_a_request_is_served_and_then_the_loop_sleeps(overlap: int) -> None:
     assert world.board.heartbeat("frontend-0").phase == Phase.IDLE
     assert world.board.heartbeat("frontend-0").steps == 5
     assert violations(world.core) == []
+
+
+def test_an_idle_loop_prepares_a_part_at_a_time_and_work_comes_first() -> None:
+    parts = [True, True, True, False]
+    world = World(prepare=lambda: parts.pop(0))
+    world.loop.turn()
+    assert world.waits == [0]
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=3, ignore_eos=True)))
+    world.loop.turn()
+    assert len(parts) == 2, "idle still, when it looked"
+    while world.core.runnable:
+        world.loop.turn()
+        assert len(parts) == 2
+    parts.append(False)
+    world.loop.run()
+    assert world.waits[-1] is None
+    assert parts == [False], "the rest, and then it sleeps"
 
 
 def test_heartbeats_say_what_is_held_for_whom() -> None:

@@ -68,7 +68,9 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         *,
         overlap: int = 0,
         grammars: GrammarReader | None = None,
+        prepare: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`prepare` does a part of what makes later steps faster, and says whether there is more to do."""
         self._core = core
         self._executor = executor
         self._drain = drain
@@ -77,6 +79,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._clock = clock
         self._overlap = overlap
         self._grammars = grammars
+        self._prepare = prepare
         self._in_flight: deque[Pending[ResultT]] = deque()
         self._published = float("-inf")
         self._stuck = False
@@ -111,14 +114,14 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._publish()
 
     def _wait(self) -> float | None:
-        """How long to wait for a message: not at all while there is work that can be done."""
+        """How long to wait for a message: not at all while there is work that can be done, or prepared for."""
         if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
         if self._outbox.backlog or self._core.runnable or (self._grammars is not None and self._grammars.busy):
             return RETRY_INTERVAL
         self._publish(now=True)
-        return None
+        return 0 if self._prepare() else None
 
     def _publish(self, *, now: bool = False) -> None:
         time = self._clock()

@@ -65,6 +65,10 @@ class Executor(Runner[Plan, StepResult], Protocol):
         """What must be read before it can be planned goes there first."""
         ...
 
+    def prepare(self) -> bool:
+        """Do a part of what makes later steps faster, while there is nothing else to do; False when all is done."""
+        ...
+
 
 class Encoder(Runner[EncodePlan, EncodeResult], Protocol):
     """Runs a model that gives one vector, or the scores of a classifier, for each input."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from tercet.protocol.lifecycle import settling_in
 from tercet.protocol.messages import (
@@ -35,7 +35,7 @@ from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import ModelError, model_identity, read_json, resolve_model, tokenizer_files
 from tercet.scheduler.model_task import task_of
 from tercet.scheduler.outbox import Outbox
-from tercet.scheduler.ports import Executor, GrammarReader, Runner
+from tercet.scheduler.ports import Executor, Runner
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,12 @@ class SchedulerProcess:
         tokens = core.memory.tokens
         self._tell(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
         return (
-            self._looped(core if log is None else RecordingScheduler(core, log), executor, executor.grammars),
+            self._looped(
+                core if log is None else RecordingScheduler(core, log),
+                executor,
+                grammars=executor.grammars,
+                prepare=executor.prepare,
+            ),
             self._limits(executor.capacity, tokens),
         )
 
@@ -229,12 +234,12 @@ class SchedulerProcess:
         return self._looped(EmbeddingScheduler(self._core_config(), capacity), served.encoder), limits
 
     def _looped(
-        self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT], grammars: GrammarReader | None = None
+        self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT], **more: Any
     ) -> SchedulerLoop[PlanT, ResultT]:
         outbox = Outbox(self._node.send, time.monotonic)
         overlap = self._schedule.steps_ahead(gpu=on_gpu(self._model))
         drain, board = self._node.drain, self._board
-        return SchedulerLoop(core, executor, drain, outbox, board, time.monotonic, overlap=overlap, grammars=grammars)
+        return SchedulerLoop(core, executor, drain, outbox, board, time.monotonic, overlap=overlap, **more)
 
     def _core_config(self) -> CoreConfig:
         schedule = self._schedule

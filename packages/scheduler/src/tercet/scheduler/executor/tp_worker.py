@@ -186,6 +186,10 @@ class TpModelWorker:
             self._graphs.capture_next()
         return step
 
+    def prepare(self) -> bool:
+        """Record the next graph. See `Executor.prepare`."""
+        return self._graphs is not None and self._graphs.capture_next()
+
     def close(self) -> None:
         """Let steps that were submitted finish, and start no more."""
         if self._thread is not None:

@@ -93,6 +93,10 @@ class FakeExecutor:
         """Nothing has to be read."""
         return
 
+    def prepare(self) -> bool:
+        """Nothing has to be prepared."""
+        return False
+
     def submit(self, plan: Plan) -> Done:
         """Run a plan at once."""
         if self._before_step is not None:
