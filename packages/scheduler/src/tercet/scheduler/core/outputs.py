@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Sequence
-from itertools import groupby
 
 from tercet.protocol.messages import BatchTokenIDOutput, Message, Opening
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
@@ -112,17 +111,24 @@ class Outputs:
         return [*self._others, *((peer, batch.message()) for peer, batch in self._batches.items())]
 
     def _settle(self) -> None:
-        """Emit what was to be emitted soon."""
+        """Emit what was to be emitted soon: column by column, where each choice has one token and nothing else."""
         soon, self._soon = self._soon, []
-        for detokenizer, run in groupby(soon, key=_next_for):
-            if detokenizer is None:
-                for req in run:
-                    self.emit(req)
-                continue
-            reqs = [*run]
-            self._batch(detokenizer).add_next(reqs)
-            for req in reqs:
-                req.sent += 1
+        more = [
+            req
+            for req in soon
+            if req.finish is not None
+            or not req.opened
+            or req.token_logprobs
+            or len(req.tokens) != req.prompt_tokens + req.sent + 1
+        ]
+        if more:
+            for req in soon:
+                self.emit(req)
+            return
+        for detokenizer in dict.fromkeys([req.detokenizer for req in soon]):
+            self._batch(detokenizer).add_next([req for req in soon if req.detokenizer == detokenizer])
+        for req in soon:
+            req.sent += 1
 
     def _batch(self, detokenizer: str) -> RowBatch:
         batch = self._batches.get(detokenizer)
@@ -141,12 +147,6 @@ class Outputs:
             cached_tokens=max(req.cached, 0),
             prompt_logprobs=joined([first_of(req), *req.prompt_logprobs]) if wanted and req.scored else None,
         )
-
-
-def _next_for(req: Req) -> str | None:
-    """The detokenizer of a choice whose next token is all there is to say; None of others."""
-    plain = req.opened and req.finish is None and not req.token_logprobs
-    return req.detokenizer if plain and len(req.tokens) == req.prompt_tokens + req.sent + 1 else None
 
 
 def first_of(req: Req) -> Logprobs:

@@ -37,6 +37,18 @@ class Draft:
         self.introduce: list[SlotInit] = []
         self.copies: list[PageCopy] = []
 
+    def decode(self, req: Req, step: int) -> None:
+        """Plan the one token that a choice has to compute; what that takes of the budget is left to the caller."""
+        computed, length = req.computed, req.length
+        sample = length < req.end
+        self.rows.append(Row(req.slot, computed, 1, sample))
+        self.reqs.append(req)
+        req.computed = length
+        if sample:
+            req.length = length + 1
+        req.in_flight += 1
+        req.last_step = step
+
     def add(self, req: Req, step: int) -> None:
         """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
         start, length = req.computed, req.length
@@ -126,9 +138,10 @@ class Planner:
             if to_compute > 1:
                 draft.extends.append(req)
             elif req.room >= length or self._has_room(req):
-                draft.add(req, step)
+                draft.decode(req, step)
             else:
                 starved.append(req)
+        draft.budget -= len(draft.rows)
         return starved
 
     def _plan_extends(self, draft: Draft, step: int) -> list[Req]:

@@ -134,19 +134,22 @@ class Scheduler:
             raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
         outputs = Outputs()
         vocab_size, special = self.capacity.vocab_size, _special(result)
+        said = 0
         for index, (row, req, token) in enumerate(zip(plan.rows, reqs, result.token_ids, strict=True)):
             req.in_flight -= 1
             if req.finish is not None:
                 if req.in_flight == 0:
                     self.roster.free(req)
             elif row.sample and req.published and 0 <= token < vocab_size and index not in special:
-                finish = self._append(req, token)
-                if finish is None:
-                    outputs.emit_soon(req)
-                else:
+                req.tokens.append(token)
+                said += 1
+                if finish := finish_after(req, token):
                     self.roster.end(req, finish, outputs)
+                else:
+                    outputs.emit_soon(req)
             else:
                 self._take(result, index, row, req, outputs)
+        self.counters.output_tokens += said
         self.memory.settle(plan.step)
         self._offer(outputs)
         return outputs.take()
@@ -239,18 +242,14 @@ class Scheduler:
         forced = unpack_ints(result.forced.get(index, b""))
         for place, token in enumerate((sampled, *forced)):
             self.counters.forced_tokens += place > 0
-            finish = self._append(req, token, complete=complete and place == len(forced))
+            req.tokens.append(token)
+            self.counters.output_tokens += 1
+            finish = finish_after(req, token, complete=complete and place == len(forced))
             if finish is not None:
                 self.roster.end(req, finish, outputs)
                 return
         req.length += len(forced)
         outputs.emit(req)
-
-    def _append(self, req: Req, token: int, *, complete: bool = False) -> FinishReason | None:
-        """One more token of the output. Returns why it is the last, if it is."""
-        req.tokens.append(token)
-        self.counters.output_tokens += 1
-        return finish_after(req, token, complete=complete)
 
 
 def _special(result: StepResult) -> set[int]:

@@ -36,6 +36,21 @@ class StepInputs:
     output_positions: Integers  # [sampling rows], of the tokens to be sampled: 0 is the first after the prompt
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Layout:
+    """How the tokens of a step lie one after another: the same in every step whose rows have these slots and counts."""
+
+    given: tuple[list[int], list[int], list[bool]]  # slots, counts, and which rows sample
+    slots: Integers  # [rows]
+    counts: Integers  # [rows]
+    row_of: Integers  # [tokens]
+    within: Integers  # [tokens]: how far behind the first of its row
+    sampling: Integers  # [sampling rows]
+    last: Integers  # [sampling rows]: the last token of each
+    query_start: torch.Tensor  # int32 [rows + 1]
+    sample_index: torch.Tensor  # int64: `last`
+
+
 class SlotTables:
     """Token ids [slots, length] on the device; on the host page ids [slots, pages] of each cache group."""
 
@@ -49,6 +64,7 @@ class SlotTables:
         self._flat = self._tokens.view(-1)
         self._zero = torch.zeros(1, dtype=torch.int64, device=device)  # what is compared with it is widened, too
         self._prompts = np.full(slots, _NOBODY, dtype=np.int64)
+        self._layout: _Layout | None = None
         self._pages = [np.zeros((slots, -(-length // page_size)), dtype=np.int32) for _ in range(groups)]
 
     def introduce(self, init: SlotInit) -> None:
@@ -80,33 +96,28 @@ class SlotTables:
 
     def gather(self, rows: Sequence[Row]) -> StepInputs:
         """What the rows of a step need of their slots. Raises ValueError for a slot that nobody has."""
-        slots, starts, counts = (np.array(column, dtype=np.int64) for column in _columns(rows))
-        sample = [row.sample for row in rows]
-        sampling = np.arange(len(rows)) if all(sample) else np.flatnonzero(sample)
+        layout = self._laid_out(rows)
+        slots, row_of, sampling = layout.slots, layout.row_of, layout.sampling
         prompts = self._prompts[slots]
         if len(prompts) and prompts.min() == _NOBODY:
             raise ValueError(f"slot {slots[prompts.argmin()]} was never introduced")
-        ends = starts + counts
-        query_start = np.zeros(len(rows) + 1, dtype=np.int64)
-        counts.cumsum(out=query_start[1:])
-        row_of = np.arange(len(rows)).repeat(counts)
-        positions = np.arange(query_start[-1]) + (starts - query_start[:-1])[row_of]
+        starts = np.array([row.start for row in rows], dtype=np.int64)
+        ends = starts + layout.counts
+        positions = starts[row_of] + layout.within
         places = slots[row_of] * self._length + positions
         paged = [self._place(pages, slots, ends, row_of, positions) for pages in self._pages]
-        integers = (query_start.astype(np.int32), ends.astype(np.int32), positions, places)
-        sampled = query_start[1:][sampling] - 1
         output_positions = (ends - prompts)[sampling]
-        samples = sampled, places[sampled] + 1, output_positions
-        sent = self._uploads.send([*integers, *samples, *(part for pair in paged for part in pair)])
-        start, kv_lens, position, place, sample_index, sampled_places, sent_positions, *of_groups = sent
+        integers = ends.astype(np.int32), positions, places, places[layout.last] + 1, output_positions
+        sent = self._uploads.send([*integers, *(part for pair in paged for part in pair)])
+        kv_lens, position, place, sampled_places, sent_positions, *of_groups = sent
         attention = [
             AttentionBatch(
-                query_start=start,
+                query_start=layout.query_start,
                 kv_lens=kv_lens,
                 page_table=page_table,
                 slot_mapping=slot_mapping,
                 page_size=self._page_size,
-                host_query_lens=counts.tolist(),
+                host_query_lens=layout.given[1],
                 host_kv_lens=ends.tolist(),
             )
             for page_table, slot_mapping in zip(of_groups[::2], of_groups[1::2], strict=True)
@@ -114,7 +125,7 @@ class SlotTables:
         return StepInputs(
             input_ids=torch.maximum(self._flat.index_select(0, place), self._zero),
             positions=position,
-            sample_index=sample_index,
+            sample_index=layout.sample_index,
             sampled_places=sampled_places,
             attention=attention,
             slots=slots,
@@ -122,6 +133,30 @@ class SlotTables:
             output_positions=output_positions,
             sent_positions=sent_positions,
         )
+
+    def _laid_out(self, rows: Sequence[Row]) -> _Layout:
+        """The last step's layout, if this one's is the same: of decodes it mostly is."""
+        given = [row.slot for row in rows], [row.count for row in rows], [row.sample for row in rows]
+        if self._layout is None or self._layout.given != given:
+            slots, counts = (np.array(column, dtype=np.int64) for column in given[:2])
+            query_start = np.zeros(len(rows) + 1, dtype=np.int64)
+            counts.cumsum(out=query_start[1:])
+            row_of = np.arange(len(rows)).repeat(counts)
+            sampling = np.flatnonzero(given[2])
+            last = query_start[1:][sampling] - 1
+            sent_start, sample_index = self._uploads.send([query_start.astype(np.int32), last])
+            self._layout = _Layout(
+                given=given,
+                slots=slots,
+                counts=counts,
+                row_of=row_of,
+                within=np.arange(query_start[-1]) - query_start[row_of],
+                sampling=sampling,
+                last=last,
+                query_start=sent_start,
+                sample_index=sample_index,
+            )
+        return self._layout
 
     def _place(
         self, pages: Integers, slots: Integers, ends: Integers, row_of: Integers, positions: Integers
@@ -131,8 +166,3 @@ class SlotTables:
         page_table = pages[:, :width].take(slots, axis=0)
         page, offset = np.divmod(positions, self._page_size)
         return page_table, page_table[row_of, page].astype(np.int64) * self._page_size + offset
-
-
-def _columns(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:
-    """(slots, starts, counts)."""
-    return [row.slot for row in rows], [row.start for row in rows], [row.count for row in rows]
