@@ -80,6 +80,8 @@ class Scale:
     decodes: int = 200
     traced: int = 50
     requests: int = 500
+    running: int = 320
+    """As many of those as the KV cache has room for."""
     longest_input: int = 4096
     longest_output: int = 2048
     sample: int = 64
@@ -89,7 +91,7 @@ class Scale:
     prefix: int = 2048
     operation_tokens: int = 16384
     operation_width: int = 4096
-    operation_rows: int = 64
+    operation_rows: int = 256
     operation_context: int = 4096
 
 

@@ -26,7 +26,7 @@ def served(
     longest = max(len(ids) + output for ids, output in requests)
     with model_directory(shape, longest + 8) as directory:
         start = time.perf_counter()
-        with make_engine(str(directory), load_format="dummy", **_OPTIONS, **options) as engine:
+        with make_engine(str(directory), load_format="dummy", **_OPTIONS | options) as engine:
             ready = time.perf_counter() - start
             engine.generate(input_ids=[requests[0][0][:8]], sampling_params=[_sampling(2)])  # the first is slower
             others = [([*reversed(ids)], output) for ids, output in requests]
@@ -54,7 +54,8 @@ def _speed(seconds: float, tokens: int) -> Results:
 def offline(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
     """Requests of random lengths without a shared prefix."""
     lengths = (1, scale.longest_input), (1, scale.longest_output)
-    yield served(make_engine, scale.large, random_requests(scale.requests, *lengths, scale.large.vocab))
+    requests = random_requests(scale.requests, *lengths, scale.large.vocab)
+    yield served(make_engine, scale.large, requests, max_running_requests=scale.running)
 
 
 def small_models(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:

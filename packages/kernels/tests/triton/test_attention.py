@@ -58,11 +58,23 @@ def test_splits_merge_without_a_seam(processors: int, window: int, monkeypatch: 
 
 def test_splits_fill_the_machine_and_no_more() -> None:
     splits = backend._splits
-    assert splits(programs=8, longest=1 << 20, processors=132) == 64
-    assert splits(programs=64, longest=1 << 20, processors=132) == 8
-    assert splits(programs=512, longest=1 << 20, processors=132) == 1
-    assert splits(programs=1, longest=300, processors=132) == 4
-    assert splits(programs=1, longest=1, processors=132) == 1
+    assert splits(programs=8, longest=1 << 20, processors=132) == (64, 0)
+    assert splits(programs=64, longest=1 << 20, processors=132) == (8, 0)
+    assert splits(programs=1, longest=300, processors=132) == (4, 0)
+    assert splits(programs=1, longest=1, processors=132) == (1, 0)
+
+
+def test_of_many_rows_the_long_ones_are_split() -> None:
+    splits = backend._splits
+    assert splits(programs=512, longest=2048, processors=132) == (1, 2048)
+    assert splits(programs=512, longest=2049, processors=132) == (2, 2048)
+    assert splits(programs=512, longest=1 << 20, processors=132) == (4, 2048)
+
+
+def test_a_long_row_is_split_and_those_beside_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_LONG", 64)
+    rows = [(1, 300), (1, 7), (1, 64), (1, 65), (1, 129), (1, 1)] * 6
+    check(rows, sinks=True)
 
 
 def test_tiles_cover_every_new_token_once_and_the_longest_come_first() -> None:

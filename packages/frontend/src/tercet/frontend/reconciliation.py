@@ -133,8 +133,8 @@ def _judge(watch: _Watch, here: tuple[int, int] | None, heartbeat: Heartbeat) ->
             return None
         watch.strikes += 1
         return Cause.SILENT
-    # A scheduler in a step tells of the time before it; one that ended two since has looked into its inbox.
-    idle = heartbeat.step_age == 0 and heartbeat.phase is not Phase.STEP
+    # A scheduler that is busy tells of the time before; one that ended two steps since has looked into its inbox.
+    idle = heartbeat.step_age == 0 and heartbeat.phase not in (Phase.STEP, Phase.COMPILING)
     if not idle and heartbeat.steps < watch.steps + 2:
         return None
     watch.strikes += 1

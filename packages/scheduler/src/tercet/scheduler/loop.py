@@ -121,7 +121,10 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if self._outbox.backlog or self._core.runnable or (self._grammars is not None and self._grammars.busy):
             return RETRY_INTERVAL
         self._publish(now=True)
-        return 0 if self._prepare() else None
+        self._board.enter(Phase.COMPILING)
+        more = self._prepare()
+        self._board.enter(Phase.IDLE)
+        return 0 if more else None
 
     def _publish(self, *, now: bool = False) -> None:
         time = self._clock()

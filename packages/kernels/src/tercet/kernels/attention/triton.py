@@ -12,6 +12,9 @@ from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, 
 _SPLIT = 128
 """Keys that are worth a split of their own."""
 
+_LONG = 2048
+"""Keys from which a row is split where there are many: the longest would else keep the others waiting."""
+
 _MOST_SPLITS = 64
 
 _FEW_SPLITS = 4
@@ -115,7 +118,7 @@ class TritonAttention:
     ) -> None:
         rows, (heads, head_dim), kv_heads = batch.decodes, q.shape[1:], k_cache.shape[2]
         longest = min(batch.page_table.shape[1] * batch.page_size, int(options["WINDOW"]) or 1 << 40)
-        splits = _splits(rows * kv_heads, longest, multiprocessors(q.device))
+        splits, least = _splits(rows * kv_heads, longest, multiprocessors(q.device))
         parts, lse, ended = out, out, None
         if splits > 1:
             parts = torch.empty(rows, heads, splits, head_dim, dtype=torch.float32, device=q.device)
@@ -136,6 +139,7 @@ class TritonAttention:
             q.stride(0),
             batch.page_table.stride(0),
             splits,
+            least,
             **options,
             SEVERAL=splits > 1,
             BLOCK_M=blocks.queries,
@@ -204,10 +208,15 @@ class TritonAttention:
         )
 
 
-def _splits(programs: int, longest: int, processors: int) -> int:
-    """Splits that give each multiprocessor two programs, but none with too few keys: a power of two."""
-    wanted = min(-(-2 * processors // programs), -(-longest // _SPLIT), _MOST_SPLITS)
-    return power_of_two(wanted)
+def _splits(programs: int, longest: int, processors: int) -> tuple[int, int]:
+    """(splits, the fewest keys of one): a power of two that gives each multiprocessor two programs with keys enough.
+
+    Where rows are enough for all, only long ones are split.
+    """
+    wanted = -(-2 * processors // programs)
+    if wanted > 1:
+        return power_of_two(min(wanted, -(-longest // _SPLIT), _MOST_SPLITS)), 0
+    return power_of_two(min(-(-longest // _LONG), _FEW_SPLITS)), _LONG
 
 
 def _tiles(batch: AttentionBatch, queries: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from tercet.kernels.triton.activation import silu_and_mul
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.largest import largest
+from tercet.kernels.triton.linear import linear
 from tercet.kernels.triton.logprobs import token_logprobs
 from tercet.kernels.triton.moe import fused_moe
 from tercet.kernels.triton.penalties import apply_penalties_
@@ -54,12 +55,22 @@ def fused_figures(
     yield _rope(device, dtype, tokens)
     yield from _attention(device, dtype, rows, context)
     yield from _sampling(device, vocab, rows)
-    few = x[:16]
-    for kind, block in _QUANTISED:
-        packed = quantise(torch.randn(4 * hidden, hidden, device=device), kind, block)
-        seconds = _seconds(lambda packed=packed: linear_quantised(few, packed), device)  # type: ignore[misc]
-        yield Figure(f"{kind} linear, 16 rows", seconds, packed.codes.numel() * 1.0 + packed.scales.numel() * 4, "GB/s")
+    yield from _linear(x)
     yield _moe(device, dtype, tokens // 8, hidden // 4)
+
+
+def _linear(x: torch.Tensor) -> Iterator[Figure]:
+    """Layers of a weight that no cache holds: as it is for one row, quantised for 16."""
+    size = x.shape[1]
+    full = torch.randn(16 * size, size, device=x.device)
+    weight = full.to(x.dtype)
+    seconds = _seconds(lambda: linear(x[:1], weight), x.device)
+    yield Figure("fused linear, 1 row", seconds, 1.0 * weight.numel() * weight.itemsize, "GB/s")
+    for kind, block in _QUANTISED:
+        packed = quantise(full, kind, block)
+        seconds = _seconds(lambda packed=packed: linear_quantised(x[:16], packed), x.device)  # type: ignore[misc]
+        amount = packed.codes.numel() * 1.0 + packed.scales.numel() * 4
+        yield Figure(f"fused {kind} linear, 16 rows", seconds, amount, "GB/s")
 
 
 def _rope(device: torch.device, dtype: torch.dtype, tokens: int) -> Figure:

@@ -101,7 +101,7 @@ def _sinks(sinks_ptr, head, there):
     return sink
 
 
-@triton.jit(do_not_specialize=["stride_pages", "splits"])
+@triton.jit(do_not_specialize=["stride_pages", "splits", "least"])
 def decode_kernel(
     q_ptr,  # [rows, heads, HEAD_DIM], rows `stride_row` apart
     k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr; of e4m3 perhaps its bits (`readable`)
@@ -116,6 +116,7 @@ def decode_kernel(
     stride_row,
     stride_pages,
     splits,
+    least,
     scale,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -133,7 +134,7 @@ def decode_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     await_previous(EARLY)
-    first, last = _split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, BLOCK_N)
+    first, last = _split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, least, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
     dim = tl.arange(0, BLOCK_D)
@@ -186,12 +187,12 @@ def _merged(parts_ptr, lse_ptr, row_head, splits, sink, mine, HEAD_DIM: tl.const
 
 
 @triton.jit
-def _split_of(kv_len, split, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
-    """Keys [first, last) of one split; the splits of a row are as even as whole blocks allow."""
+def _split_of(kv_len, split, WINDOW: tl.constexpr, splits, least, BLOCK_N: tl.constexpr):
+    """Keys [first, last) of one split: as even as whole blocks allow, of at least `least`; none for those beyond."""
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(kv_len - WINDOW, 0)
-    share = tl.cdiv(tl.cdiv(kv_len - begin, splits), BLOCK_N) * BLOCK_N
+    share = tl.cdiv(tl.maximum(tl.cdiv(kv_len - begin, splits), least), BLOCK_N) * BLOCK_N
     first = begin + split * share
     return first, tl.minimum(first + share, kv_len)
 

@@ -36,21 +36,27 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records with `torch.cuda.graph`; all graphs share one memory pool."""
+    """Records on a stream of its own; all graphs share one memory pool."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Runs it once before, which compiles kernels and makes the handles that recording may not."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
+        """Runs it once before, which compiles kernels and makes the handles that recording may not.
+
+        Not by `torch.cuda.graph`, which gives back all free memory first: the steps between would have to get it again.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = run()
+        with torch.cuda.stream(self._stream):
+            run()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                output = run()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
         return graph.replay, output
 
 
