@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from tercet.frontend.counters import Cause
@@ -105,6 +106,14 @@ def test_heartbeats_that_come_together_count_once(make: Make) -> None:
     for _ in range(5):
         assert script.hear(beat(), after=0.01) == NOTHING
     assert script.hear(beat()) == ([("r", Cause.ABSENT)], [])
+
+
+def test_a_scheduler_that_compiles_has_not_looked_into_its_inbox(make: Make) -> None:
+    script = Script(make())
+    for _ in range(8):
+        assert script.hear(msgspec.structs.replace(beat(steps=7), phase=Phase.COMPILING)) == NOTHING
+    assert script.hear(beat(steps=7)) == NOTHING
+    assert script.hear(beat(steps=7)) == ([("r", Cause.ABSENT)], [])
 
 
 def test_a_long_step_cannot_know_what_came_while_it_ran(make: Make) -> None:

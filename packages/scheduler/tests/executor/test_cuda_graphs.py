@@ -46,15 +46,16 @@ class PlannedBefore(TorchNativeAttention):
 class Tape:
     """A `Recorder` that runs the work again, into the tensor of the first result."""
 
-    def __init__(self, fails: int = 0) -> None:
+    def __init__(self, fails: int = 0, error: type[RuntimeError] = torch.OutOfMemoryError) -> None:
         self.fails = fails
+        self.error = error
         self.recorded: list[int] = []
         self.replays = 0
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         output = run()
         if len(output) == self.fails:
-            raise torch.OutOfMemoryError
+            raise self.error
         self.recorded.append(len(output))
 
         def replay() -> None:
@@ -130,6 +131,17 @@ def test_without_memory_a_bucket_is_left_out(attending: Any, steps: Any) -> None
     batch = given.step([(0, 1, 1), (1, 1, 1)])
     assert len(runner(batch.input_ids, batch.positions, batch)) == 2
     assert tape.replays == 1
+
+
+def test_where_recording_fails_steps_are_launched_as_they_are(attending: Any, steps: Any) -> None:
+    given, tape = steps(), Tape(fails=2, error=RuntimeError)
+    runner = graphs(attending, given.pool, tape)
+    assert runner.capture_next()
+    assert not runner.capture_next()
+    assert not runner.capture_next(), "no other is tried"
+    assert tape.recorded == [4]
+    batch = given.step([(0, 1, 1), (1, 1, 1)])
+    assert len(runner(batch.input_ids, batch.positions, batch)) == 2
 
 
 def test_a_runner_does_not_notice(attending: Any, steps: Any) -> None:

@@ -172,6 +172,9 @@ class CudaGraphRunner:
             self._graphs[bucket] = _Graph(*self._recorder.record(lambda: self._model(ids, positions, batch)), batch)
         except torch.OutOfMemoryError:
             logger.warning("no memory for a graph of %d rows: such steps are launched kernel by kernel", bucket)
+        except RuntimeError:
+            logger.exception("steps cannot be recorded here: they are launched kernel by kernel")
+            self._waiting.clear()
         return bool(self._waiting)
 
     def _batch(self, bucket: int) -> ForwardBatch:
