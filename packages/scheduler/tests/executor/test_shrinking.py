@@ -91,3 +91,26 @@ def test_a_row_goes_on_where_it_was_cut(steps: Any) -> None:
     assert second.positions[0] == 5
     even, odd = halves(steps().step([(0, 2, 2), (1, 2, 4)]))
     assert (even.attention[0].host_query_lens, odd.attention[0].host_query_lens) == ([2], [2])
+
+
+class Full(Small):
+    """A device that has room for logits only once memory was given back."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.tried.append(len(hidden))
+        if self.room == 0:
+            raise torch.OutOfMemoryError
+        return super().compute_logits(hidden)
+
+
+def test_logits_are_computed_when_memory_was_given_back(attending: Any) -> None:
+    full = Full(attending, 0)
+    hidden = torch.randn(3, 8)
+
+    def release() -> None:
+        full.room = 100
+
+    assert torch.equal(ShrinkingModel(full, release).compute_logits(hidden), attending.compute_logits(hidden))
+    full.room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        ShrinkingModel(full, lambda: None).compute_logits(hidden)

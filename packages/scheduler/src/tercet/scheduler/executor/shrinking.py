@@ -53,7 +53,12 @@ class ShrinkingModel:
         return torch.cat(parts)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Model`."""
+        """See `Model`. Where there is no memory, all that torch keeps is given back first."""
+        try:
+            return self._model.compute_logits(hidden)
+        except torch.OutOfMemoryError:
+            logger.warning("no memory for the logits of %d rows: what is kept for later is given back", len(hidden))
+        self._release()
         return self._model.compute_logits(hidden)
 
 
