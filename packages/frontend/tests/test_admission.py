@@ -66,10 +66,40 @@ async def test_more_log_probabilities_than_an_answer_can_show_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT["messages"], "n": 128, "max_tokens": 32_769}, "n"),
+        ("/v1/completions", {"prompt": "hi", "best_of": 20, "max_tokens": 230_000}, "best_of"),
+        ("/v1/completions", {"prompt": ["hi"] * 50, "max_tokens": 100_000}, "max_tokens"),
+        ("/generate", {"text": "hi", "sampling_params": {"n": 100, "max_new_tokens": 50_000}}, "sampling_params.n"),
+    ],
+)
+async def test_more_tokens_than_one_request_may_ask_for_are_refused(
+    engine_of: EngineOf, http_of: HttpOf, roomy: ModelLimits, path: str, body: dict[str, Any], param: str
+) -> None:
+    async with serving(engine_of(limits=roomy)) as served:
+        answer = await http_of(served).post(path, json={"model": "tiny", **body})
+        assert served.engine.requests() == []
+        assert served.manager.running == 0
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert "At most 4194304" in answer.json()["error"]["message"]
+
+
+async def test_choices_of_no_given_length_share_what_one_request_may_ask_for(
+    engine_of: EngineOf, http_of: HttpOf, roomy: ModelLimits
+) -> None:
+    async with serving(engine_of(limits=roomy)) as served:
+        body = {"model": "tiny", "messages": CHAT["messages"], "n": 64}
+        answer = await http_of(served).post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert [request.sampling.max_new_tokens for request in served.engine.requests()] == [4_194_304 // 64]
+
+
+@pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/chat/completions", {**CHAT, "n": 8, "max_tokens": 4096}),
-        ("/v1/chat/completions", {"messages": CHAT["messages"], "n": 128, "max_tokens": 200_000}),
+        ("/v1/chat/completions", {"messages": CHAT["messages"], "n": 128, "max_tokens": 32_768}),
         ("/v1/completions", {**SCORED, "prompt": [5] * 8192}),
         ("/v1/completions", {"prompt": "hi", "best_of": 20, "max_tokens": 200_000}),
         ("/v1/completions", {"prompt": [5] * 8192, "echo": True, "n": 16, "max_tokens": 200_000}),

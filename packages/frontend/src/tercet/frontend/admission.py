@@ -1,7 +1,6 @@
 """The last look at a request: what can only be checked with the model, and partly only once the prompt has a length."""
 
 import secrets
-import sys
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +12,8 @@ from tercet.protocol.values import SamplingParams
 
 MAX_SCORES = 2_097_152
 """Log-probabilities that one answer shows: each costs up to 5 µs of the event loop, and 60 bytes of JSON."""
+MAX_OUTPUT = 4_194_304
+"""Tokens that one request may ask for in all: choices of every prompt, times tokens to generate."""
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 """Of all stop strings of a request together: what detokenizers take."""
@@ -23,6 +24,18 @@ def check_stops(request: GenerateRequest) -> None:
     if len(request.stop) > MAX_STOPS or sum(map(len, request.stop)) > MAX_STOP_CHARS:
         message = f"At most {MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters in all are possible."
         raise BadRequestError(message, param=request.param_names.stop)
+
+
+def check_output(requests: Sequence[GenerateRequest], params: Sequence[SamplingParams]) -> None:
+    """Raises BadRequestError for a request that asks for too many tokens. `params` are complete."""
+    tokens = sum(chosen.n * chosen.max_new_tokens for chosen in params)
+    if tokens > MAX_OUTPUT:
+        names = requests[0].param_names
+        raise BadRequestError(
+            f"The answer could have {tokens} tokens: choices times tokens to generate. "
+            f"At most {MAX_OUTPUT} are possible.",
+            param=names.n if params[0].n > 1 else names.max_tokens,
+        )
 
 
 def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingParams], prompts: Sequence[int]) -> None:
@@ -72,7 +85,8 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
 
 
 def _most_tokens(request: GenerateRequest) -> int:
-    """How long each answer may get for all that is to be shown of its tokens."""
+    """How long each answer may get for all choices together, and for all that is to be shown of their tokens."""
+    most = MAX_OUTPUT // request.sampling.n
     if request.logprobs is None or not request.shows_logprobs:
-        return sys.maxsize
-    return MAX_SCORES // (request.sampling.n * (1 + request.logprobs.top))
+        return most
+    return min(most, MAX_SCORES // (request.sampling.n * (1 + request.logprobs.top)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from tercet.frontend.admission import check_scores, check_stops, sampling
+from tercet.frontend.admission import check_output, check_scores, check_stops, sampling
 from tercet.frontend.control import Control
 from tercet.frontend.counters import Counters, Outcome
 from tercet.frontend.dispatch import Dispatcher
@@ -183,6 +183,7 @@ class TokenizerManager:
         await self._check_grammars(requests, model)
         prompts = await asyncio.gather(*(model.tokenized(request.prompt) for request in requests))
         params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
+        check_output(requests, params)
         check_scores(requests, params, [len(ids) for ids in prompts])
         generation, rid = Generation(place), rid or self.new_id()
         for number, (request, ids, chosen) in enumerate(zip(requests, prompts, params, strict=True)):
