@@ -61,6 +61,17 @@ def test_unfiltered(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> No
     assert tokens[3] == logits[3].argmax()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 10.0])
+def test_the_winner_may_lie_in_any_block(
+    spread: float, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_BLOCK", 128)
+    logits = (torch.randn(12, 1001, device=device) * spread).to(dtype)
+    tokens = compare(logits, torch.full((12,), 0.9, device=device), None)
+    assert len({token // 128 for token in tokens.tolist()}) > 3
+
+
 @pytest.mark.parametrize(
     "kept",
     [

@@ -1,10 +1,8 @@
-"""Drawing tokens without sorting: the sets that top-k, top-p and min-p keep are found by their thresholds.
+"""Drawing tokens: every row is cut into blocks of the vocabulary, which are looked at side by side.
 
-The reference is `tercet.kernels.ops.sampling.sample`. Each filter keeps a beginning of the tokens ordered by logit and
-id. So two numbers say what it keeps: the *distance* of its last token below the likeliest, as the bits of a float32,
-which order as integers do, and how many tokens of just that distance it keeps, by id. The distance is found two bits at
-a time: sixteen passes over the row count the tokens, or add up the probability, nearer than three candidates.
-The last pass draws: noise nearly exact says which blocks may hold the winner, and only there float64 decides.
+The reference is `tercet.kernels.ops.sampling.sample`. Three kernels follow each other: the largest logit of every
+block; with it the best score of every block, with noise that is nearly exact; and of each row the winner, where only
+the blocks that may hold it are scored again, in float64.
 """
 
 import torch
@@ -13,161 +11,100 @@ import triton.language as tl
 
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import Filters
+from tercet.kernels.triton.filtered import sample_filtered
+from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
 from tercet.kernels.triton.noise import gumbel, gumbel_nearly, unit_interval
 
-_BLOCK = 4096
+_BLOCK = 2048
 COLDEST = tl.constexpr(1e-30)
 NEVER = tl.constexpr(float("-inf"))
-FARTHEST = tl.constexpr(0x7F800000)
-"""The bits of infinity: what is as far as this below the likeliest has no chance."""
 MARGIN = tl.constexpr(0.01)
 """More than `gumbel_nearly` may be wrong by."""
+ANYWHERE = ["temperature_ptr", "seed_low_ptr", "seed_high_ptr", "choice_ptr", "position_ptr", "tokens_ptr"]
+"""Parts of one buffer, which begin at other bytes for other numbers of rows: no reason to compile again."""
 
 
 @triton.jit
-def _scaled(logits_ptr, token, vocab, highest, temperature):
-    """Scores [BLOCK] of at most 0, and their distances from it; beyond the vocabulary, as far as can be."""
-    logits = tl.load(logits_ptr + token, mask=token < vocab, other=NEVER).to(tl.float32)
-    scaled = tl.div_rn(logits - highest, temperature)
-    return scaled, (0.0 - scaled).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+def highest_kernel(logits_ptr, bests_ptr, vocab, stride, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """The largest logit of one block of one row; infinity where there is a NaN: neither kind of row has a draw."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    await_previous(EARLY)
+    release_next(EARLY)
+    logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER).to(tl.float32)
+    broken = (logits.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7F800000
+    tl.store(bests_ptr + row * blocks + block, tl.max(tl.where(broken, float("inf"), logits), 0))
 
 
 @triton.jit
-def _threshold(logits_ptr, vocab, highest, temperature, wanted, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """(the least distance within which `wanted` tokens lie, or so much mass; what lies nearer)."""
-    found = tl.zeros([], tl.int32)
-    nearer = tl.zeros([], tl.float64)
-    for level in tl.range(16):
-        shift = 30 - 2 * level
-        first = nearer * 0
-        second = nearer * 0
-        third = nearer * 0
-        for start in tl.range(0, vocab, BLOCK):
-            token = start + tl.arange(0, BLOCK)
-            scaled, distance = _scaled(logits_ptr, token, vocab, highest, temperature)
-            amount = tl.where((token < vocab) & (distance >= found), 1.0, 0.0)
-            if BY_MASS:
-                amount *= tl.exp(scaled)
-            digit = (distance - found) >> shift
-            first += tl.sum(tl.where(digit < 1, amount, 0.0), 0).to(tl.float64)
-            second += tl.sum(tl.where(digit < 2, amount, 0.0), 0).to(tl.float64)
-            third += tl.sum(tl.where(digit < 3, amount, 0.0), 0).to(tl.float64)
-        beyond_1 = nearer + first < wanted
-        beyond_2 = (nearer + second < wanted) & (level > 0)  # the first digit has one bit
-        beyond_3 = (nearer + third < wanted) & (level > 0)
-        found += (beyond_1.to(tl.int32) + beyond_2.to(tl.int32) + beyond_3.to(tl.int32)) << shift
-        nearer += tl.where(beyond_3, third, tl.where(beyond_2, second, tl.where(beyond_1, first, 0.0)))
-    return found, nearer
+def highest_of(bests_ptr, row, blocks, BLOCKS: tl.constexpr):
+    """The largest logit of a row, from those of its blocks."""
+    index = tl.arange(0, BLOCKS)
+    return tl.max(tl.load(bests_ptr + row * blocks + index, mask=index < blocks, other=NEVER), 0)
 
 
 @triton.jit
-def _kept(logits_ptr, vocab, highest, temperature, top_k, top_p, BLOCK: tl.constexpr):
-    """(the largest distance that top-k and top-p keep, how many tokens of just that distance)."""
-    limit = tl.full([], FARTHEST, tl.int32)
-    ties = vocab + tl.zeros([], tl.int32)
-    total = tl.zeros([], tl.float64)
-    if top_k > 0:
-        limit, nearer = _threshold(logits_ptr, vocab, highest, temperature, top_k.to(tl.float64), False, BLOCK)
-        ties = (top_k.to(tl.float64) - nearer).to(tl.int32)
-        total += ties.to(tl.float64) * tl.exp(-limit.to(tl.float32, bitcast=True)).to(tl.float64)
-    if top_p < 1:
-        for start in tl.range(0, vocab, BLOCK):
-            token = start + tl.arange(0, BLOCK)
-            scaled, distance = _scaled(logits_ptr, token, vocab, highest, temperature)
-            total += tl.sum(tl.where(distance < limit, tl.exp(scaled), 0.0), 0).to(tl.float64)
-        wanted = top_p.to(tl.float64) * total
-        found, nearer = _threshold(logits_ptr, vocab, highest, temperature, wanted, True, BLOCK)
-        each = tl.exp(-found.to(tl.float32, bitcast=True)).to(tl.float64)
-        count = tl.maximum(tl.ceil((wanted - nearer) / tl.where(each > 0, each, 1.0)), 1.0)
-        some = tl.minimum(count, vocab.to(tl.float64)).to(tl.int32)
-        ties = tl.where(found < limit, some, tl.where(found == limit, tl.minimum(some, ties), ties))
-        limit = tl.minimum(found, limit)
-    return limit, ties
+def scaled_logits(logits, highest, temperature):
+    """Scores of at most 0, by how much less likely than the first a token is."""
+    return tl.div_rn(logits.to(tl.float32) - highest, tl.maximum(temperature, COLDEST))
 
 
 @triton.jit
-def _draw(
-    logits_ptr,
-    vocab,
-    highest,
-    temperature,
-    limit,
-    ties,
-    floor,
-    seed,
-    choice,
-    position,
-    FILTERED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The kept token with the largest score and noise; -1 where there is none."""
+def _uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token):
+    """What the noise of these tokens of a row is made of."""
+    seed = tl.load(seed_low_ptr + row) | (tl.load(seed_high_ptr + row) << 32)
+    choice, position = tl.load(choice_ptr + row), tl.load(position_ptr + row)
+    return unit_interval(seed, choice.to(tl.int32), position.to(tl.int32), token)
+
+
+@triton.jit(do_not_specialize=ANYWHERE)
+def nearly_kernel(
+    logits_ptr, temperature_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr,
+    bests_ptr,  # float32 [2, rows, blocks]: the largest logits are here, the best scores will be
+    vocab, stride, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The best score of one block of one row, by noise that is nearly exact."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    await_previous(EARLY)
+    release_next(EARLY)
+    logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER)
+    highest = highest_of(bests_ptr, row, blocks, BLOCKS)
+    best = NEVER
+    if tl.abs(highest) < float("inf"):
+        scaled = scaled_logits(logits, highest, tl.load(temperature_ptr + row))
+        u = _uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token)
+        best = tl.max(scaled + gumbel_nearly(u), 0)
+    tl.store(bests_ptr + (tl.num_programs(0) + row) * blocks + block, best)
+
+
+@triton.jit(do_not_specialize=ANYWHERE)
+def winner_kernel(
+    logits_ptr, temperature_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, bests_ptr, tokens_ptr,
+    vocab, stride, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The token of one row with the largest score and noise, both exact; -1 where there is none."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCKS)
+    await_previous(EARLY)
+    release_next(EARLY)
+    highest = highest_of(bests_ptr, row, blocks, BLOCKS)
+    nearly = tl.load(bests_ptr + (tl.num_programs(0) + row) * blocks + index, mask=index < blocks, other=NEVER)
+    may_win = nearly > tl.max(nearly, 0) - 2 * MARGIN
     best = tl.full([], NEVER, tl.float64)
     winner = tl.full([], -1, tl.int32)
-    before = tl.zeros([], tl.int32)
-    for start in tl.range(0, vocab, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        scaled, distance = _scaled(logits_ptr, token, vocab, highest, temperature)
-        keep = scaled > NEVER
-        if FILTERED:
-            tied = (distance == limit).to(tl.int32)
-            rank = before + tl.cumsum(tied, 0) - tied
-            keep = keep & ((distance < limit) | ((tied > 0) & (rank < ties))) & (scaled >= floor)
-            before += tl.sum(tied, 0)
-        if tl.max(keep.to(tl.int32), 0) > 0:
-            u = unit_interval(seed, choice, position, token)
-            nearly = tl.max(tl.where(keep, scaled + gumbel_nearly(u), NEVER), 0)
-            if nearly.to(tl.float64) + MARGIN > best:
-                score = tl.where(keep, scaled.to(tl.float64) + gumbel(u).to(tl.float64), NEVER)
-                most = tl.max(score, 0)
-                who = tl.min(tl.where(score == most, token, vocab), 0)
-                winner = tl.where(most > best, who, winner)
-                best = tl.maximum(best, most)
-    return winner
-
-
-@triton.jit
-def sample_kernel(
-    logits_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    floor_ptr,
-    seed_low_ptr,
-    seed_high_ptr,
-    choice_ptr,
-    position_ptr,
-    tokens_ptr,
-    vocab,
-    stride,
-    FILTERED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One row, by one program."""
-    row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row * stride
-    highest = tl.full([], NEVER, tl.float32)
-    broken = tl.zeros([], tl.int32)
-    for start in tl.range(0, vocab, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logits = tl.load(logits_ptr + token, mask=token < vocab, other=NEVER).to(tl.float32)
-        highest = tl.maximum(highest, tl.max(logits, 0))
-        broken += tl.sum(((logits.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > FARTHEST).to(tl.int32), 0)
-    winner = tl.full([], -1, tl.int32)
-    if (broken == 0) & (tl.abs(highest) < float("inf")):
-        temperature = tl.maximum(tl.load(temperature_ptr + row), COLDEST)
-        seed = tl.load(seed_low_ptr + row) | (tl.load(seed_high_ptr + row) << 32)
-        choice = tl.load(choice_ptr + row).to(tl.int32)
-        position = tl.load(position_ptr + row).to(tl.int32)
-        limit = tl.full([], FARTHEST, tl.int32)
-        ties = vocab + tl.zeros([], tl.int32)
-        floor = NEVER
-        if FILTERED:
-            top_k = tl.minimum(tl.load(top_k_ptr + row), vocab).to(tl.int32)
-            limit, ties = _kept(logits_ptr, vocab, highest, temperature, top_k, tl.load(top_p_ptr + row), BLOCK)
-            floor = tl.load(floor_ptr + row)
-        winner = _draw(
-            logits_ptr, vocab, highest, temperature, limit, ties, floor, seed, choice, position, FILTERED, BLOCK
-        )
+    block = tl.min(tl.where(may_win, index, BLOCKS), 0)
+    while block < BLOCKS:
+        token = block * BLOCK + tl.arange(0, BLOCK)
+        logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER)
+        scaled = scaled_logits(logits, highest, tl.load(temperature_ptr + row))
+        u = _uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token)
+        score = scaled.to(tl.float64) + gumbel(u).to(tl.float64)
+        most = tl.max(score, 0)
+        who = tl.min(tl.where(score == most, token, vocab), 0)
+        winner = tl.where(most > best, who, winner)
+        best = tl.maximum(best, most)
+        block = tl.min(tl.where(may_win & (index > block), index, BLOCKS), 0)
     tl.store(tokens_ptr + row, winner.to(tl.int64))
 
 
@@ -176,25 +113,16 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | N
     rows, vocab = logits.shape
     if logits.stride(1) != 1:
         raise ValueError("a row of logits must be contiguous")
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    top_k, top_p, floor = None, None, None
     if filters is not None:
-        top_k, top_p, floor = filters.top_k.contiguous(), filters.top_p.contiguous(), filters.min_p.log()
-    sample_kernel[(rows,)](
-        logits,
-        temperature.contiguous(),
-        top_k,
-        top_p,
-        floor,
-        noise.seed_low.contiguous(),
-        noise.seed_high.contiguous(),
-        noise.choice.contiguous(),
-        noise.position.contiguous(),
-        tokens,
-        vocab,
-        logits.stride(0),
-        FILTERED=filters is not None,
-        BLOCK=_BLOCK,
-        num_warps=16,
-    )
+        return sample_filtered(logits, temperature, filters, noise)
+    blocks = triton.cdiv(vocab, _BLOCK)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    bests = torch.empty(2, rows, blocks, device=logits.device)
+    shape = vocab, logits.stride(0), blocks
+    options = {"BLOCK": _BLOCK, **early_start(logits.device)}
+    words = [word.contiguous() for word in (noise.seed_low, noise.seed_high, noise.choice, noise.position)]
+    given = logits, temperature.contiguous(), *words, bests
+    highest_kernel[rows, blocks](logits, bests, *shape, **options)
+    nearly_kernel[rows, blocks](*given, *shape, BLOCKS=power_of_two(blocks), **options)
+    winner_kernel[(rows,)](*given, tokens, *shape, BLOCKS=power_of_two(blocks), num_warps=8, **options)
     return tokens
