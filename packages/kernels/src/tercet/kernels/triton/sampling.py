@@ -1,11 +1,12 @@
-"""Drawing tokens without sorting: the sets that top-k, top-p and min-p keep are found by their thresholds.
+"""Drawing tokens: every row is cut into blocks of the vocabulary, which are looked at side by side.
 
-The reference is `tercet.kernels.ops.sampling.sample`. Each filter keeps a beginning of the tokens ordered by logit and
-id. So two numbers say what it keeps: the *distance* of its last token below the likeliest, as the bits of a float32,
-which order as integers do, and how many tokens of just that distance it keeps, by id. The distance is found two bits at
-a time: sixteen passes over the row count the tokens, or add up the probability, nearer than three candidates.
-The last pass draws: noise nearly exact says which blocks may hold the winner, and only there float64 decides.
+The reference is `tercet.kernels.ops.sampling.sample`. Kernels follow each other: the largest logit of every block; what
+the filters keep (`thresholds`); the best score of every block, with noise that is nearly exact; and of each row the
+winner, where only the blocks that may hold it are scored again, in float64. Nothing waits for the host, and sums are
+added up in the same order always.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -13,161 +14,137 @@ import triton.language as tl
 
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import Filters
+from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
 from tercet.kernels.triton.noise import gumbel, gumbel_nearly, unit_interval
+from tercet.kernels.triton.thresholds import FARTHEST, LEVELS, NEVER, find, highest_of, kept, scaled_logits
 
-_BLOCK = 4096
-COLDEST = tl.constexpr(1e-30)
-NEVER = tl.constexpr(float("-inf"))
-FARTHEST = tl.constexpr(0x7F800000)
-"""The bits of infinity: what is as far as this below the likeliest has no chance."""
+_BLOCK = 2048
 MARGIN = tl.constexpr(0.01)
 """More than `gumbel_nearly` may be wrong by."""
+_OF_ROWS = [
+    *("temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"),
+    *("seed_low_ptr", "seed_high_ptr", "choice_ptr", "position_ptr", "tokens_ptr"),
+]
+"""Parts of one buffer, which begin at other bytes for other numbers of rows: no reason to compile again."""
 
 
 @triton.jit
-def _scaled(logits_ptr, token, vocab, highest, temperature):
-    """Scores [BLOCK] of at most 0, and their distances from it; beyond the vocabulary, as far as can be."""
-    logits = tl.load(logits_ptr + token, mask=token < vocab, other=NEVER).to(tl.float32)
-    scaled = tl.div_rn(logits - highest, temperature)
-    return scaled, (0.0 - scaled).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+def highest_kernel(logits_ptr, bests_ptr, vocab, stride, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """The largest logit of one block of one row; infinity where there is a NaN: neither kind of row has a draw."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    await_previous(EARLY)
+    release_next(EARLY)
+    logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER).to(tl.float32)
+    broken = (logits.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > FARTHEST
+    tl.store(bests_ptr + row * blocks + block, tl.max(tl.where(broken, float("inf"), logits), 0))
 
 
 @triton.jit
-def _threshold(logits_ptr, vocab, highest, temperature, wanted, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """(the least distance within which `wanted` tokens lie, or so much mass; what lies nearer)."""
-    found = tl.zeros([], tl.int32)
-    nearer = tl.zeros([], tl.float64)
-    for level in tl.range(16):
-        shift = 30 - 2 * level
-        first = nearer * 0
-        second = nearer * 0
-        third = nearer * 0
-        for start in tl.range(0, vocab, BLOCK):
-            token = start + tl.arange(0, BLOCK)
-            scaled, distance = _scaled(logits_ptr, token, vocab, highest, temperature)
-            amount = tl.where((token < vocab) & (distance >= found), 1.0, 0.0)
-            if BY_MASS:
-                amount *= tl.exp(scaled)
-            digit = (distance - found) >> shift
-            first += tl.sum(tl.where(digit < 1, amount, 0.0), 0).to(tl.float64)
-            second += tl.sum(tl.where(digit < 2, amount, 0.0), 0).to(tl.float64)
-            third += tl.sum(tl.where(digit < 3, amount, 0.0), 0).to(tl.float64)
-        beyond_1 = nearer + first < wanted
-        beyond_2 = (nearer + second < wanted) & (level > 0)  # the first digit has one bit
-        beyond_3 = (nearer + third < wanted) & (level > 0)
-        found += (beyond_1.to(tl.int32) + beyond_2.to(tl.int32) + beyond_3.to(tl.int32)) << shift
-        nearer += tl.where(beyond_3, third, tl.where(beyond_2, second, tl.where(beyond_1, first, 0.0)))
-    return found, nearer
-
-
-@triton.jit
-def _kept(logits_ptr, vocab, highest, temperature, top_k, top_p, BLOCK: tl.constexpr):
-    """(the largest distance that top-k and top-p keep, how many tokens of just that distance)."""
+def _kept_of_row(
+    top_k_ptr, top_p_ptr, min_p_ptr, states_ptr, sums_ptr, vocab, row, rows, blocks,
+    LEVELS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """As `kept`, and the least score that min-p keeps."""
     limit = tl.full([], FARTHEST, tl.int32)
     ties = vocab + tl.zeros([], tl.int32)
-    total = tl.zeros([], tl.float64)
-    if top_k > 0:
-        limit, nearer = _threshold(logits_ptr, vocab, highest, temperature, top_k.to(tl.float64), False, BLOCK)
-        ties = (top_k.to(tl.float64) - nearer).to(tl.int32)
-        total += ties.to(tl.float64) * tl.exp(-limit.to(tl.float32, bitcast=True)).to(tl.float64)
-    if top_p < 1:
-        for start in tl.range(0, vocab, BLOCK):
-            token = start + tl.arange(0, BLOCK)
-            scaled, distance = _scaled(logits_ptr, token, vocab, highest, temperature)
-            total += tl.sum(tl.where(distance < limit, tl.exp(scaled), 0.0), 0).to(tl.float64)
-        wanted = top_p.to(tl.float64) * total
-        found, nearer = _threshold(logits_ptr, vocab, highest, temperature, wanted, True, BLOCK)
-        each = tl.exp(-found.to(tl.float32, bitcast=True)).to(tl.float64)
-        count = tl.maximum(tl.ceil((wanted - nearer) / tl.where(each > 0, each, 1.0)), 1.0)
-        some = tl.minimum(count, vocab.to(tl.float64)).to(tl.int32)
-        ties = tl.where(found < limit, some, tl.where(found == limit, tl.minimum(some, ties), ties))
-        limit = tl.minimum(found, limit)
-    return limit, ties
+    tied = tl.zeros([BLOCKS], tl.int32)
+    floor = tl.full([], NEVER, tl.float32)
+    if LEVELS > 0:
+        top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
+        limit, ties, tied = kept(states_ptr, sums_ptr, top_k, top_p, vocab, row, rows, blocks, LEVELS, BLOCKS)
+        min_p = tl.load(min_p_ptr + row)
+        if min_p > 0:
+            floor = tl.log(min_p.to(tl.float64)).to(tl.float32)
+    return limit, ties, tied, floor
 
 
 @triton.jit
-def _draw(
-    logits_ptr,
-    vocab,
-    highest,
-    temperature,
-    limit,
-    ties,
-    floor,
-    seed,
-    choice,
-    position,
-    FILTERED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The kept token with the largest score and noise; -1 where there is none."""
-    best = tl.full([], NEVER, tl.float64)
-    winner = tl.full([], -1, tl.int32)
-    before = tl.zeros([], tl.int32)
-    for start in tl.range(0, vocab, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        scaled, distance = _scaled(logits_ptr, token, vocab, highest, temperature)
-        keep = scaled > NEVER
-        if FILTERED:
-            tied = (distance == limit).to(tl.int32)
-            rank = before + tl.cumsum(tied, 0) - tied
-            keep = keep & ((distance < limit) | ((tied > 0) & (rank < ties))) & (scaled >= floor)
-            before += tl.sum(tied, 0)
-        if tl.max(keep.to(tl.int32), 0) > 0:
-            u = unit_interval(seed, choice, position, token)
-            nearly = tl.max(tl.where(keep, scaled + gumbel_nearly(u), NEVER), 0)
-            if nearly.to(tl.float64) + MARGIN > best:
-                score = tl.where(keep, scaled.to(tl.float64) + gumbel(u).to(tl.float64), NEVER)
-                most = tl.max(score, 0)
-                who = tl.min(tl.where(score == most, token, vocab), 0)
-                winner = tl.where(most > best, who, winner)
-                best = tl.maximum(best, most)
-    return winner
+def _scores(
+    logits_ptr, row, block, vocab, stride, highest, temperature, limit, ties, tied, floor,
+    FILTERED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """(the tokens of a block, their scores without noise): -inf of those that are not kept."""
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER)
+    scaled, distance = scaled_logits(logits, highest, temperature)
+    if FILTERED:
+        equal = (distance == limit).to(tl.int32)
+        before = tl.sum(tl.where(tl.arange(0, BLOCKS) < block, tied, 0), 0)
+        rank = before + tl.cumsum(equal, 0) - equal
+        keep = ((distance < limit) | ((equal > 0) & (rank < ties))) & (scaled >= floor)
+        scaled = tl.where(keep, scaled, NEVER)
+    return token, scaled
 
 
 @triton.jit
-def sample_kernel(
-    logits_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    floor_ptr,
-    seed_low_ptr,
-    seed_high_ptr,
-    choice_ptr,
-    position_ptr,
-    tokens_ptr,
-    vocab,
-    stride,
-    FILTERED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One row, by one program."""
-    row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row * stride
-    highest = tl.full([], NEVER, tl.float32)
-    broken = tl.zeros([], tl.int32)
-    for start in tl.range(0, vocab, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        logits = tl.load(logits_ptr + token, mask=token < vocab, other=NEVER).to(tl.float32)
-        highest = tl.maximum(highest, tl.max(logits, 0))
-        broken += tl.sum(((logits.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > FARTHEST).to(tl.int32), 0)
-    winner = tl.full([], -1, tl.int32)
-    if (broken == 0) & (tl.abs(highest) < float("inf")):
-        temperature = tl.maximum(tl.load(temperature_ptr + row), COLDEST)
-        seed = tl.load(seed_low_ptr + row) | (tl.load(seed_high_ptr + row) << 32)
-        choice = tl.load(choice_ptr + row).to(tl.int32)
-        position = tl.load(position_ptr + row).to(tl.int32)
-        limit = tl.full([], FARTHEST, tl.int32)
-        ties = vocab + tl.zeros([], tl.int32)
-        floor = NEVER
-        if FILTERED:
-            top_k = tl.minimum(tl.load(top_k_ptr + row), vocab).to(tl.int32)
-            limit, ties = _kept(logits_ptr, vocab, highest, temperature, top_k, tl.load(top_p_ptr + row), BLOCK)
-            floor = tl.load(floor_ptr + row)
-        winner = _draw(
-            logits_ptr, vocab, highest, temperature, limit, ties, floor, seed, choice, position, FILTERED, BLOCK
+def _uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token):
+    """What the noise of these tokens of a row is made of."""
+    seed = tl.load(seed_low_ptr + row) | (tl.load(seed_high_ptr + row) << 32)
+    choice, position = tl.load(choice_ptr + row), tl.load(position_ptr + row)
+    return unit_interval(seed, choice.to(tl.int32), position.to(tl.int32), token)
+
+
+@triton.jit(do_not_specialize=_OF_ROWS)
+def nearly_kernel(
+    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr,
+    bests_ptr,  # float32 [2, rows, blocks]: the largest logits are here, the best scores will be
+    states_ptr, sums_ptr, vocab, stride, blocks,
+    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The best score of one block of one row, by noise that is nearly exact."""
+    row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
+    await_previous(EARLY)
+    release_next(EARLY)
+    highest = highest_of(bests_ptr, row, blocks, BLOCKS)
+    best = NEVER
+    if tl.abs(highest) < float("inf"):
+        limit, ties, tied, floor = _kept_of_row(
+            top_k_ptr, top_p_ptr, min_p_ptr, states_ptr, sums_ptr, vocab, row, rows, blocks, LEVELS, BLOCKS
         )
+        token, scaled = _scores(
+            logits_ptr, row, block, vocab, stride, highest, tl.load(temperature_ptr + row),
+            limit, ties, tied, floor, LEVELS > 0, BLOCK, BLOCKS,
+        )  # fmt: skip
+        if tl.max(scaled, 0) > NEVER:
+            u = _uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token)
+            best = tl.max(scaled + gumbel_nearly(u), 0)
+    tl.store(bests_ptr + (rows + row) * blocks + block, best)
+
+
+@triton.jit(do_not_specialize=_OF_ROWS)
+def winner_kernel(
+    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr,
+    bests_ptr, states_ptr, sums_ptr, tokens_ptr, vocab, stride, blocks,
+    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The token of one row with the largest score and noise, both exact; -1 where there is none."""
+    row, rows, index = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, BLOCKS)
+    await_previous(EARLY)
+    release_next(EARLY)
+    nearly = tl.load(bests_ptr + (rows + row) * blocks + index, mask=index < blocks, other=NEVER)
+    may_win = nearly > tl.max(nearly, 0) - 2 * MARGIN
+    block = tl.min(tl.where(may_win, index, BLOCKS), 0)
+    winner = tl.full([], -1, tl.int32)
+    if block < BLOCKS:
+        highest = highest_of(bests_ptr, row, blocks, BLOCKS)
+        temperature = tl.load(temperature_ptr + row)
+        limit, ties, tied, floor = _kept_of_row(
+            top_k_ptr, top_p_ptr, min_p_ptr, states_ptr, sums_ptr, vocab, row, rows, blocks, LEVELS, BLOCKS
+        )
+        best = tl.full([], NEVER, tl.float64)
+        while block < BLOCKS:
+            token, scaled = _scores(
+                logits_ptr, row, block, vocab, stride, highest, temperature,
+                limit, ties, tied, floor, LEVELS > 0, BLOCK, BLOCKS,
+            )  # fmt: skip
+            u = _uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token)
+            score = scaled.to(tl.float64) + gumbel(u).to(tl.float64)
+            most = tl.max(score, 0)
+            who = tl.min(tl.where(score == most, token, vocab), 0)
+            winner = tl.where(most > best, who, winner)
+            best = tl.maximum(best, most)
+            block = tl.min(tl.where(may_win & (index > block), index, BLOCKS), 0)
     tl.store(tokens_ptr + row, winner.to(tl.int64))
 
 
@@ -176,25 +153,21 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | N
     rows, vocab = logits.shape
     if logits.stride(1) != 1:
         raise ValueError("a row of logits must be contiguous")
+    blocks, levels = triton.cdiv(vocab, _BLOCK), 0
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    top_k, top_p, floor = None, None, None
+    bests = torch.empty(2, rows, blocks, device=logits.device)
+    shape = vocab, logits.stride(0), blocks
+    early = early_start(logits.device)
+    options: dict[str, Any] = {"BLOCK": _BLOCK, "BLOCKS": power_of_two(blocks), **early}
+    params: list[torch.Tensor | None] = [temperature.contiguous(), None, None, None]
+    found: tuple[torch.Tensor | None, ...] = (None, None)
+    highest_kernel[rows, blocks](logits, bests, *shape, BLOCK=_BLOCK, **early)
     if filters is not None:
-        top_k, top_p, floor = filters.top_k.contiguous(), filters.top_p.contiguous(), filters.min_p.log()
-    sample_kernel[(rows,)](
-        logits,
-        temperature.contiguous(),
-        top_k,
-        top_p,
-        floor,
-        noise.seed_low.contiguous(),
-        noise.seed_high.contiguous(),
-        noise.choice.contiguous(),
-        noise.position.contiguous(),
-        tokens,
-        vocab,
-        logits.stride(0),
-        FILTERED=filters is not None,
-        BLOCK=_BLOCK,
-        num_warps=16,
-    )
+        levels = LEVELS[logits.dtype]
+        params[1:] = [given.contiguous() for given in (filters.top_k, filters.top_p, filters.min_p)]
+        found = find(logits, params, filters, bests, options)
+    words = [word.contiguous() for word in (noise.seed_low, noise.seed_high, noise.choice, noise.position)]
+    given = logits, *params, *words, bests, *found
+    nearly_kernel[rows, blocks](*given, *shape, LEVELS=levels, **options)
+    winner_kernel[(rows,)](*given, tokens, *shape, LEVELS=levels, num_warps=8, **options)
     return tokens
