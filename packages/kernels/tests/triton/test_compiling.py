@@ -98,6 +98,36 @@ def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
     assert done.stdout.split() == [*["decode_kernel"] * 3, "extend_kernel"], "one split, a few and many"
 
 
+DRAWS = """
+import torch
+from triton.backends.compiler import GPUTarget
+from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.sampling import Filters
+from tercet.kernels.triton import compiling, launches, sampling
+
+seen = set()
+
+def take(fn, compile, **_):
+    seen.add((fn.jit_function.fn.__name__, *(str(compile[key]) for key in ("signature", "configs", "constants"))))
+    return True
+
+with compiling._launches_go_to(take, compiling._Elsewhere(GPUTarget("cuda", 90, 32))):
+    for rows in (1, 2, 3, 16, 17):
+        logits = torch.zeros(rows, launches.VOCAB, dtype=torch.bfloat16)
+        temperature, top_p, min_p = torch.ones(3, rows).unbind()
+        top_k, *words = torch.ones(5, rows, dtype=torch.int64).unbind()
+        sampling.sample(logits, temperature, Filters(top_k, top_p, min_p), NoiseKey(*words))
+print(*sorted(name for name, *_ in seen))
+"""
+
+
+def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", DRAWS], capture_output=True, text=True, check=True, env=environment)
+    once, twice = ["highest_kernel", "nearly_kernel", "winner_kernel"], ["level_kernel", "settle_kernel"]
+    assert done.stdout.split() == sorted(once + twice * 2), "some are compiled for counts and for masses"
+
+
 def test_what_a_gpu_has_no_room_for_is_trouble() -> None:
     assert Compiled("x", "k", 80, 5000, 200_000).trouble == "200000 bytes of shared memory, of 166912"
     assert Compiled("x", "k", 90, 5000, 200_000).trouble == ""

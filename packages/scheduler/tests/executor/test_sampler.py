@@ -16,6 +16,7 @@ from tercet.kernels.triton import missing_triton
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
+from tercet.scheduler.executor.slot_params import SlotParams
 
 VOCAB = 37
 TRITON = pytest.mark.skipif(bool(missing_triton(torch.device("cpu"))), reason="no interpreter of Triton's kernels")
@@ -205,6 +206,16 @@ def test_a_row_of_which_everything_is_suppressed_gives_nothing(ops: SamplingOps)
     everything: dict[str, Any] = {"suppressed": range(VOCAB), "min_new_tokens": 1}
     sampler.introduce([init(0, temperature=0.0, **everything), init(1, **everything)])
     assert sampler.sample(logits_of(0, 2), [0, 1], [0, 0]).tokens.tolist() == [-1, -1]
+
+
+def test_what_filters_no_row_has_is_known() -> None:
+    params = SlotParams(3)
+    filters: list[dict[str, Any]] = [{"min_p": 0.1}, {"top_p": 0.9}, {"top_k": 5}]
+    for slot, kept in enumerate(filters):
+        params.introduce(init(slot, temperature=1.0, **kept))
+    draws = [params.arrange(np.array(slots)).draws[0] for slots in ([0], [0, 1], [2, 0], [0, 1, 2])]
+    known = [(draw.any_top_k, draw.any_top_p) for draw in draws]
+    assert known == [(False, False), (False, True), (True, False), (True, True)]
 
 
 def test_small_blocks_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ min-p those at least `min_p` times as likely as the first. The draw is the token
 Gumbel noise (`tercet.kernels.ops.philox`), which is a draw from the renormalised distribution of what was kept.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 
@@ -24,15 +24,21 @@ _COLDEST = 1e-30
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """What each row keeps, [rows] each: top_k int64 (0 is off), top_p float32 (1 is off), min_p float32 (0 is off)."""
+    """What each row keeps, [rows] each: top_k int64 (0 is off), top_p float32 (1 is off), min_p float32 (0 is off).
+
+    Whoever knows that top-k or top-p is off in every row says so: a GPU, which the host does not ask, is spared it.
+    """
 
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
+    _: KW_ONLY
+    any_top_k: bool = True
+    any_top_p: bool = True
 
     def rows(self, index: torch.Tensor) -> "Filters":
         """The filters of some rows."""
-        return Filters(self.top_k[index], self.top_p[index], self.min_p[index])
+        return replace(self, top_k=self.top_k[index], top_p=self.top_p[index], min_p=self.min_p[index])
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:

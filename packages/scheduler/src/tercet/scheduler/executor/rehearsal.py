@@ -12,7 +12,13 @@ from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampler import SamplingOps
 
 _WORST = SamplingParams(
-    max_new_tokens=1, temperature=1.0, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1
+    max_new_tokens=1,
+    temperature=1.0,
+    top_k=50,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    presence_penalty=0.1,
 )
 _MOST_LOGPROBS = 20
 

@@ -188,7 +188,7 @@ class Sampler:
             rows, words, temperature, *filters = self._uploads.send([draw.rows, draw.words, *draw.kept])
             some = rows if len(rows) < len(slots) else None
             seed_low, seed_high, choice = words.unbind()
-            kept = Filters(*filters) if filters else None
+            kept = Filters(*filters, any_top_k=draw.any_top_k, any_top_p=draw.any_top_p) if filters else None
             draws.append(_Draw(some, (seed_low, seed_high, choice), temperature, kept))
         penalised = None
         if len(step.penalised):

@@ -24,6 +24,8 @@ class Draw:
     rows: Array  # int64 [n]
     words: Array  # int64 [3, n], of `NoiseKey`: seed low, seed high, choice
     kept: Sequence[Array]  # temperature [n], and with filters top_k, top_p and min_p [n]
+    any_top_k: bool
+    any_top_p: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,4 +139,5 @@ class SlotParams:
         seed_low, seed_high, choice, top_k = self._integers.take(slots, axis=1)
         temperature, top_p, min_p = self._reals[:3].take(slots, axis=1)
         filters = (top_k, top_p, min_p) if kind == _FILTERED else ()
-        return Draw(rows, np.stack([seed_low, seed_high, choice]), [temperature, *filters])
+        words = np.stack([seed_low, seed_high, choice])
+        return Draw(rows, words, [temperature, *filters], bool((top_k > 0).any()), bool((top_p < 1).any()))
