@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tercet.kernels.attention import flashinfer, select
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.flashinfer import FlashInferAttention, GraphMemory, pages_of
 from tercet.kernels.attention.reference import ReferenceAttention
@@ -158,6 +159,27 @@ def test_pages_of_rows_with_and_without_tokens() -> None:
     assert {begin.dtype, pages.dtype, tail.dtype} == {torch.int32}
 
 
-def test_nothing_is_verified_that_was_never_measured() -> None:
-    assert not is_verified("flashinfer", (9, 0))
+def test_what_was_measured_is_verified_and_nothing_else() -> None:
+    assert is_verified("flashinfer", (9, 0))
+    assert not is_verified("flashinfer", (8, 0))
     assert not is_verified("triton", (8, 0))
+
+
+@pytest.mark.parametrize(("nvcc", "prebuilt"), [(True, False), (False, True), (False, False)])
+def test_its_kernels_come_from_a_compiler_or_a_package(
+    nvcc: bool, prebuilt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flashinfer, "which", lambda _: "/usr/bin/nvcc" if nvcc else None)
+    monkeypatch.setattr(flashinfer, "find_spec", lambda _: object() if prebuilt else None)
+    assert (flashinfer.missing_compiler() == "") == (nvcc or prebuilt)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_auto_takes_it_where_it_is_proven_and_ready(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "_no_flashinfer", lambda _: "")
+    monkeypatch.setattr(select, "missing_compiler", lambda: "" if ready else "no nvcc")
+    monkeypatch.setattr(select, "missing_triton", lambda _: "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert select._fastest(torch.device("cuda")) == ("flashinfer" if ready else "triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert select._fastest(torch.device("cuda")) == "triton"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
+from shutil import which
 from typing import Any, Protocol, cast
 
 import torch
@@ -130,6 +131,13 @@ class _Planned:
 def missing_flashinfer() -> str:
     """Why FlashInfer cannot be used; empty if it can."""
     return "" if find_spec("flashinfer") else "flashinfer-python is not installed: it comes with tercet-kernels[cuda]"
+
+
+def missing_compiler() -> str:
+    """Why FlashInfer could not make its kernels, which it compiles when they are first used; empty if it can."""
+    if which("nvcc") or find_spec("flashinfer_jit_cache"):
+        return ""
+    return "there is no nvcc to compile its kernels, nor the package flashinfer-jit-cache, which has them"
 
 
 class FlashInferAttention:

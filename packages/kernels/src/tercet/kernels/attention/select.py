@@ -8,7 +8,7 @@ from importlib import import_module, resources
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
-from tercet.kernels.attention.flashinfer import FlashInferAttention, GraphMemory, missing_flashinfer
+from tercet.kernels.attention.flashinfer import FlashInferAttention, GraphMemory, missing_compiler, missing_flashinfer
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.triton import missing_triton
@@ -56,10 +56,11 @@ def graph_backend(backend: Callable[[], AttentionBackend]) -> Callable[[], Atten
 
 
 def _fastest(device: torch.device) -> str:
-    """On a CPU the native kernels; on a GPU FlashInfer where it is proven, else Triton; torch where there are none."""
+    """On a CPU the native kernels; on a GPU FlashInfer where it is proven and ready, else Triton, else torch."""
     if device.type == "cpu":
         return "torch_native" if missing_library() else "cpu"
-    if not _no_flashinfer(device) and is_verified("flashinfer", torch.cuda.get_device_capability(device)):
+    unready = _no_flashinfer(device) or missing_compiler()
+    if not unready and is_verified("flashinfer", torch.cuda.get_device_capability(device)):
         return "flashinfer"
     return "torch_native" if missing_triton(device) else "triton"
 

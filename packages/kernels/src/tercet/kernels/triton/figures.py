@@ -44,7 +44,8 @@ def fused_figures(
     """
     size = dtype.itemsize
     x, weight = torch.randn(tokens, hidden, device=device).to(dtype), torch.ones(hidden, device=device, dtype=dtype)
-    norm = _seconds(lambda: add_rmsnorm(x, x, weight, 1e-5), device)
+    residual = x.clone()
+    norm = _seconds(lambda: add_rmsnorm(x, residual, weight, 1e-5), device)
     yield Figure("fused add_rmsnorm", norm, 4.0 * x.numel() * size, "GB/s")
     gate_up = torch.randn(tokens, 2 * hidden, device=device).to(dtype)
     act = _seconds(lambda: silu_and_mul(gate_up), device)

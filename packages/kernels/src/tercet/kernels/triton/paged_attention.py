@@ -175,6 +175,7 @@ def _merged(parts_ptr, lse_ptr, row_head, splits, sink, mine, HEAD_DIM: tl.const
     for split in tl.range(splits):
         lse = tl.load(lse_ptr + row_head * splits + split, mask=there, other=NOTHING, cache_modifier=".cg")
         highest = tl.maximum(highest, lse)
+    highest = tl.where(highest == NOTHING, 0.0, highest)  # of a row of the tile that is no head
     total = tl.exp2(sink - highest)
     out = tl.zeros(mine.shape, tl.float32)
     for split in tl.range(splits):
@@ -183,7 +184,7 @@ def _merged(parts_ptr, lse_ptr, row_head, splits, sink, mine, HEAD_DIM: tl.const
         at = parts_ptr + place[:, None] * HEAD_DIM + dim[None, :]
         out += weight[:, None] * tl.load(at, mask=mine, other=0.0, cache_modifier=".cg")
         total += weight
-    return out / total[:, None]
+    return out / tl.where(total == 0, 1.0, total)[:, None]
 
 
 @triton.jit
