@@ -92,7 +92,8 @@ def _operations(results: Mapping[str, Any]) -> Found:
 
 def _correct(results: Mapping[str, Any]) -> Found:
     wrong = results["wrong"]
-    return f"wrong: {', '.join(wrong)}" if wrong else f"{len(results['checks'])} checks right", not wrong
+    right = sum(word == "ok" for word in results["checks"].values())
+    return f"wrong: {', '.join(wrong)}" if wrong else f"{right} checks right", not wrong
 
 
 def _model(results: Mapping[str, Any]) -> Found:
