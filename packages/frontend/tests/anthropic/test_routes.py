@@ -9,6 +9,7 @@ import httpx2
 import msgspec
 import pytest
 
+from tercet.frontend.anthropic import routes
 from tercet.frontend.config import HttpConfig, ServingConfig
 from tercet.frontend.testing import FakeEngine, Script, Served, Token, decode_spec, serving
 from tercet.protocol.messages import Rejected, TokenizedGenerateReqInput
@@ -312,3 +313,27 @@ async def test_a_failure_in_the_middle_is_an_error_event(engine_of: EngineOf, an
         with pytest.raises(anthropic.APIStatusError, match="it broke"):
             await events_of(anthropic_of(served))
         await served.until_idle()
+
+
+async def test_a_fault_of_ours_in_the_middle_of_a_stream_is_one_event_that_tells_nothing(
+    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = routes._encoded
+
+    def broken(change: dict[str, Any]) -> bytes:
+        if change["type"] == "content_block_stop":
+            raise RuntimeError("a secret")
+        return told(change)
+
+    monkeypatch.setattr(routes, "_encoded", broken)
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/v1/messages", json={**BODY, "stream": True})
+        await served.until_idle()
+    last = json.loads(answer.text.splitlines()[-2].removeprefix("data: "))
+    assert answer.status_code == 200
+    assert (last["type"], last["error"]) == (
+        "error",
+        {"type": "api_error", "message": "The server failed this request."},
+    )
+    assert "a secret" in caplog.text
+    assert "a secret" not in answer.text

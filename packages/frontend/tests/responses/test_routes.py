@@ -15,6 +15,7 @@ from openai.types.responses import FunctionToolParam, Response, ResponseStreamEv
 from tokenizers import Tokenizer
 
 from tercet.frontend.config import HttpConfig, ServingConfig, StoreConfig
+from tercet.frontend.responses import routes
 from tercet.frontend.testing import FakeEngine, Script, Served, Token, serving
 from tercet.protocol.values import FinishReason, FinishType, GrammarKind, ModelLimits, unpack_ints
 
@@ -336,3 +337,25 @@ async def test_a_client_that_leaves_ends_its_response(engine_of: EngineOf, http_
         await asyncio.gather(asking, return_exceptions=True)
         await served.until_idle()
         assert not served.engine.running
+
+
+async def test_a_fault_of_ours_in_the_middle_of_a_stream_fails_the_response_and_tells_nothing(
+    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = routes._encoded
+
+    def broken(log: Any, changes: list[dict[str, Any]]) -> bytes:
+        if any(change["type"] == "response.completed" for change in changes):
+            raise RuntimeError("a secret")
+        return told(log, changes)
+
+    monkeypatch.setattr(routes, "_encoded", broken)
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/v1/responses", json={**BODY, "stream": True})
+        await served.until_idle()
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert answer.status_code == 200
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["error"] == {"code": "server_error", "message": "The server failed this response."}
+    assert "a secret" in caplog.text
+    assert "a secret" not in answer.text
