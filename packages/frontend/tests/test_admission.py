@@ -36,6 +36,17 @@ NATIVE: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 20, "logpr
 RESPONSE = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 20}
 
 
+async def refused(
+    served: Served, http: httpx2.AsyncClient, path: str, body: dict[str, Any], param: str, message: str
+) -> None:
+    """A 400 that names the parameter, and nothing of the request is anywhere."""
+    answer = await http.post(path, json={"model": "tiny", **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert message in answer.json()["error"]["message"]
+    assert served.engine.requests() == []
+    assert served.manager.running == 0
+
+
 @pytest.fixture
 def roomy(limits: ModelLimits) -> ModelLimits:
     return msgspec.structs.replace(limits, context_length=262_144, max_total_tokens=262_144)
@@ -58,11 +69,7 @@ async def test_more_log_probabilities_than_an_answer_can_show_are_refused(
     engine_of: EngineOf, http_of: HttpOf, roomy: ModelLimits, path: str, body: dict[str, Any], param: str
 ) -> None:
     async with serving(engine_of(limits=roomy)) as served:
-        answer = await http_of(served).post(path, json={"model": "tiny", **body})
-        assert served.engine.requests() == []
-        assert served.manager.running == 0
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    assert "At most 2097152" in answer.json()["error"]["message"]
+        await refused(served, http_of(served), path, body, param, "At most 2097152")
 
 
 @pytest.mark.parametrize(
@@ -78,11 +85,7 @@ async def test_more_tokens_than_one_request_may_ask_for_are_refused(
     engine_of: EngineOf, http_of: HttpOf, roomy: ModelLimits, path: str, body: dict[str, Any], param: str
 ) -> None:
     async with serving(engine_of(limits=roomy)) as served:
-        answer = await http_of(served).post(path, json={"model": "tiny", **body})
-        assert served.engine.requests() == []
-        assert served.manager.running == 0
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    assert "At most 4194304" in answer.json()["error"]["message"]
+        await refused(served, http_of(served), path, body, param, "At most 4194304")
 
 
 async def test_choices_of_no_given_length_share_what_one_request_may_ask_for(

@@ -74,31 +74,7 @@ def test_no_kernel_is_left_out(compiler: Compiler) -> None:
     assert compiler.process.wait() == 0
 
 
-STEPS = """
-from triton.backends.compiler import GPUTarget
-from tercet.kernels.triton import compiling, launches
-
-seen = set()
-
-def take(fn, compile, **_):
-    seen.add((fn.jit_function.fn.__name__, *(str(compile[key]) for key in ("signature", "configs", "constants"))))
-    return True
-
-with compiling._launches_go_to(take, compiling._Elsewhere(GPUTarget("cuda", 90, 32))):
-    for rows, length in ((1, 300), (1, 600), (1, 1000), (1, 5000), (2, 600), (9, 1024), (9, 1000), (16, 600)):
-        launches._attention([(1, length)] * rows)
-        launches._attention([(length // 2, length)] * rows)
-print(*sorted(name for name, *_ in seen if name != "merge_kernel"))
-"""
-
-
-def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.split() == [*["decode_kernel"] * 3, "extend_kernel"], "one split, a few and many"
-
-
-DRAWS = """
+LAUNCHED = """
 import torch
 from triton.backends.compiler import GPUTarget
 from tercet.kernels.ops.philox import NoiseKey
@@ -112,20 +88,41 @@ def take(fn, compile, **_):
     return True
 
 with compiling._launches_go_to(take, compiling._Elsewhere(GPUTarget("cuda", 90, 32))):
+{steps}
+print(*sorted(name for name, *_ in seen))
+"""
+
+ATTENDS = """
+    for rows, length in ((1, 300), (1, 600), (1, 1000), (1, 5000), (2, 600), (9, 1024), (9, 1000), (16, 600)):
+        launches._attention([(1, length)] * rows)
+        launches._attention([(length // 2, length)] * rows)
+"""
+
+DRAWS = """
     for rows in (1, 2, 3, 16, 17):
         logits = torch.zeros(rows, launches.VOCAB, dtype=torch.bfloat16)
         temperature, top_p, min_p = torch.ones(3, rows).unbind()
         top_k, *words = torch.ones(5, rows, dtype=torch.int64).unbind()
         sampling.sample(logits, temperature, Filters(top_k, top_p, min_p), NoiseKey(*words))
-print(*sorted(name for name, *_ in seen))
 """
 
 
-def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:
+def compiled(steps: str) -> list[str]:
+    """A kernel's name as often as steps have it compiled, in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", DRAWS], capture_output=True, text=True, check=True, env=environment)
+    command = [sys.executable, "-c", LAUNCHED.replace("{steps}", steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return done.stdout.split()
+
+
+def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
+    names = [name for name in compiled(ATTENDS) if name != "merge_kernel"]
+    assert names == [*["decode_kernel"] * 3, "extend_kernel"], "one split, a few and many"
+
+
+def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:
     once, twice = ["highest_kernel", "nearly_kernel", "winner_kernel"], ["level_kernel", "settle_kernel"]
-    assert done.stdout.split() == sorted(once + twice * 2), "some are compiled for counts and for masses"
+    assert compiled(DRAWS) == sorted(once + twice * 2), "some are compiled for counts and for masses"
 
 
 def test_what_a_gpu_has_no_room_for_is_trouble() -> None:

@@ -158,12 +158,21 @@ def decode_kernel(
     tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mine)
     if ended_ptr is not None:
         ended_at = ended_ptr + row * tl.num_programs(1) + kv_head
-        if tl.atomic_add(ended_at, 1, sem="acq_rel") == splits - 1:
-            tl.store(ended_at, 0)
-            row_head = row * tl.num_programs(1) * GROUP + head
-            out = _merged(out_ptr, lse_ptr, row_head, splits, _sinks(sinks_ptr, head, index < GROUP), mine, HEAD_DIM)
-            out_at = merged_ptr + row_head[:, None] * HEAD_DIM + dim[None, :]
-            tl.store(out_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
+        row_head = row * tl.num_programs(1) * GROUP + head
+        sink = _sinks(sinks_ptr, head, index < GROUP)
+        _merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, splits, sink, mine, HEAD_DIM)
+
+
+@triton.jit
+def _merge_if_last(
+    ended_at, parts_ptr, lse_ptr, merged_ptr, row_head, splits, sink, mine, HEAD_DIM: tl.constexpr
+):  # fmt: skip
+    """Count a split of some heads as ended; the last of them merges all, and leaves the count as it was."""
+    if tl.atomic_add(ended_at, 1, sem="acq_rel") == splits - 1:
+        tl.store(ended_at, 0)
+        out = _merged(parts_ptr, lse_ptr, row_head, splits, sink, mine, HEAD_DIM)
+        out_at = merged_ptr + row_head[:, None] * HEAD_DIM + tl.arange(0, mine.shape[1])[None, :]
+        tl.store(out_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
 
 
 @triton.jit
