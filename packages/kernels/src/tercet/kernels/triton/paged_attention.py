@@ -267,14 +267,13 @@ def extend_kernel(
     """BLOCK_M // GROUP new tokens of one row, with all query heads of one KV head."""
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     await_previous(EARLY)
-    row = tl.load(tiles_ptr + tl.program_id(0) * 2)
-    offset = tl.load(tiles_ptr + tl.program_id(0) * 2 + 1)
+    tile_at = tiles_ptr + tl.program_id(0) * 2
+    row, offset = tl.load(tile_at), tl.load(tile_at + 1)
     kv_heads, kv_head = tl.num_programs(1), tl.program_id(1)
     start = tl.load(query_start_ptr + row)
     count = tl.load(query_start_ptr + row + 1) - start
     kv_len = tl.load(kv_lens_ptr + row)
-    index = tl.arange(0, BLOCK_M)
-    dim = tl.arange(0, BLOCK_D)
+    index, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     query = offset + index // GROUP
     head = kv_head * GROUP + index % GROUP
     mine = ((index < QUERIES * GROUP) & (query < count))[:, None] & (dim < HEAD_DIM)[None, :]
