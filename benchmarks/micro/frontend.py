@@ -41,6 +41,8 @@ Row = tuple[str, float, str, float | None]
 
 STREAMS = 64
 TOKENS = 400
+REPEATS = 2
+"""Streams that each client reads, one after the other."""
 CHUNKS_PER_SECOND = 15_000
 """The target, of one core."""
 TOKEN_ID = 7
@@ -150,16 +152,16 @@ class Clients:
         {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": TOKENS, "stream": True}
     )
 
-    async def start(self, port: int) -> None:
-        """Start it."""
-        words = [str(self._script), str(port), str(STREAMS)]
+    async def start(self, port: int, spread: float) -> None:
+        """Start it; its clients begin evenly over `spread` seconds."""
+        words = [str(self._script), str(port), str(STREAMS), str(REPEATS), str(spread)]
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, *words, stdin=pipe, stdout=pipe, limit=1 << 26
         )
 
     async def read(self) -> Counts:
-        """All streams, once, from their requests to their ends."""
+        """All streams, from their requests to their ends."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(self._body + b"\n")
@@ -212,20 +214,23 @@ class Frontend:
         return b" 200 " in answer
 
 
-async def measure(interval: float, rounds: int = 3) -> tuple[float, float, float]:
-    """Chunks per second of processor time, tokens per second, and the 99th percentile of delays in ms: medians."""
+async def measure(interval: float, spread: float, rounds: int = 3) -> tuple[float, float, float]:
+    """Chunks per second of processor time, tokens per second, and the 99th percentile of delays in ms: medians.
+
+    A tick comes every `interval` seconds, and the clients begin over `spread` of them.
+    """
     results = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         engine, frontend, clients = Engine(directory), Frontend(directory), Clients()
         await engine.start()
         await frontend.start()
-        await clients.start(frontend.port)
+        await clients.start(frontend.port, spread)
         pacing = asyncio.create_task(engine.pace(interval))
         for _ in range(rounds + 1):
             used, began = frontend.seconds(), time.perf_counter()
             counts = await clients.read()
-            assert counts.tokens == STREAMS * TOKENS, f"{counts.tokens} tokens arrived"
+            assert counts.tokens == STREAMS * REPEATS * TOKENS, f"{counts.tokens} tokens arrived"
             took, spent = time.perf_counter() - began, frontend.seconds() - used
             delays = sorted(counts.delays)
             results.append((counts.chunks / spent, counts.tokens / took, 1000 * delays[int(len(delays) * 0.99)]))
@@ -244,8 +249,8 @@ async def measure(interval: float, rounds: int = 3) -> tuple[float, float, float
 def rows() -> list[Row]:
     """Every figure with its target."""
     half = 2 * STREAMS / CHUNKS_PER_SECOND
-    per_core, _, delay = asyncio.run(measure(half))
-    _, flood, _ = asyncio.run(measure(STREAMS / 200_000))
+    per_core, _, delay = asyncio.run(measure(half, spread=TOKENS * half))
+    _, flood, _ = asyncio.run(measure(STREAMS / 200_000, spread=0.0))
     return [
         (f"{STREAMS} streams at 7,500 tokens/s: chunks per second of a core", per_core, "chunks/s", CHUNKS_PER_SECOND),
         (f"{STREAMS} streams at 7,500 tokens/s: p99 of the way through", delay, "ms", 5.0),
