@@ -4,45 +4,69 @@ import random
 
 import pytest
 
-from tercet.protocol.values import FinishReason, FinishType, Logprobs, pack_floats
-from tercet.scheduler.core.outputs import Outgoing, Outputs
+from tercet.protocol.messages import BatchTokenIDOutput
+from tercet.protocol.values import unpack_ints
+from tercet.scheduler.core.outputs import Outputs, SteadyRows
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.testing import request
 
+Said = dict[str, set[tuple[str, int, int, int, tuple[int, ...]]]]
 
-def choices(seed: int, odd: float) -> list[Req]:
-    """Of two detokenizers; some begin an attempt, end, report log-probabilities, or have more to send than a token."""
-    chance, reqs = random.Random(seed), []
-    for number in range(40):
-        asked = request(f"f0-{number}", [1, 2, 3], max_new_tokens=9)
-        req = Req(asked, "f0", number % 3, [number, 7, 8][: 3 if chance.random() < odd else 1], number)
-        req.detokenizer = f"d{chance.randrange(2)}"
-        req.attempt, req.opened = chance.randrange(3), chance.random() >= odd
-        req.sent = req.output_tokens if chance.random() < odd else 0
-        if chance.random() < odd:
-            req.finish = FinishReason(FinishType.LENGTH)
-        if chance.random() < odd:
-            req.token_logprobs = [Logprobs(pack_floats([-1.0]), 0, b"", b"")] * req.output_tokens
+
+def choices(count: int = 40) -> list[Req]:
+    """Of three detokenizers, with a token each that is not sent."""
+    reqs = []
+    for number in range(count):
+        req = Req(request(f"f0-{number}", [1, 2, 3], max_new_tokens=9), "f0", number % 3, [number], number)
+        req.detokenizer, req.attempt = f"d{number % 2}", number % 4
+        req.sent, req.opened = 0, True
         reqs.append(req)
     return reqs
 
 
-def emitted(reqs: list[Req], *, soon: bool) -> tuple[list[Outgoing], list[int]]:
-    outputs = Outputs()
-    for place, req in enumerate(reqs):
-        if soon and place % 7:
-            outputs.emit_soon(req)
-        else:
-            outputs.emit(req)
-        if place % 9 == 0:
-            outputs.close(req)
-    return outputs.take(), [req.sent for req in reqs]
+def said(outputs: Outputs) -> Said:
+    """Of each detokenizer: (rid, index, attempt, position, tokens) of every row."""
+    result: Said = {}
+    for peer, message, *_ in outputs.take():
+        assert isinstance(message, BatchTokenIDOutput)
+        offsets, tokens = unpack_ints(message.offsets), unpack_ints(message.token_ids)
+        columns = map(unpack_ints, (message.indices, message.attempts, message.positions))
+        rows = zip(message.rids, *columns, offsets, offsets[1:], strict=False)
+        result[peer] = {(*row, tuple(tokens[first:last])) for *row, first, last in rows}
+        assert len(result[peer]) == len(message.rids) == len(offsets) - 1
+    return result
 
 
-@pytest.mark.parametrize("odd", [0.0, 0.03, 0.2])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_emitted_soon_is_what_would_have_been_emitted_at_once(seed: int, odd: float) -> None:
-    assert emitted(choices(seed, odd), soon=True) == emitted(choices(seed, odd), soon=False)
+def test_rows_of_steady_choices_are_those_of_each(seed: int) -> None:
+    """Over steps of which some have the same choices as the one before, and of which some have none."""
+    chance = random.Random(seed)
+    together, alone, rows = choices(), choices(), SteadyRows()
+    steps = [list(range(40)), list(range(40)), [], list(range(40)), *([chance.randrange(40)] for _ in range(3))]
+    for step, steady in enumerate([*steps, list(range(30)), list(range(30))]):
+        first, second = Outputs(), Outputs()
+        if step % 2:
+            first.emit(together[39])
+            second.emit(alone[39])
+        steady = [number for number in steady if number != 39 or not step % 2]
+        rows.update([together[number] for number in steady])
+        first.emit_steady(rows)
+        for number in steady:
+            second.emit(alone[number])
+        assert said(first) == said(second)
+        assert [req.sent for req in together] == [req.sent for req in alone]
+        for req in (*(together[number] for number in (*steady, 39)), *(alone[number] for number in (*steady, 39))):
+            if req.sent == req.output_tokens:
+                req.tokens.append(100 + step)
+
+
+def test_a_choice_that_took_another_route_is_no_steady_one_of_before() -> None:
+    reqs, rows = choices(2), SteadyRows()
+    rows.update(reqs)
+    rows.update(reqs[:1])
+    reqs[1].attempt = 9
+    rows.update(reqs)
+    assert [[*columns.attempts] for columns in rows.columns.values()] == [[0], [9]]
 
 
 def test_nothing_is_taken_as_nothing() -> None:

@@ -4,6 +4,7 @@ from collections import Counter
 
 from tercet.scheduler.core.prefix_cache import Node
 from tercet.scheduler.core.radix_cache import RadixCache
+from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
 
 
@@ -34,6 +35,8 @@ def _requests(core: Scheduler) -> list[str]:
             found.append(f"{req.rid}/{req.index} runs but is not held")
         if req.finish is not None and req.in_flight == 0:
             found.append(f"{req.rid}/{req.index} ended and was not freed")
+        if req.steady and not _is_steady(req):
+            found.append(f"{req.rid}/{req.index} is not as steady as it is said to be")
     for req in held:
         follows = req.leader is not None and req in req.leader.followers
         if (req in core.planner.running) + (req in core.waiting) + follows != 1:
@@ -43,6 +46,11 @@ def _requests(core: Scheduler) -> list[str]:
         if req.slot < 0 and (req.pages or req.node is not None or req.in_flight):
             found.append(f"{req.rid}/{req.index} holds memory without a slot")
     return found
+
+
+def _is_steady(req: Req) -> bool:
+    goes_on = req.finish is None and req.published and req.opened
+    return goes_on and req.logprobs is None and req.sent == req.output_tokens
 
 
 def _pages(core: Scheduler) -> list[str]:

@@ -37,15 +37,16 @@ class RowBatch:
         self.offsets.append(len(self.token_ids))
         return len(self.rids) - 1
 
-    def add_next(self, reqs: Sequence[Req]) -> None:
+    def add_next(self, columns: "_Columns") -> None:
         """Add a row with its last token for each."""
-        self.rids.extend([req.rid for req in reqs])
-        self.indices.extend([req.index for req in reqs])
-        self.attempts.extend([req.attempt for req in reqs])
-        self.positions.extend([req.sent for req in reqs])
+        reqs = columns.reqs
+        self.rids += columns.rids
+        self.indices += columns.indices
+        self.attempts += columns.attempts
+        self.positions += array("i", [req.sent for req in reqs])
         first = len(self.token_ids) + 1
-        self.token_ids.extend([req.tokens[-1] for req in reqs])
-        self.offsets.extend(range(first, first + len(reqs)))
+        self.token_ids += array("i", [req.tokens[-1] for req in reqs])
+        self.offsets += array("i", range(first, first + len(reqs)))
 
     def message(self) -> BatchTokenIDOutput:
         """The rows as they travel."""
@@ -62,13 +63,40 @@ class RowBatch:
         )
 
 
+class SteadyRows:
+    """The choices that were `steady` in a step. Most often the next one has the same, and their rows say the same."""
+
+    def __init__(self) -> None:
+        self.reqs: list[Req] = []
+        self.columns: dict[str, _Columns] = {}
+        """By detokenizer."""
+
+    def update(self, reqs: list[Req]) -> None:
+        """Those of this step. Call it for every step: one that took another route was not steady in the step after."""
+        if reqs != self.reqs:
+            self.reqs = reqs
+            groups: dict[str, list[Req]] = {}
+            for req in reqs:
+                groups.setdefault(req.detokenizer, []).append(req)
+            self.columns = {detokenizer: _Columns(group) for detokenizer, group in groups.items()}
+
+
+class _Columns:
+    """What the rows of steady choices say in every step."""
+
+    def __init__(self, reqs: Sequence[Req]) -> None:
+        self.reqs = reqs
+        self.rids = [req.rid for req in reqs]
+        self.indices = array("i", [req.index for req in reqs])
+        self.attempts = array("i", [req.attempt for req in reqs])
+
+
 class Outputs:
-    """Collects the rows and the other messages of one call into the core."""
+    """Collects the rows and the other messages of one call into the core. A choice has one row in it."""
 
     def __init__(self) -> None:
         self._batches: dict[str, RowBatch] = {}
         self._others: list[Outgoing] = []
-        self._soon: list[Req] = []
 
     def tell(self, peer: str, message: Message) -> None:
         """Add a message as it is."""
@@ -76,7 +104,6 @@ class Outputs:
 
     def emit(self, req: Req) -> None:
         """Add a row with all output tokens of `req` not yet sent, its finish if any, and what opens its attempt."""
-        self._settle()
         tokens = req.tokens[req.prompt_tokens + req.sent :]
         new = len(tokens)
         batch = self._batch(req.detokenizer)
@@ -90,16 +117,15 @@ class Outputs:
         if new and req.token_logprobs:
             batch.logprobs[row] = joined(req.token_logprobs[-new:])
 
-    def emit_soon(self, req: Req) -> None:
-        """`emit`, for a choice that is the same until the next one is emitted, or all are taken.
-
-        Many are quicker to emit at once.
-        """
-        self._soon.append(req)
+    def emit_steady(self, rows: "SteadyRows") -> None:
+        """`emit`, of choices that are `steady` and have one token more: column by column."""
+        for detokenizer, columns in rows.columns.items():
+            self._batch(detokenizer).add_next(columns)
+        for req in rows.reqs:
+            req.sent += 1
 
     def close(self, req: Req) -> None:
         """Tell the detokenizer that an attempt it has begun is over: it would hold the choice for ever."""
-        self._settle()
         if req.opened:
             batch = self._batch(req.detokenizer)
             row = batch.add(req, array("i"))
@@ -107,28 +133,7 @@ class Outputs:
 
     def take(self) -> list[Outgoing]:
         """Everything collected."""
-        self._settle()
         return [*self._others, *((peer, batch.message()) for peer, batch in self._batches.items())]
-
-    def _settle(self) -> None:
-        """Emit what was to be emitted soon: column by column, where each choice has one token and nothing else."""
-        soon, self._soon = self._soon, []
-        more = [
-            req
-            for req in soon
-            if req.finish is not None
-            or not req.opened
-            or req.token_logprobs
-            or len(req.tokens) != req.prompt_tokens + req.sent + 1
-        ]
-        if more:
-            for req in soon:
-                self.emit(req)
-            return
-        for detokenizer in dict.fromkeys([req.detokenizer for req in soon]):
-            self._batch(detokenizer).add_next([req for req in soon if req.detokenizer == detokenizer])
-        for req in soon:
-            req.sent += 1
 
     def _batch(self, detokenizer: str) -> RowBatch:
         batch = self._batches.get(detokenizer)

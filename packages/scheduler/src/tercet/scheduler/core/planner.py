@@ -36,6 +36,10 @@ class Draft:
         """Running choices that have more than one token to compute."""
         self.introduce: list[SlotInit] = []
         self.copies: list[PageCopy] = []
+        self.chunks = 0
+        """Rows that do not reach the end of their prompt."""
+        self.longer = 0
+        """Rows of more than one token."""
 
     def decode(self, req: Req, step: int) -> None:
         """Plan the one token that a choice has to compute; what that takes of the budget is left to the caller."""
@@ -58,6 +62,8 @@ class Draft:
         self.rows.append(Row(req.slot, start, count, sample))
         self.reqs.append(req)
         self.budget -= count
+        self.chunks += computed < req.prompt_tokens
+        self.longer += count > 1
         req.computed = computed
         if sample:
             req.length = length + 1
@@ -102,6 +108,9 @@ class Planner:
         memory = self._memory
         updates, memory.updates = memory.updates, []
         self._reserve = max(self._config.reserve_floor, self._reserve * RESERVE_DECAY)
+        self._counters.steps += 1
+        self._counters.mixed_steps += 0 < draft.longer < len(draft.rows)
+        self._counters.chunks += draft.chunks
         plan = Plan(step=step, introduce=draft.introduce, pages=updates, copies=draft.copies, rows=draft.rows)
         return plan, draft.reqs
 
@@ -133,7 +142,10 @@ class Planner:
         for req in self.running:
             length = req.length
             to_compute = length - req.computed
-            if to_compute < 1 or not req.has_work or (blocked and self.is_blocked(req)):
+            if to_compute < 1 or (blocked and self.is_blocked(req)):
+                continue
+            goes_on = length < req.end and req.finish is None and not req.guided  # most do: quicker than to ask
+            if not goes_on and not req.has_work:
                 continue
             if to_compute > 1:
                 draft.extends.append(req)

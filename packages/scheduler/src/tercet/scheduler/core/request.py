@@ -54,6 +54,7 @@ class Req:
         "sent",
         "shared",
         "slot",
+        "steady",
         "stop_ids",
         "token_logprobs",
         "tokens",
@@ -104,6 +105,8 @@ class Req:
         self.decode_spec = request.decode_spec
         self.sent = sent
         self.opened = False
+        self.steady = False
+        """Whether a next token, if it ends nothing, is all that there is to say of it: a step has shown it so."""
 
     def forget_memory(self) -> None:
         """Hold no slot, no page and no computed token."""
@@ -117,6 +120,7 @@ class Req:
         self.in_flight = 0
         self.last_step = -1
         self.published = False
+        self.steady = False
         if not self.scored:
             self.prompt_logprobs = []
 

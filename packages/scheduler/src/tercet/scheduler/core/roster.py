@@ -59,6 +59,7 @@ class Roster:
     def end(self, req: Req, finish: FinishReason, outputs: Outputs | None) -> None:
         """Give a choice its one final answer; without `outputs` nobody is left to tell."""
         req.finish = finish
+        req.steady = False
         self._counters.finished += 1
         if outputs is not None:
             outputs.emit(req)

@@ -33,7 +33,7 @@ from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_after
 from tercet.scheduler.core.intake import Intake
 from tercet.scheduler.core.memory import KVMemory
-from tercet.scheduler.core.outputs import Outgoing, Outputs
+from tercet.scheduler.core.outputs import Outgoing, Outputs, SteadyRows
 from tercet.scheduler.core.plan import Capacity, Plan, Row, StepResult
 from tercet.scheduler.core.planner import Planner
 from tercet.scheduler.core.policy import POLICIES
@@ -59,6 +59,7 @@ class Scheduler:
         self.paused_by = ""
         """The frontend that paused generation; whoever continues it, or the end of that frontend, ends the pause."""
         self._steps = 0
+        self._steady = SteadyRows()
 
     @property
     def paused(self) -> bool:
@@ -118,14 +119,9 @@ class Scheduler:
         planned = self.planner.plan(self._steps)
         if planned is None:
             return None
-        plan, reqs = planned
         self._steps += 1
         self.in_flight.append(planned)
-        decodes = [row for row in plan.rows if row.count == 1]
-        self.counters.steps += 1
-        self.counters.mixed_steps += 0 < len(decodes) < len(plan.rows)
-        self.counters.chunks += len([req for req in reqs if req.computed < req.prompt_tokens])
-        return plan
+        return planned[0]
 
     def commit(self, result: StepResult) -> list[Outgoing]:
         """Take the result of the oldest plan in flight. Returns its tokens and final answers."""
@@ -134,22 +130,25 @@ class Scheduler:
             raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
         outputs = Outputs()
         vocab_size, special = self.capacity.vocab_size, _special(result)
-        said = 0
+        steady: list[Req] = []
         for index, (row, req, token) in enumerate(zip(plan.rows, reqs, result.token_ids, strict=True)):
             req.in_flight -= 1
-            if req.finish is not None:
-                if req.in_flight == 0:
-                    self.roster.free(req)
-            elif row.sample and req.published and 0 <= token < vocab_size and index not in special:
-                req.tokens.append(token)
-                said += 1
-                if finish := finish_after(req, token):
+            if req.steady and row.sample and 0 <= token < vocab_size and index not in special:
+                tokens = req.tokens
+                tokens.append(token)
+                may_end = token in req.stop_ids or len(tokens) >= req.end  # few do: quicker than to ask
+                if may_end and (finish := finish_after(req, token)):
+                    self.counters.output_tokens += 1
                     self.roster.end(req, finish, outputs)
                 else:
-                    outputs.emit_soon(req)
-            else:
+                    steady.append(req)
+            elif req.finish is None:
                 self._take(result, index, row, req, outputs)
-        self.counters.output_tokens += said
+            elif req.in_flight == 0:
+                self.roster.free(req)
+        self.counters.output_tokens += len(steady)
+        self._steady.update(steady)
+        outputs.emit_steady(self._steady)
         self.memory.settle(plan.step)
         self._offer(outputs)
         return outputs.take()
@@ -250,6 +249,7 @@ class Scheduler:
                 return
         req.length += len(forced)
         outputs.emit(req)
+        req.steady = req.logprobs is None
 
 
 def _special(result: StepResult) -> set[int]:
