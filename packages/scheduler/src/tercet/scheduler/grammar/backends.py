@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tercet.scheduler.grammar.guarded import GuardedBackend
+from tercet.scheduler.grammar.lazy import LazyBackend
 from tercet.scheduler.grammar.port import GrammarBackend
 
 logger = logging.getLogger(__name__)
@@ -34,9 +36,11 @@ _EXTRAS = ("xgrammar",)
 
 
 def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[int]) -> GrammarBackend[Any] | None:
-    """The backend for a model directory, or None: for "none", and for a tokenizer that it cannot read, which is logged.
+    """The backend for a model directory, or None: for "none", and for a model without a tokenizer.json.
 
-    Raises ValueError for a name that is none, and for one whose package is not installed.
+    A tokenizer is read when the first grammar comes, or now, for its end ids, where the model names none: one that
+    cannot be read gives None then, and is logged. Raises ValueError for a name that is none, and for one whose package
+    is not installed.
     """
     if name == "none":
         return None
@@ -47,8 +51,14 @@ def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[i
     file = model / "tokenizer.json"
     if not file.is_file():
         return None
+
+    def make() -> GrammarBackend[Any]:
+        return BACKENDS[name](file.read_text(encoding="utf-8"), vocab_size, end_ids)
+
+    if end_ids:
+        return GuardedBackend(LazyBackend(f"{name} {version(name)}", end_ids, make))
     try:
-        return GuardedBackend(BACKENDS[name](file.read_text(encoding="utf-8"), vocab_size, end_ids))
+        return GuardedBackend(make())
     except ValueError as error:
         logger.warning("%s cannot be used for grammars: %s", file, error)
         return None
