@@ -14,7 +14,7 @@ Said = dict[str, set[tuple[str, int, int, int, tuple[int, ...]]]]
 
 
 def choices(count: int = 40) -> list[Req]:
-    """Of three detokenizers, with a token each that is not sent."""
+    """Of two detokenizers, with a token each that is not sent."""
     reqs = []
     for number in range(count):
         req = Req(request(f"f0-{number}", [1, 2, 3], max_new_tokens=9), "f0", number % 3, [number], number)
