@@ -32,6 +32,7 @@ def model_saying(engine_of: EngineOf, files: dict[str, bytes], limits: ModelLimi
     return partial(tool_engine, engine_of, files, limits)
 
 
+CITY = {**WEATHER["function"]["parameters"], "additionalProperties": False}
 NAMED = {"type": "function", "function": {"name": "now"}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 
@@ -123,6 +124,25 @@ async def test_a_result_answers_a_call_in_the_next_turn(model_saying: EngineOf, 
     assert '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call><|im_end|>' in text
     assert "<|im_start|>tool\nRain <|im_end|>" in text
     assert ids.count(end) == 3  # a result cannot end its own message
+
+
+async def test_what_clients_make_of_an_answer_comes_back_with_it(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    tool = {"type": "function", "function": {**WEATHER["function"], "strict": True, "parameters": CITY}}
+    options: dict[str, Any] = {**BODY, "tools": [tool]}
+    async with serving(model_saying(saying(CALL))) as served:
+        client = openai_of(served)
+        whole = await client.chat.completions.parse(**options)
+        async with client.chat.completions.stream(**options) as stream:
+            streamed = await stream.get_final_completion()
+        for said in (whole.choices[0].message, streamed.choices[0].message):
+            assert said.tool_calls is not None
+            assert said.tool_calls[0].function.parsed_arguments == {"city": "Oslo"}
+            result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "Rain"}
+            await client.chat.completions.parse(**{**options, "messages": [*BODY["messages"], said, result]})
+        *_, first, second = served.engine.requests()
+        texts = [prompt_of(served, request) for request in (first, second)]
+    assert '"arguments": {"city": "Oslo"}}</tool_call>' in texts[0]
+    assert texts[0] == texts[1]
 
 
 async def test_a_model_without_a_notation_is_told_of_tools_in_words(

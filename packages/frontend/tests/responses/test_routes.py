@@ -217,6 +217,16 @@ async def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(
     assert "not" in answer.json()["error"]["message"]
 
 
+async def test_what_a_client_parsed_comes_back_with_its_text(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
+    said: Any = {"type": "output_text", "text": "{}", "annotations": [], "parsed": {}}
+    async with serving(engine_of()) as served:
+        for part in (said, {key: said[key] for key in said.keys() - {"parsed"}}):
+            items: Any = [{"type": "message", "role": "assistant", "content": [part]}, {"role": "user", "content": "x"}]
+            await openai_of(served).responses.create(model="tiny", input=items)
+        parsed, plain = served.engine.requests()
+    assert parsed.input_ids == plain.input_ids
+
+
 async def test_logprobs_when_included(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
     include: list[Any] = ["message.output_text.logprobs"]
     async with serving(engine_of()) as served:

@@ -53,14 +53,16 @@ class CalledFunction(Strict):
 
     name: Name
     arguments: Text
+    parsed_arguments: Any = Field(None, exclude=True)
 
 
 class ToolCall(Strict):
-    """A call the assistant made."""
+    """A call the assistant made. What is left out OpenAI's clients add to answers, and send back with them."""
 
     id: CallId
     type: Literal["function"]
     function: CalledFunction
+    index: Any = Field(None, exclude=True)
 
 
 class AssistantMessage(Strict):
@@ -76,6 +78,7 @@ class AssistantMessage(Strict):
     function_call: CalledFunction | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
     annotations: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    parsed: Any = Field(None, exclude=True)
 
     @model_validator(mode="after")
     def _says_something(self) -> "AssistantMessage":

@@ -13,10 +13,11 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextPart(Strict):
-    """A piece of text, the user's or the model's."""
+    """A piece of text, the user's or the model's; `parsed` is what OpenAI's clients made of it."""
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
+    parsed: Any = Field(None, exclude=True)
     annotations: Annotated[list[Any], Field(max_length=4096)] | None = None
     logprobs: Annotated[list[Any], Field(max_length=131_072)] | None = None
     prompt_cache_breakpoint: Any = None
