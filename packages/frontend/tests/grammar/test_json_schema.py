@@ -59,6 +59,9 @@ def test_what_cannot_be_enforced_is_named_wherever_it_stands(keyword: str, place
         {"const": {"not": 1}, "enum": [{"if": 1}], "default": {"not": 1}, "examples": [{"not": 1}]},
         {"title": "t", "description": "d", "x-order": 3, "discriminator": {"propertyName": "kind"}, "deprecated": True},
         {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "mine", "$comment": "c"},
+        {"properties": {"a": {"$ref": "#"}, "b": {"items": {"$ref": "#/properties/b"}}}},
+        {"$defs": {"b": {"anyOf": [{"$ref": "#/$defs/b"}, {"type": "null"}]}, "c": {"$ref": "#/$defs/b"}}},
+        {"allOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/b"}], "$defs": {"b": {"$ref": "#/nowhere/0"}}},
     ],
 )
 def test_names_of_properties_data_and_annotations_are_no_keywords(schema: Any) -> None:
@@ -74,6 +77,10 @@ def test_names_of_properties_data_and_annotations_are_no_keywords(schema: Any) -
         ({"properties": {"a": 5}}, "schema.properties.a"),
         ({"anyOf": ["x"]}, "schema.anyOf[0]"),
         (False, "no answer"),
+        ({"$ref": "#"}, "'schema' leads back"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, "leads back"),
+        ({"$defs": {"b": {"allOf": [{"$ref": "#/$defs/c~1"}]}, "c/": {"anyOf": [{"$ref": "#/%24defs/b"}]}}}, "back"),
+        ({"items": [{"$ref": "#/items/0"}]}, "'schema.items[0]' leads back"),
     ],
 )
 def test_other_faults_are_told_with_their_place(schema: Any, words: str) -> None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import orjson
 import pytest
 
 from packages.frontend.tests.parsers.test_framing import write
@@ -184,6 +185,23 @@ def test_a_strict_tool_keeps_openais_rules_and_others_need_not() -> None:
         grammar_of("hermes", strict(a={"type": "string", "format": "color"}))
     with pytest.raises(BadRequestError, match="additionalProperties"):
         grammar_of("hermes", (ToolSpec("f", loose, strict=True),))
+
+
+@pytest.mark.parametrize("pattern", [r"^(?!\.)[0-9.]+$", r"(?<=x)y", r"\bx\b", r"(x)\1"])
+def test_a_pattern_that_is_not_regular_binds_strict_tools_only(pattern: str) -> None:
+    value = {"type": "string", "pattern": pattern, "maxLength": 3}
+    loose = ToolSpec("f", {"type": "object", "properties": {"a": value}, "required": ["a"]})
+    grammar = grammar_of("hermes", (loose,))
+    assert accepts(grammar, written("hermes", ("f", {"a": "any"})))
+    assert not accepts(grammar, written("hermes", ("f", {"a": "long"})))
+    assert orjson.dumps(pattern).decode() in grammar_of("hermes", strict(a=value)).text
+
+
+def test_arguments_that_stand_for_themselves_are_refused() -> None:
+    loop = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}
+    with pytest.raises(BadRequestError, match="leads back") as error:
+        grammar_of("hermes", (ToolSpec("f", loop),))
+    assert error.value.param == "tools"
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm"])

@@ -7,6 +7,7 @@ import orjson
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.grammar.limits import MAX_DEPTH, MAX_NODES
+from tercet.frontend.grammar.references import check_references
 
 _ONE = frozenset({"items", "additionalItems", "additionalProperties"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
@@ -48,7 +49,8 @@ def check_schema(schema: dict[str, Any] | bool, param: str, *, strict: bool) -> 
         raise BadRequestError("The schema 'false' allows no answer.", param=param)
     if strict and (not isinstance(schema, dict) or schema.get("type") != "object" or "anyOf" in schema):
         raise BadRequestError("A strict schema must be of 'type' 'object', without 'anyOf' at its root.", param=param)
-    for path, each in _subschemas(schema, param):
+    places = list(subschemas(schema, param))
+    for path, each in places:
         if isinstance(each, bool):
             continue
         if not isinstance(each, dict):
@@ -56,6 +58,7 @@ def check_schema(schema: dict[str, Any] | bool, param: str, *, strict: bool) -> 
         _check_keywords(each, path, param)
         if strict:
             _check_strict(each, path, param)
+    check_references(schema, places, param)
 
 
 def _check_size(schema: object, param: str) -> None:
@@ -78,7 +81,7 @@ def _inside(value: object) -> Iterator[object]:
         yield from value
 
 
-def _subschemas(schema: object, path: str) -> Iterator[_Place]:
+def subschemas(schema: object, path: str) -> Iterator[_Place]:
     """A schema and every schema in it, wherever one may stand; data such as `const` is not looked into."""
     waiting = [(path, schema)]
     while waiting:

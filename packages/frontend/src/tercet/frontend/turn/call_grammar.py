@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
-from tercet.frontend.grammar.json_schema import check_schema, schema_text
+from tercet.frontend.grammar.json_schema import check_schema, schema_text, subschemas
+from tercet.frontend.grammar.references import check_references
 from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
 from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, kinds
 from tercet.frontend.turn.rules import Rules, escaped
@@ -20,6 +21,8 @@ _NOTHING = '""'
 _PLACE = re.compile(r"\$index")
 _NO_TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
 _ONLY_IN_JSON = ("pattern", "format")
+_NOT_REGULAR = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
+"""Look-around, word boundaries and back references, which no grammar has."""
 _WRITABLE_KEYS = {Style.TAGGED: re.compile(r"[^\s<>](?:[^\n<>]*[^\s<>])?"), Style.PYTHON: re.compile(r"\w+")}
 
 
@@ -84,6 +87,8 @@ class CallGrammar:
         schema = _object_schema(tool)
         if tool.strict:
             check_schema(schema, "tools", strict=True)
+        else:
+            check_references(schema, subschemas(schema, "tools"), "tools")
         if self._framing.style is Style.JSON:
             return _json(schema, strict=tool.strict)
         return self._keys(tool, schema)
@@ -177,4 +182,7 @@ def _json(schema: dict[str, Any], *, strict: bool) -> str:
         return f"%json {schema_text(schema)}"
     read = orjson.loads(schema_text({name: value for name, value in schema.items() if name != "x-guidance"}))
     read["x-guidance"]["lenient"] = True
+    for _, each in subschemas(read, "tools"):
+        if isinstance(each, dict) and isinstance(pattern := each.get("pattern"), str) and _NOT_REGULAR.search(pattern):
+            del each["pattern"]
     return f"%json {orjson.dumps(read).decode()}"
