@@ -43,6 +43,15 @@ async def test_a_part_may_say_where_a_cached_prefix_ends(engine_of: EngineOf, op
     assert marked.input_ids == plain.input_ids
 
 
+async def test_a_message_may_have_a_type_and_no_other(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        for kind, status in ((None, 200), ("text", 200), ("message", 200), ("image", 400)):
+            message = {"role": "user", "content": "hello", "type": kind}
+            answer = await http_of(served).post("/v1/chat/completions", json={"model": "tiny", "messages": [message]})
+            assert answer.status_code == status
+        assert len({request.input_ids for request in served.engine.requests()}) == 1
+
+
 async def test_rule_17_parameters_that_change_no_text_are_accepted(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
     async with serving(engine_of()) as served:
         answer = await openai_of(served).chat.completions.create(

@@ -32,7 +32,18 @@ SaidPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 Said = Text | Annotated[list[SaidPart], Field(min_length=1, max_length=4096)]
 
 
-class InstructionMessage(Strict):
+class ChatMessage(Strict):
+    """What one of them said. Some clients give it the type of its text, or of an item of /v1/responses."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _needs_no_type(cls, message: object) -> object:
+        if isinstance(message, dict) and message.get("type", "") in ("text", "message", None):
+            return {name: value for name, value in message.items() if name != "type"}
+        return message
+
+
+class InstructionMessage(ChatMessage):
     """What the developer tells the model; the two roles mean the same."""
 
     role: Literal["system", "developer"]
@@ -40,7 +51,7 @@ class InstructionMessage(Strict):
     name: Name | None = None
 
 
-class UserMessage(Strict):
+class UserMessage(ChatMessage):
     """What the user says."""
 
     role: Literal["user"]
@@ -65,7 +76,7 @@ class ToolCall(Strict):
     index: Any = Field(None, exclude=True)
 
 
-class AssistantMessage(Strict):
+class AssistantMessage(ChatMessage):
     """What the model said and called before, or is to go on with."""
 
     role: Literal["assistant"]
@@ -88,7 +99,7 @@ class AssistantMessage(Strict):
         return self
 
 
-class ToolMessage(Strict):
+class ToolMessage(ChatMessage):
     """What a tool answered to a call."""
 
     role: Literal["tool"]
@@ -97,7 +108,7 @@ class ToolMessage(Strict):
     name: Name | None = None
 
 
-class FunctionMessage(Strict):
+class FunctionMessage(ChatMessage):
     """What a function answered, before there were tools."""
 
     role: Literal["function"]
