@@ -273,6 +273,36 @@ async def test_what_cannot_be_honoured_is_refused_by_name(
     assert named in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("edits", "status"),
+    [
+        ([], 200),
+        ([{"type": "clear_thinking_20251015", "keep": "all"}], 200),
+        ([{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}], 400),
+        ([{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "clear_tool_uses_20250919"}], 400),
+        ({"0": "all"}, 400),
+    ],
+)
+async def test_a_context_may_be_left_as_it_is(engine_of: EngineOf, http_of: HttpOf, edits: Any, status: int) -> None:
+    body = {**BODY, "context_management": {"edits": edits}}
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/v1/messages?beta=true", json=body)
+    assert answer.status_code == status
+
+
+async def test_lengths_are_told_as_clients_look_for_them(engine_of: EngineOf, anthropic_of: AnthropicOf) -> None:
+    async with serving(engine_of()) as served:
+        counted = await anthropic_of(served).messages.count_tokens(model="tiny", messages=BODY["messages"])
+        context = served.manager.models.get("tiny").context
+        with pytest.raises(anthropic.BadRequestError) as together:
+            await anthropic_of(served).messages.create(**{**BODY, "max_tokens": context})
+        long: Any = [{"role": "user", "content": "hello " * context}]
+        with pytest.raises(anthropic.BadRequestError, match=rf"prompt is too long: \d+ tokens > {context} maximum"):
+            await anthropic_of(served).messages.create(**{**BODY, "messages": long})
+    numbers = f"{counted.input_tokens} + {context} > {context}"
+    assert f"input length and `max_tokens` exceed context limit: {numbers}, decrease" in str(together.value)
+
+
 async def test_errors_are_in_anthropics_words(engine_of: EngineOf, anthropic_of: AnthropicOf, http_of: HttpOf) -> None:
     def overloaded(request: TokenizedGenerateReqInput) -> Rejected:
         return Rejected(rid=request.rid, attempt=request.attempt, code="overloaded", message="full", retry=True)

@@ -72,6 +72,9 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
             f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + wanted} "
             f"tokens ({prompt_tokens} in the prompt, {wanted} in the completion).",
             param=names.max_tokens if prompt_tokens < context else request.prompt.param,
+            prompt=prompt_tokens,
+            output=wanted,
+            context=context,
         )
     if params.min_new_tokens > wanted:
         message = f"'{names.min_tokens}' is greater than the tokens to generate."

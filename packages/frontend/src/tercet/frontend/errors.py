@@ -72,9 +72,17 @@ class UnsupportedParameterError(BadRequestError):
 
 
 class ContextLengthExceededError(BadRequestError):
-    """Prompt and requested output together are longer than the model can read."""
+    """Prompt and requested output together are longer than the model can read. Lengths are in tokens, where known."""
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, prompt: int = 0, output: int = 0, context: int = 0
+    ) -> None:
+        super().__init__(message, param=param)
+        self.prompt = prompt
+        self.output = output
+        self.context = context
 
 
 class UnauthorizedError(ApiError):

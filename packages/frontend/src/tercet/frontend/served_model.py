@@ -154,6 +154,8 @@ class ServedModel:
                 f"This model's maximum context length is {self.context} tokens. However, your prompt has "
                 f"{len(text)} characters, which are at least {fewest} tokens.",
                 param=param,
+                prompt=fewest,
+                context=self.context,
             )
 
 

@@ -2,7 +2,7 @@
 
 import orjson
 
-from tercet.frontend.errors import ApiError
+from tercet.frontend.errors import ApiError, ContextLengthExceededError
 
 ANTHROPIC_ROUTES = "/v1/messages"
 """Routes that begin so answer in these words."""
@@ -19,5 +19,19 @@ _TYPES = {
 def anthropic_error(error: ApiError, request_id: str) -> bytes:
     """The JSON of an error, also as the data of an event in the middle of a stream."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    told = f"{error.param}: {error.message}" if error.param else error.message
+    message = _words(error)
+    told = f"{error.param}: {message}" if error.param else message
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": told}, "request_id": request_id})
+
+
+def _words(error: ApiError) -> str:
+    """The message; of lengths in the words in which Anthropic's clients look for the numbers, to ask for less."""
+    match error:
+        case ContextLengthExceededError(prompt=prompt, context=context) if prompt >= context > 0:
+            return f"prompt is too long: {prompt} tokens > {context} maximum"
+        case ContextLengthExceededError(prompt=prompt, output=output, context=context) if context > 0:
+            return (
+                f"input length and `max_tokens` exceed context limit: {prompt} + {output} > {context}, "
+                "decrease input length or `max_tokens` and try again"
+            )
+    return error.message

@@ -192,6 +192,17 @@ class Prompted(Strict):
         return tools
 
 
+def _keeps_everything(management: object) -> bool:
+    """Whether what is to be done to the context leaves it as it is."""
+    edits = (management.get("edits") or []) if isinstance(management, dict) else management
+    return isinstance(edits, list) and all(
+        isinstance(edit, dict)
+        and edit.get("type") == "clear_thinking_20251015"
+        and edit.get("keep") in ("all", {"type": "all"})
+        for edit in edits
+    )
+
+
 class CreateMessage(Prompted):
     """A message to answer."""
 
@@ -211,9 +222,10 @@ class CreateMessage(Prompted):
 
     @model_validator(mode="after")
     def _only_what_is_honoured(self) -> "CreateMessage":
-        for name in ("container", "diagnostics", "context_management", "mcp_servers"):
+        for name in ("container", "diagnostics", "mcp_servers"):
             value = getattr(self, name)
             refuse(name, value, harmless=not value)
+        refuse("context_management", self.context_management, harmless=_keeps_everything(self.context_management))
         if self.thinking and self.thinking.budget_tokens and self.thinking.budget_tokens >= self.max_tokens:
             raise BadRequestError(
                 "'max_tokens' must be greater than 'thinking.budget_tokens'.", param="thinking.budget_tokens"
