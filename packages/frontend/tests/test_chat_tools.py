@@ -180,3 +180,15 @@ async def test_an_answer_that_a_stop_string_ends_is_no_call(model_saying: Engine
     async with serving(model_saying(saying("Some words", finish))) as served:
         answer = await openai_of(served).chat.completions.create(**{**BODY, "stop": "<END>"})
     assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == ("stop", "Some words")
+
+
+async def test_a_call_that_a_stop_string_cuts_off_is_nothing_to_be_called(
+    model_saying: EngineOf, openai_of: OpenAIOf
+) -> None:
+    cut = CALL[: CALL.index("Oslo")]
+    async with serving(model_saying(saying(cut, FinishReason(FinishType.STOP, "Oslo")))) as served:
+        answer = await openai_of(served).chat.completions.create(**{**BODY, "stop": "Oslo"})
+        chunks = await stream_of(openai_of(served), stop="Oslo")
+    assert answer.choices[0].finish_reason == "stop"
+    assert Streamed(chunks).finishes == ["stop"]
+    assert Streamed(chunks).pairs() == pairs(answer.choices[0].message) == [("get_weather", '{"city": "')]

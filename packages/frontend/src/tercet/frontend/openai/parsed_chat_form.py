@@ -83,8 +83,9 @@ class ParsedChatForm:
                 return None
 
     def _reason(self, finish: FinishReason, reader: ChoiceReader) -> str:
-        """An answer that ended on its own with calls says so, unless the client had named the tool itself."""
-        return self._called if reader.calls and finish.type is FinishType.STOP else finish.type
+        """An answer that ended on its own with whole calls says so, unless the client had named the tool itself."""
+        called = reader.calls and not reader.in_call and finish.type is FinishType.STOP
+        return self._called if called else finish.type
 
     def end(self, generation: Generation) -> bytes:
         """The end of the stream."""

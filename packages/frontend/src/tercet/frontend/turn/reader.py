@@ -85,6 +85,8 @@ class ChoiceReader:
     ) -> None:
         self.calls = 0
         """Calls begun so far."""
+        self.in_call = False
+        """Whether the last of them has no end: nothing of it can be relied on."""
         self._parser = parser
         self._specials = specials
         self._kind: type[Event] = TextDelta
@@ -142,6 +144,10 @@ class ChoiceReader:
                 return None
             case ToolCallStart(index, name, call_id):
                 self.calls += 1
+                self.in_call = True
                 return ToolCallStart(index, name, call_id or new_call_id(short=self._short_ids))
-            case ToolArgumentsDelta() | ToolCallEnd():
+            case ToolCallEnd():
+                self.in_call = False
+                return event
+            case ToolArgumentsDelta():
                 return event
