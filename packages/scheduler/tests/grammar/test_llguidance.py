@@ -149,3 +149,34 @@ def test_a_model_with_more_ids_than_its_tokenizer_never_says_them(tokenizer_text
     bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[0]
     assert bits[:VOCAB].any()
     assert not bits[VOCAB:].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "grammar", "text"),
+    [
+        (GrammarKind.REGEX, r"<\|im_end\|>/x", "<|im_end|>/x"),
+        (GrammarKind.JSON_SCHEMA, '{"enum": ["a<|im_start|>"]}', '"a<|im_start|>"'),
+        (GrammarKind.LARK, 'start: "<|begin|>" "b"', "<|begin|>b"),
+        (GrammarKind.LARK, '{"grammars": [{"lark_grammar": "start: \\"<|im_end|>\\""}]}', "<|im_end|>"),
+    ],
+)
+def test_text_that_reads_like_a_special_token_is_written_as_text(
+    tokenizer_text: str, backend: LLGuidanceBackend, kind: GrammarKind, grammar: str, text: str
+) -> None:
+    from tokenizers import Tokenizer
+
+    spelt = Tokenizer.from_str(tokenizer_text)
+    spelt.encode_special_tokens = True
+    matcher = backend.compile(Grammar(kind, grammar))
+    for token in spelt.encode(text, add_special_tokens=False).ids:
+        assert matcher.forced() == []
+        assert token in allowed(backend, matcher)[0]
+        matcher.advance([token])
+    assert not matcher.error
+    assert matcher.accepting
+
+
+def test_a_special_token_in_what_is_no_grammar_is_a_refusal(backend: LLGuidanceBackend) -> None:
+    for text in ('{"grammars": "<|im_end|>"}', '{"<|im_end|>": 1}', '{"<|im_end|>'):
+        with pytest.raises(GrammarError):
+            backend.compile(Grammar(GrammarKind.LARK, text))

@@ -1,14 +1,28 @@
 """Grammars read by llguidance, which computes masks lazily from an Earley parser over derivatives of regexes."""
 
+import re
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
+import msgspec
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, __version__
 
 from tercet.protocol.values import Grammar, GrammarKind
 from tercet.scheduler.grammar.port import GrammarError, Masks
 
 _SILENT = 0
+_UNFORCED = '%llguidance {"no_forcing": true}\n'
+
+
+class _AddedToken(msgspec.Struct):
+    content: str
+    special: bool = False
+
+
+class _Tokenizer(msgspec.Struct):
+    """What is read of a tokenizer.json here."""
+
+    added_tokens: list[_AddedToken] = []
 
 
 class LLGuidanceMatcher:
@@ -54,6 +68,9 @@ class LLGuidanceBackend:
     def __init__(self, tokenizer: str, vocab_size: int, end_ids: Sequence[int]) -> None:
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_ids) or None)
         self._executor = LLExecutor()
+        added = msgspec.json.decode(tokenizer, type=_Tokenizer).added_tokens
+        specials = [re.escape(each.content) for each in added if each.special and each.content]
+        self._specials = re.compile("|".join(specials)) if specials else None
 
     @property
     def name(self) -> str:
@@ -67,7 +84,10 @@ class LLGuidanceBackend:
 
     def compile(self, grammar: Grammar) -> LLGuidanceMatcher:
         """A matcher at the beginning of an output; other threads of the interpreter run meanwhile."""
-        matcher = LLGuidanceMatcher(LLMatcher(self._tokenizer, _source(grammar), log_level=_SILENT))
+        source = _source(grammar)
+        if self._specials and self._specials.search(grammar.text.replace("\\", "")):
+            source = _unforced(source)
+        matcher = LLGuidanceMatcher(LLMatcher(self._tokenizer, source, log_level=_SILENT))
         if matcher.error:
             raise GrammarError(matcher.error)
         return matcher
@@ -91,3 +111,20 @@ def _source(grammar: Grammar) -> str:
             return str(LLMatcher.grammar_from_regex(grammar.text))
         case GrammarKind.LARK:
             return grammar.text
+
+
+def _unforced(source: str) -> str:
+    """The same grammar, in which no token is forced.
+
+    llguidance tokenizes what is forced as text in which special tokens are special, and then finds that they are not
+    what the text says.
+    """
+    try:
+        form: Any = msgspec.json.decode(source) if source.startswith("{") else {"grammars": [{"lark_grammar": source}]}
+        for each in form["grammars"]:
+            schema = msgspec.json.encode(each.pop("json_schema", None)).decode()
+            lark = each.get("lark_grammar") or f"start: %json {schema}"
+            each["lark_grammar"] = lark if "%llguidance" in lark else _UNFORCED + lark
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
+        raise GrammarError("it is no grammar in JSON") from error
+    return msgspec.json.encode(form).decode()
