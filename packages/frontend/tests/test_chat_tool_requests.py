@@ -160,7 +160,7 @@ async def test_a_model_without_a_notation_is_told_of_tools_in_words(
 
 
 USER = {"role": "user", "content": "x"}
-BAD_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
+BAD_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":' * 70 + "1" + "}" * 70}}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.turn.history import history
 
 USER = {"role": "user", "content": "x"}
+DEEP = '{"a":' * 70 + "1" + "}" * 70
 
 
 def calling(*calls: tuple[str, str, str], **more: Any) -> dict[str, Any]:
@@ -36,6 +37,13 @@ def test_arguments_are_objects_and_results_know_their_tool() -> None:
     assert called["content"] == ""
     assert (first["name"], second["name"]) == ("g", "f")
     assert first["tool_call_id"] == "2"
+
+
+@pytest.mark.parametrize("text", ['{"a": 1,}', "[1]", "3", DEEP[:-1]])
+def test_arguments_that_are_no_object_are_told_as_they_are(text: str) -> None:
+    called, answered = history([calling(("1", "f", text)), result("1")])
+    assert called["tool_calls"][0]["function"]["arguments"] == {"invalid_json": text}
+    assert answered["content"] == "done"
 
 
 def test_functions_become_tools() -> None:
@@ -71,21 +79,16 @@ def test_what_the_assistant_said() -> None:
     ]
 
 
-DEEP = '{"a":' * 70 + "1" + "}" * 70
-
-
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
         ([USER, result("1")], "messages[1].tool_call_id"),
         ([calling(("1", "f", "{}")), result("2")], "messages[1].tool_call_id"),
         ([result("1"), calling(("1", "f", "{}"))], "messages[0].tool_call_id"),
-        ([calling(("1", "f", "{nonsense"))], "messages[0].tool_calls[0].function.arguments"),
-        ([calling(("1", "f", "{}"), ("2", "f", "[1]"))], "messages[0].tool_calls[1].function.arguments"),
-        ([calling(("1", "f", DEEP))], "messages[0].tool_calls[0].function.arguments"),
+        ([calling(("1", "f", "{}"), ("2", "f", DEEP))], "messages[0].tool_calls[1].function.arguments"),
         ([USER, {"role": "function", "name": "f", "content": "done"}], "messages[1].name"),
         (
-            [{"role": "assistant", "function_call": {"name": "f", "arguments": "3"}}],
+            [{"role": "assistant", "function_call": {"name": "f", "arguments": DEEP}}],
             "messages[0].function_call.arguments",
         ),
     ],

@@ -4,8 +4,6 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from tercet.frontend.errors import BadRequestError
 
 Item = dict[str, Any]
@@ -39,7 +37,7 @@ def _part(part: dict[str, Any], kind: str) -> dict[str, Any]:
 def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: str | None) -> list[Message]:
     """The chat that the items tell. What the assistant thought, said and called in a row is one message of it.
 
-    Raises BadRequestError for calls whose arguments are no JSON object, and for answers to calls there are not.
+    Raises BadRequestError for answers to calls there are not.
     """
     messages: list[Message] = [{"role": "developer", "content": instructions}] if instructions else []
     called: set[str] = set()
@@ -58,7 +56,7 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
                 pass  # it was cut off in its arguments, and never made
             case "function_call":
                 called.add(item["call_id"])
-                _assistant(messages).setdefault("tool_calls", []).append(_call(item, place))
+                _assistant(messages).setdefault("tool_calls", []).append(_call(item))
             case "function_call_output":
                 if item["call_id"] not in called:
                     raise BadRequestError(
@@ -85,12 +83,6 @@ def _assistant(messages: list[Message], unless: str | None = None) -> Message:
     return messages[-1]
 
 
-def _call(item: Item, place: int) -> dict[str, Any]:
-    try:
-        arguments = orjson.loads(item["arguments"].strip() or "{}")
-    except orjson.JSONDecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise BadRequestError("A call's arguments are a JSON object as text.", param=f"input[{place}].arguments")
+def _call(item: Item) -> dict[str, Any]:
     function = {"name": item["name"], "arguments": item["arguments"]}
     return {"id": item["call_id"], "type": "function", "function": function}

@@ -10,6 +10,9 @@ from tercet.frontend.json_depth import DEEPEST, is_within
 
 Message = dict[str, Any]
 
+NO_OBJECT = "invalid_json"
+"""What templates, which want an object, are told that arguments are that are none."""
+
 
 def history(messages: list[Message]) -> list[Message]:
     """Messages in the form of today's templates: calls have objects for arguments, and results know their tool.
@@ -64,14 +67,19 @@ def _call(call_id: str, name: str, arguments: dict[str, Any]) -> Message:
 
 
 def _arguments(text: str | None, where: str) -> dict[str, Any]:
-    """Arguments as an object; none at all are an empty one."""
+    """Arguments as an object; none at all are an empty one.
+
+    A model may have written what is none, and is to read it again beside the tool's complaint.
+    """
     if not text or not text.strip():
         return {}
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        raise BadRequestError(f"'{where}' is not JSON.", param=where) from None
-    if not isinstance(value, dict) or not is_within(value, DEEPEST):
+        value = None
+    if not isinstance(value, dict):
+        return {NO_OBJECT: text}
+    if not is_within(value, DEEPEST):
         raise BadRequestError(f"'{where}' must be a JSON object of {DEEPEST} levels at the most.", param=where)
     return value
 
