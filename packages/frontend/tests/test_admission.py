@@ -33,6 +33,8 @@ async def test_stop_strings_are_bounded_in_all(
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 20}
 SCORED: dict[str, Any] = {"echo": True, "logprobs": 5, "max_tokens": 0}
 NATIVE: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 20, "logprob_start_len": 0}
+PROMPTED: dict[str, Any] = {"messages": CHAT["messages"], "prompt_logprobs": 20}
+LONG = {"role": "user", "content": "a b " * 500}
 RESPONSE = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 20}
 
 
@@ -60,6 +62,8 @@ def roomy(limits: ModelLimits) -> ModelLimits:
         ("/v1/completions", {**SCORED, "prompt": [5] * 8192, "n": 128}, "n"),
         ("/v1/completions", {**SCORED, "prompt": [[5] * 8192] * 64}, "logprobs"),
         ("/v1/completions", {"prompt": "hi", "best_of": 20, "logprobs": 5, "max_tokens": 20_000}, "best_of"),
+        ("/v1/chat/completions", {**PROMPTED, "max_tokens": 99_000, "messages": [LONG]}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt": [5] * 1000, "n": 100, "prompt_logprobs": 20}, "n"),
         ("/v1/responses", {**RESPONSE, "max_output_tokens": 100_000}, "top_logprobs"),
         ("/generate", {**NATIVE, "input_ids": [5] * 8192, "sampling_params": {"n": 16}}, "sampling_params.n"),
         ("/generate", {**NATIVE, "input_ids": [[5] * 8192] * 16}, "return_logprob"),
@@ -258,3 +262,13 @@ def test_other_refusals_are_the_requests_fault(code: str) -> None:
 
 def test_a_request_that_is_too_long_for_its_scheduler_is_told_so() -> None:
     assert isinstance(from_rejection("context_length_exceeded", "m"), ContextLengthExceededError)
+
+
+async def test_an_answer_is_shorter_by_what_the_prompt_shows(
+    engine_of: EngineOf, http_of: HttpOf, roomy: ModelLimits
+) -> None:
+    async with serving(engine_of(limits=roomy)) as served:
+        answer = await http_of(served).post("/v1/chat/completions", json={"model": "tiny", **PROMPTED})
+        assert answer.status_code == 200, answer.text
+        [request] = served.engine.requests()
+    assert request.sampling.max_new_tokens == 2_097_152 // 21 - answer.json()["usage"]["prompt_tokens"]

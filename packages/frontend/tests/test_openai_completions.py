@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, processors
 
 from tercet.frontend.openai import completions
 from tercet.frontend.openai.completion_schema import CompletionRequest
-from tercet.frontend.openai.logprobs import prompt_logprobs
+from tercet.frontend.openai.logprobs import echo_logprobs
 from tercet.frontend.testing import FakeEngine, Served, Token, decode_spec, serving
 from tercet.protocol.messages import TokenizedGenerateReqInput
 from tercet.protocol.values import unpack_ints
@@ -209,9 +209,9 @@ async def test_an_echo_is_scored_once_for_all_choices(
 
     def watched(*given: Any) -> dict[str, list[Any]]:
         scored.append(given[3])
-        return prompt_logprobs(*given)
+        return echo_logprobs(*given)
 
-    monkeypatch.setattr(completions, "prompt_logprobs", watched)
+    monkeypatch.setattr(completions, "echo_logprobs", watched)
     prompts = ["the quick", "brown fox"]
     async with serving(engine_of()) as served:
         body = {"model": "tiny", "prompt": prompts, "n": 4, "echo": True, "logprobs": 1, "stream": stream}

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from tercet.frontend.openai.logprobs import (
     CompletionLogprobs,
     chat_logprobs,
+    echo_logprobs,
     entries,
-    prompt_logprobs,
     prompt_offsets,
     without_end,
 )
@@ -81,7 +81,7 @@ def test_offsets_of_a_prompt_are_places_in_its_text(text: str, offsets: list[int
 def test_offsets_go_on_behind_the_prompt_and_pass_over_what_is_hidden() -> None:
     tokenizer = PromptTokenizer(metaspace().to_str())
     names, scores = TokenBytes(tokenizer), Logprobs(pack_floats([-1.0] * 3))
-    echoed = prompt_logprobs(names, tokenizer.special_ids, [0, 2], "the", scores.first(2))
+    echoed = echo_logprobs(names, tokenizer.special_ids, [0, 2], "the", scores.first(2))
     writer = CompletionLogprobs(names, hidden=tokenizer.special_ids, offset=len("the"))
     first, second = writer.write([3, 0, 2], [scores]), writer.write([3], [scores])
     offsets = [*echoed["text_offset"], *first["text_offset"], *second["text_offset"]]

@@ -43,6 +43,7 @@ def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingP
 
     `params` are complete; `prompts` are the lengths of the prompts.
     """
+    # Schedulers tell as many alternatives of a scored prompt as of the output, whichever is to show fewer.
     scores = sum(
         chosen.n * (length * request.logprobs.prompt + chosen.max_new_tokens) * (1 + request.logprobs.top)
         for request, chosen, length in zip(requests, params, prompts, strict=True)
@@ -51,8 +52,8 @@ def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingP
     if scores > MAX_SCORES:
         first = requests[0]
         raise BadRequestError(
-            f"The answer could have {scores} log-probabilities: choices times tokens, with those of an echoed prompt, "
-            f"times one more than the alternatives of each. At most {MAX_SCORES} are possible.",
+            f"The answer could have {scores} log-probabilities: choices times tokens, with those of a prompt that "
+            f"is scored, times one more than the alternatives of each. At most {MAX_SCORES} are possible.",
             param=first.param_names.n if first.sampling.n > 1 else first.param_names.logprobs,
         )
 
@@ -66,7 +67,7 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
         raise BadRequestError("The prompt has no tokens.", param=request.prompt.param)
     wanted = request.max_tokens
     if wanted is None:
-        wanted = max(min(room, request.default_tokens or _most_tokens(request)), 1)
+        wanted = max(min(room, request.default_tokens or _most_tokens(request, prompt_tokens)), 1)
     if wanted > room:
         raise ContextLengthExceededError(
             f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + wanted} "
@@ -87,9 +88,10 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
     return msgspec.structs.replace(params, max_new_tokens=wanted, seed=seed & (2**64 - 1), grammar=request.grammar)
 
 
-def _most_tokens(request: GenerateRequest) -> int:
+def _most_tokens(request: GenerateRequest, prompt_tokens: int) -> int:
     """How long each answer may get for all choices together, and for all that is to be shown of their tokens."""
     most = MAX_OUTPUT // request.sampling.n
     if request.logprobs is None or not request.shows_logprobs:
         return most
-    return min(most, MAX_SCORES // (request.sampling.n * (1 + request.logprobs.top)))
+    scored = MAX_SCORES // (request.sampling.n * (1 + request.logprobs.top))
+    return min(most, scored - prompt_tokens * request.logprobs.prompt)

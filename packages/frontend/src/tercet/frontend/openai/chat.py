@@ -68,10 +68,14 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
-        logprobs=LogprobParams(top=body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=_logprobs(body),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        param_names=ParamNames(max_tokens=max_tokens_param, thinking_budget=budget_param),
+        param_names=ParamNames(
+            max_tokens=max_tokens_param,
+            thinking_budget=budget_param,
+            logprobs="logprobs" if body.logprobs else "prompt_logprobs",
+        ),
     )
 
 
@@ -83,6 +87,14 @@ def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
             f"Unknown parameter: 'chat_template_kwargs.{name}'.", param=f"chat_template_kwargs.{name}"
         )
     return kwargs
+
+
+def _logprobs(body: ChatRequest) -> LogprobParams | None:
+    """What schedulers are asked for: one number of alternatives serves prompt and output."""
+    scored = body.prompt_logprobs is not None
+    if not body.logprobs and not scored:
+        return None
+    return LogprobParams(top=max(body.top_logprobs or 0, body.prompt_logprobs or 0), prompt=scored)
 
 
 def _thinking_budget(body: ChatRequest) -> tuple[int | None, str]:

@@ -9,10 +9,10 @@ import orjson
 from tercet.frontend.event_stream import DONE, event
 from tercet.frontend.generation import Generation
 from tercet.frontend.openai.chat_schema import ChatRequest
-from tercet.frontend.openai.logprobs import chat_logprobs, without_end
+from tercet.frontend.openai.logprobs import chat_logprobs, prompt_logprobs, without_end
 from tercet.frontend.openai.usage import usage
 from tercet.frontend.served_model import ServedModel
-from tercet.protocol.values import FinishReason, Logprobs
+from tercet.protocol.values import FinishReason, Logprobs, unpack_ints
 
 
 class ChatEnvelope:
@@ -20,6 +20,8 @@ class ChatEnvelope:
 
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
         self.has_logprobs = bool(body.logprobs)
+        self._top = body.top_logprobs or 0
+        self._prompt_top = body.prompt_logprobs
         self._names = model.files.token_bytes
         self._shows_end = bool(body.include_stop_str_in_output)
         self._include_usage = body.include_usage
@@ -57,7 +59,7 @@ class ChatEnvelope:
         if not self.has_logprobs:
             return None
         shown = token_ids if self._shows_end else without_end(token_ids, finish)
-        return chat_logprobs(self._names, shown, parts)
+        return chat_logprobs(self._names, shown, parts, self._top)
 
     def end(self, generation: Generation, reasoning_tokens: int = 0) -> bytes:
         """The chunk of token counts, when asked for, and the end of the stream."""
@@ -72,4 +74,9 @@ class ChatEnvelope:
     def whole(self, generation: Generation, choices: list[dict[str, Any]], reasoning_tokens: int = 0) -> bytes:
         """A chat.completion."""
         counts = usage(generation, reasoning_tokens=reasoning_tokens)
-        return orjson.dumps({**self._head, "object": "chat.completion", "choices": choices, "usage": counts})
+        answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": counts}
+        if self._prompt_top is not None:
+            [state] = generation.states
+            ids = unpack_ints(state.prompt_ids)
+            answer["prompt_logprobs"] = prompt_logprobs(self._names, ids, state.prompt_logprobs, self._prompt_top)
+        return orjson.dumps(answer)

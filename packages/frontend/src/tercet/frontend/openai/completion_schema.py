@@ -53,6 +53,11 @@ class CompletionRequest(SamplingFields, StructuredFields):
         """Whether more are generated than returned."""
         return self.candidates > (self.n or 1)
 
+    @property
+    def shows_logprobs(self) -> bool:
+        """Whether the answer has any, of its tokens or of the prompt's."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
     def prompts(self) -> list[TextPrompt | TokenPrompt]:
         """The prompts in order."""
         special = self.add_special_tokens is not False

@@ -18,7 +18,7 @@ from tercet.frontend.generate_request import GenerateRequest, ParamNames, TextPr
 from tercet.frontend.generation import Arrival, Generation
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.openai.completion_schema import CompletionRequest
-from tercet.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs, without_end
+from tercet.frontend.openai.logprobs import CompletionLogprobs, echo_logprobs, prompt_logprobs, without_end
 from tercet.frontend.openai.structured_schema import constraint_of
 from tercet.frontend.openai.usage import usage
 from tercet.frontend.req_state import ReqState
@@ -70,9 +70,6 @@ def _with_gap(prompt: TextPrompt | TokenPrompt, suffix: str, gap: FillFormat) ->
 
 def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequest:
     """What the requests of all prompts have in common."""
-    logprobs = None
-    if body.logprobs is not None or body.chooses:
-        logprobs = LogprobParams(top=body.logprobs or 0, prompt=bool(body.echo) and body.logprobs is not None)
     constraint = constraint_of(body)
     return GenerateRequest(
         model=body.model,
@@ -85,13 +82,25 @@ def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequ
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
-        logprobs=logprobs,
-        shows_logprobs=body.logprobs is not None,
+        logprobs=_logprobs(body),
+        shows_logprobs=body.shows_logprobs,
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        param_names=ParamNames(n="best_of" if body.chooses else "n", grammar=constraint.param if constraint else ""),
+        param_names=ParamNames(
+            n="best_of" if body.chooses else "n",
+            logprobs="prompt_logprobs" if body.logprobs is None else "logprobs",
+            grammar=constraint.param if constraint else "",
+        ),
     )
+
+
+def _logprobs(body: CompletionRequest) -> LogprobParams | None:
+    """What schedulers are asked for: one number of alternatives serves prompt and output."""
+    if not (body.shows_logprobs or body.chooses):
+        return None
+    scored = body.prompt_logprobs is not None or (bool(body.echo) and body.logprobs is not None)
+    return LogprobParams(top=max(body.logprobs or 0, body.prompt_logprobs or 0), prompt=scored)
 
 
 class _Echo(NamedTuple):
@@ -110,7 +119,8 @@ class CompletionForm:
         self._chooses = body.chooses
         self._echo = bool(body.echo)
         self._scores_only = body.max_tokens == 0
-        self._logprobs = body.logprobs is not None
+        self._top = body.logprobs
+        self._prompt_top = body.prompt_logprobs
         self._shows_end = bool(body.include_stop_str_in_output)
         self._include_usage = body.include_usage
         self._head = {
@@ -124,6 +134,7 @@ class CompletionForm:
         self._suffix = b'],"usage":null}\n\n' if body.include_usage else b"]}\n\n"
         self._begun: dict[int, CompletionLogprobs] = {}
         self._prompts: dict[str, _Echo] = {}
+        self._scored: dict[str, orjson.Fragment] = {}
 
     def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
         """One chunk for each choice with news."""
@@ -132,7 +143,7 @@ class CompletionForm:
             update = arrival.update
             number = arrival.prompt * self._n + update.index
             first = number not in self._begun
-            if not (first or update.text or update.finish or self._logprobs):
+            if not (first or update.text or update.finish or self._top is not None):
                 continue
             state = generation.states[arrival.prompt]
             choice = self._choice(number, state, update.text, update.token_ids, update.logprobs, update.finish)
@@ -150,6 +161,7 @@ class CompletionForm:
         shown = _best(choices, self._n) if self._chooses else choices
         rows = [
             self._choice(number, each.state, each.text, each.token_ids, each.logprobs, each.finish)
+            | self._prompt_fields(each.state)
             for number, each in enumerate(shown)
         ]
         return orjson.dumps({**self._head, "choices": rows, "usage": self._usage(generation)})
@@ -173,7 +185,7 @@ class CompletionForm:
             text, ids, logprobs = "", [], []
         elif not self._shows_end:
             ids = without_end(ids, finish)
-        scores = writer.write(ids, logprobs) if self._logprobs else None
+        scores = writer.write(ids, logprobs) if self._top is not None else None
         if scores is not None and echo.scores is not None:
             scores = {name: echo.scores[name] + values for name, values in scores.items()}
         reason = finish.type.value if finish else None
@@ -186,18 +198,28 @@ class CompletionForm:
 
     def _writer(self, state: ReqState, offset: int) -> CompletionLogprobs:
         hidden = self._model.tokenizer.special_ids if state.request.skip_special_tokens else frozenset()
-        return CompletionLogprobs(self._model.files.token_bytes, hidden, offset)
+        return CompletionLogprobs(self._model.files.token_bytes, hidden, offset, self._top)
 
     def _echoed(self, state: ReqState) -> "_Echo":
         """What every choice of a prompt begins with, made once."""
         if state.rid not in self._prompts:
             ids = unpack_ints(state.prompt_ids)
             text, scores = self._prompt_text(state, ids), None
-            if state.prompt_logprobs is not None:
+            if self._top is not None and state.prompt_logprobs is not None:
                 names, specials = self._model.files.token_bytes, self._model.tokenizer.special_ids
-                scores = prompt_logprobs(names, specials, ids, text, state.prompt_logprobs)
+                scores = echo_logprobs(names, specials, ids, text, state.prompt_logprobs, self._top)
             self._prompts[state.rid] = _Echo(text, scores)
         return self._prompts[state.rid]
+
+    def _prompt_fields(self, state: ReqState) -> dict[str, orjson.Fragment]:
+        """What a whole choice tells of its prompt's tokens, when asked for; written once for all of a prompt."""
+        if self._prompt_top is None:
+            return {}
+        if state.rid not in self._scored:
+            names, ids = self._model.files.token_bytes, unpack_ints(state.prompt_ids)
+            scores = prompt_logprobs(names, ids, state.prompt_logprobs, self._prompt_top)
+            self._scored[state.rid] = orjson.Fragment(orjson.dumps(scores))
+        return {"prompt_logprobs": self._scored[state.rid]}
 
     def _prompt_text(self, state: ReqState, prompt_ids: Sequence[int]) -> str:
         prompt = state.request.prompt

@@ -17,12 +17,13 @@ Entry = tuple[float | None, list[tuple[int, float]]]
 """The chosen token's log-probability (None for a prompt's first token), and the alternatives, most likely first."""
 
 
-def entries(parts: Sequence[Logprobs]) -> Iterator[Entry]:
-    """One entry for each token of consecutive parts."""
+def entries(parts: Sequence[Logprobs], top: int | None = None) -> Iterator[Entry]:
+    """One entry for each token of consecutive parts, with all alternatives there are or the first `top`."""
     for part in parts:
+        shown = part.top if top is None else min(top, part.top)
         top_ids, top_values = unpack_ints(part.top_ids), unpack_floats(part.top_logprobs)
         for place, chosen in enumerate(unpack_floats(part.chosen)):
-            span = slice(place * part.top, (place + 1) * part.top)
+            span = slice(place * part.top, place * part.top + shown)
             alternatives = [
                 (token_id, max(value, _LOWEST))
                 for token_id, value in zip(top_ids[span], top_values[span], strict=True)
@@ -38,12 +39,14 @@ def without_end(token_ids: Sequence[int], finish: FinishReason | None) -> Sequen
     return token_ids
 
 
-def chat_logprobs(names: TokenBytes, token_ids: Sequence[int], parts: Sequence[Logprobs]) -> dict[str, Any]:
+def chat_logprobs(
+    names: TokenBytes, token_ids: Sequence[int], parts: Sequence[Logprobs], top: int | None = None
+) -> dict[str, Any]:
     """`choices[].logprobs` of chat; entries beyond `token_ids` are left out."""
     content = []
-    for token_id, (chosen, alternatives) in zip(token_ids, entries(parts), strict=False):
-        top = [_chat_token(names[each], value) for each, value in alternatives]
-        content.append({**_chat_token(names[token_id], chosen), "top_logprobs": top})
+    for token_id, (chosen, alternatives) in zip(token_ids, entries(parts, top), strict=False):
+        others = [_chat_token(names[each], value) for each, value in alternatives]
+        content.append({**_chat_token(names[token_id], chosen), "top_logprobs": others})
     return {"content": content, "refusal": None}
 
 
@@ -77,8 +80,9 @@ class CompletionLogprobs:
     Tokens that are `hidden` leave nothing in the text. The first begins at `offset`: behind a prompt that is echoed.
     """
 
-    def __init__(self, names: TokenBytes, hidden: Container[int] = (), offset: int = 0) -> None:
+    def __init__(self, names: TokenBytes, hidden: Container[int] = (), offset: int = 0, top: int | None = None) -> None:
         self._names = names
+        self._top = top
         self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = offset
@@ -92,7 +96,7 @@ class CompletionLogprobs:
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
-        for token_id, (chosen, alternatives) in zip(token_ids, entries(parts), strict=False):
+        for token_id, (chosen, alternatives) in zip(token_ids, entries(parts, self._top), strict=False):
             name = self._name(token_id)
             tokens.append(name)
             values.append(chosen)
@@ -115,9 +119,39 @@ class CompletionLogprobs:
         return spelling(self._names[token_id], "bytes:")
 
 
-def prompt_logprobs(
-    names: TokenBytes, specials: Container[int], token_ids: Sequence[int], text: str, scores: Logprobs
+def echo_logprobs(
+    names: TokenBytes,
+    specials: Container[int],
+    token_ids: Sequence[int],
+    text: str,
+    scores: Logprobs,
+    top: int | None = None,
 ) -> dict[str, list[Any]]:
     """`choices[].logprobs` of a prompt that is echoed."""
-    written = CompletionLogprobs(names).write(token_ids, [scores])
+    written = CompletionLogprobs(names, top=top).write(token_ids, [scores])
     return {**written, "text_offset": list(prompt_offsets(names, specials, token_ids, text))}
+
+
+def prompt_logprobs(
+    names: TokenBytes, token_ids: Sequence[int], scores: Logprobs | None, top: int
+) -> list[dict[str, dict[str, Any]] | None] | None:
+    """`prompt_logprobs` as vLLM writes them: each token of a prompt, then the `top` likeliest in its place, by id.
+
+    How many tokens are likelier schedulers do not tell: only what is among the likeliest has a rank.
+    """
+    if scores is None:
+        return None
+    told: list[dict[str, dict[str, Any]] | None] = []
+    for token_id, (own, alternatives) in zip(token_ids, entries([scores]), strict=True):
+        if own is None:
+            told.append(None)
+            continue
+        ranks = {each: rank for rank, (each, _) in enumerate(alternatives, 1)}
+        values = {token_id: own, **dict(alternatives[:top])}
+        told.append(
+            {
+                str(each): {"logprob": value, "rank": ranks.get(each), "decoded_token": spelling(names[each])}
+                for each, value in values.items()
+            }
+        )
+    return told

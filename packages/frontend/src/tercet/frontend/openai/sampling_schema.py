@@ -70,6 +70,7 @@ class SamplingFields(Strict):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
@@ -77,6 +78,12 @@ class SamplingFields(Strict):
     def _options_need_a_stream(self) -> "SamplingFields":
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        return self
+
+    @model_validator(mode="after")
+    def _a_prompt_is_not_scored_in_a_stream(self) -> "SamplingFields":
+        if self.prompt_logprobs is not None and self.stream:
+            raise BadRequestError("'prompt_logprobs' are not available in a stream.", param="prompt_logprobs")
         return self
 
     @property

@@ -1,6 +1,7 @@
 """An engine for tests: a scheduler and a detokenizer played at the level of messages, by a script."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -275,11 +276,8 @@ def _opening(row: int, request: TokenizedGenerateReqInput) -> TextOpening:
     scores = None
     if request.logprobs and request.logprobs.prompt:
         top = request.logprobs.top
-        chosen = [float("nan"), *(-1.0 - place for place in range(len(prompt) - 1))]
-        ids = [token_id for token_id in prompt for _ in range(top)]
-        scores = Logprobs(
-            pack_floats(chosen), top, pack_ints(ids), pack_floats(value for value in chosen for _ in range(top))
-        )
+        likeliest = [Token(token_id, "", logprob=-1.0 - place) for place, token_id in enumerate(prompt[1:])]
+        scores = _logprobs([Token(prompt[0], "", logprob=math.nan), *likeliest], top)
     return TextOpening(row=row, prompt_tokens=len(prompt), cached_tokens=len(prompt) // 2, prompt_logprobs=scores)
 
 
