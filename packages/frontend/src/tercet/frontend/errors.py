@@ -193,12 +193,12 @@ class UnavailableError(ApiError):
     code = "service_unavailable"
 
 
-def from_rejection(code: str, message: str) -> ApiError:
-    """The error for a scheduler's `Rejected`: its code decides the status."""
+def from_rejection(code: str, message: str, param: str | None = None) -> ApiError:
+    """The error for a scheduler's `Rejected`: its code decides the status. `param` is at fault, if any is known."""
     match code:
         case "context_length_exceeded":
-            return ContextLengthExceededError(message)
+            return ContextLengthExceededError(message, param=param)
         case "overloaded" | "draining":
             return UnavailableError(message, code=code, retry_after=1)
         case _:
-            return BadRequestError(message, code=code)
+            return BadRequestError(message, param=param, code=code)

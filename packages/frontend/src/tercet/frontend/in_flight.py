@@ -86,6 +86,10 @@ class InFlight(ABC):
         """What it asks for besides its prompt, but for what differs each time."""
 
     @abstractmethod
+    def blamed(self, code: str, context: int) -> str | None:
+        """The client's parameter that a refusal with this code is about. `context` is that of who refused."""
+
+    @abstractmethod
     def position(self, index: int) -> int:
         """The position of a choice that comes next."""
 

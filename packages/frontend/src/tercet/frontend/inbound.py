@@ -16,6 +16,7 @@ from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.reconciliation import Reconciler
 from tercet.frontend.recovery import Recovery
 from tercet.frontend.req_state import ACCEPTED, ReqState, Row, Verdict, rows_of
+from tercet.frontend.served_model import context_of
 from tercet.protocol.events import Delivery, PeerDown, PeerReady, PeerUp
 from tercet.protocol.messages import (
     BatchEmbeddingOutput,
@@ -187,7 +188,8 @@ class Inbound:
         elif message.retry and (state.output_tokens or message.code == "draining"):
             self._recovery.later(state, self._clock())
         else:
-            state.fail(from_rejection(message.code, message.message))
+            limits = scheduler.limits if scheduler is not None and scheduler.limits is not None else state.model.limits
+            state.fail(from_rejection(message.code, message.message, state.blamed(message.code, context_of(limits))))
 
     # Peers.
 

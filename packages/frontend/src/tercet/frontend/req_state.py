@@ -178,6 +178,18 @@ class ReqState(InFlight):
         """Whether its present attempt has brought any token."""
         return self.output_tokens > self._tokens_at_dispatch
 
+    def blamed(self, code: str, context: int) -> str | None:
+        """The prompt, the length asked for where the prompt alone would fit, or what asked for a grammar."""
+        request = self.request
+        match code:
+            case "context_length_exceeded" if request.max_tokens is not None and self.prompt_tokens < context:
+                return request.param_names.max_tokens
+            case "context_length_exceeded" | "invalid_token_ids":
+                return request.prompt.param
+            case "invalid_grammar":
+                return request.param_names.grammar
+        return None
+
     def position(self, index: int) -> int:
         """As many as were emitted."""
         return len(self.choices[index].token_ids)

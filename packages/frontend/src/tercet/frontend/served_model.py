@@ -82,7 +82,7 @@ class ServedModel:
     @property
     def context(self) -> int:
         """Tokens of prompt and output that one request can have."""
-        return min(self.limits.context_length, self.limits.max_total_tokens)
+        return context_of(self.limits)
 
     @cached_property
     def tokens(self) -> Tokens:
@@ -157,6 +157,11 @@ class ServedModel:
                 prompt=fewest,
                 context=self.context,
             )
+
+
+def context_of(limits: ModelLimits) -> int:
+    """Tokens of prompt and output that one request can have."""
+    return min(limits.context_length, limits.max_total_tokens)
 
 
 def _defaults(raw: bytes) -> SamplingDefaults:

@@ -219,8 +219,8 @@ class TokenizerManager:
         jobs = [self._text_work.run(partial(encode, places)) for places in slices]
         encoded = itertools.chain.from_iterable(await asyncio.gather(*jobs))
         batch, rid = EmbeddingBatch(place), rid or self.new_id()
-        for number, each in enumerate(encoded):
-            batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request.priority, batch.wake))
+        for number, (each, param) in enumerate(zip(encoded, request.params, strict=True)):
+            batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request.priority, batch.wake, param))
         try:
             await batch.run(self._start)
         finally:

@@ -16,12 +16,15 @@ from tercet.protocol.values import FinishReason, FinishType, unpack_ints
 class EmbeddingState(InFlight):
     """An input of an embedding, a score or a classification. Its one choice has one position, the vector."""
 
-    def __init__(self, rid: str, given: EncodedInput, model: ServedModel, priority: int, wake: Wake) -> None:
+    def __init__(
+        self, rid: str, given: EncodedInput, model: ServedModel, priority: int, wake: Wake, param: str
+    ) -> None:
         super().__init__(rid, model, given.ids, wake)
         self.vector = b""
         """Little-endian float32; empty until it has come."""
         self._types = given.types
         self._priority = priority
+        self._param = param
 
     @property
     def has_text(self) -> bool:
@@ -47,6 +50,10 @@ class EmbeddingState(InFlight):
     def signature(self) -> bytes:
         """Nothing but its types."""
         return self._types
+
+    def blamed(self, code: str, context: int) -> str | None:  # noqa: ARG002
+        """The input."""
+        return self._param if code in {"context_length_exceeded", "invalid_token_ids"} else None
 
     def position(self, index: int) -> int:  # noqa: ARG002
         """What is wanted is always the first."""
