@@ -19,8 +19,11 @@ Refusal = Callable[[TokenizedGenerateReqInput | TokenizedEmbeddingReqInput], Rej
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def refusing(code: str) -> Refusal:
-    return lambda request: Rejected(rid=request.rid, attempt=request.attempt, code=code, message="no")
+def refusing(code: str, *, retry: bool = False) -> Refusal:
+    return lambda request: Rejected(rid=request.rid, attempt=request.attempt, code=code, message="no", retry=retry)
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 
 
 async def ask(http: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> tuple[int, str, str | None]:
@@ -61,6 +64,29 @@ async def test_a_prompt_that_this_scheduler_has_no_room_for_is_named_whatever_le
         body = {"model": "tiny", "max_tokens": 4}
         told = [await ask(http_of(served), "/v1/completions", {**body, "prompt": [5] * size}) for size in (7, 8)]
     assert [param for _, _, param in told] == ["max_tokens", "prompt"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "response_format": SCHEMA, "stream": True},
+            "response_format.json_schema.schema",
+        ),
+        ("/v1/completions", {"prompt": "hello", "guided_regex": "a"}, "guided_regex"),
+        ("/generate", {"text": "hello", "sampling_params": {"regex": "a"}}, "sampling_params.regex"),
+    ],
+)
+async def test_a_grammar_that_no_scheduler_reads_is_a_400_once_all_were_asked(
+    engine_of: EngineOf, http_of: HttpOf, path: str, body: dict[str, Any], param: str
+) -> None:
+    engine = engine_of(reject=refusing("invalid_grammar", retry=True), schedulers=["scheduler-0", "scheduler-1"])
+    async with serving(engine) as served:
+        told = await ask(http_of(served), path, {"model": "tiny", **body})
+        asked = {peer for peer, message in engine.sent if isinstance(message, TokenizedGenerateReqInput)}
+    assert told == (400, "invalid_grammar", param)
+    assert asked == {"scheduler-0", "scheduler-1"}
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,7 @@ class Reader:
         self.wanted: list[Grammar] = []
         self.read: list[Grammar] = []
         self.kept: set[Grammar] = set()
+        self.faults: dict[Grammar, str] = {}
 
     @property
     def busy(self) -> bool:
@@ -183,6 +184,9 @@ class Reader:
         read = [each for each in self.wanted if each in self.read]
         self.wanted = [each for each in self.wanted if each not in self.read]
         return read
+
+    def fault(self, grammar: Grammar) -> str:
+        return self.faults.get(grammar, "")
 
     def keep(self, wanted: Collection[Grammar]) -> None:
         self.kept = {*wanted}
@@ -200,6 +204,22 @@ def test_a_grammar_is_read_before_it_is_planned_and_kept_while_it_is_followed() 
     world.loop.run()
     assert world.core.counters.steps == 3
     assert reader.kept == set()
+
+
+def test_a_grammar_that_cannot_be_read_is_a_refusal_whether_it_was_pending_or_known_so() -> None:
+    grammar, reader = Grammar(GrammarKind.REGEX, "a*"), Reader()
+    world = World(grammars=reader)
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2], grammar=grammar)))
+    world.loop.turn()
+    reader.read, reader.faults = [grammar], {grammar: "it is bad"}
+    world.loop.turn()
+    world.mail.append(Delivery("frontend-0", request("b", [1, 2], grammar=grammar)))
+    world.loop.run()
+    refused = [message for _, message in world.sent if isinstance(message, Rejected)]
+    assert [(each.rid, each.code, each.message) for each in refused] == [
+        (rid, "invalid_grammar", "The grammar is refused: it is bad.") for rid in ("a", "b")
+    ]
+    assert (world.core.counters.steps, reader.kept) == (0, set())
 
 
 class Hanging:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tercet.protocol.values import Grammar, GrammarKind
+from tercet.protocol.messages import Rejected
+from tercet.protocol.values import Grammar, GrammarKind, Resume
 from tercet.scheduler.core.config import (
     CoreConfig,
     GrammarPending,
@@ -79,6 +80,28 @@ def test_nobody_waits_for_a_grammar_but_those_that_follow_it(overlap: int) -> No
     run.send(GrammarRead(pending))
     run.run()
     assert len(run.output["a", 0]) == len(run.output["a", 1]) == 4
+    run.assert_empty()
+
+
+def test_what_would_follow_a_grammar_that_cannot_be_read_is_refused_before_it_runs() -> None:
+    bad, good = Grammar(GrammarKind.REGEX, "a*"), Grammar(GrammarKind.REGEX, "b*")
+    run = Driver(small_capacity(grammars="some 1"))
+    run.send(request("begun", [1] * 5, max_new_tokens=9, ignore_eos=True, grammar=bad))
+    run.step()
+    run.send(GrammarPending(bad))
+    run.send(request("a", [1] * 5, max_new_tokens=4, ignore_eos=True, grammar=bad, n=3))
+    resumed = request("b", [2] * 5, max_new_tokens=4, ignore_eos=True, grammar=bad, attempt=2, resume=[Resume(0)])
+    run.send(resumed)
+    run.send(request("c", [3] * 5, max_new_tokens=4, ignore_eos=True, grammar=good))
+    run.step()
+    run.send(GrammarRead(bad, "it is bad"))
+    why, code = "The grammar is refused: it is bad.", "invalid_grammar"
+    assert run.rejected == {
+        "a": Rejected(rid="a", attempt=0, code=code, message=why, retry=True),
+        "b": Rejected(rid="b", attempt=2, code=code, message=why, retry=True),
+    }
+    run.run()
+    assert {rid for rid, _ in run.finishes} == {"begun", "c"}
     run.assert_empty()
 
 

@@ -55,10 +55,12 @@ def settle(reader: GrammarDesk, *grammars: Grammar) -> None:
 def test_nobody_waits_for_a_grammar_and_it_is_told_once(reader: GrammarDesk, backend: Slow) -> None:
     assert not reader.want(A)
     assert not reader.want(A)
+    assert reader.fault(A) == ""
     assert (reader.busy, reader.take_read()) == (True, [])
     backend.let.set()
     settle(reader, A)
     assert (reader.take_read(), reader.take_read(), reader.busy) == ([A], [], False)
+    assert reader.fault(A) == reader.fault(B) == ""
     assert reader.want(A)
     assert backend.compiled == ["a"]
 
@@ -87,6 +89,7 @@ def test_a_grammar_that_cannot_be_read_fails_where_it_is_followed(reader: Gramma
     backend.let.set()
     settle(reader, bad)
     assert reader.take_read() == [bad]
+    assert reader.fault(bad) == "bad"
     read: Future[object] = reader.reading(bad)  # type: ignore[assignment]
     assert isinstance(read.exception(), GrammarError)
 

@@ -227,6 +227,7 @@ def test_samples_match_the_regular_expression(
         (r"[a-z&&[^b]]", "a set within a set"),
         ("(x", "not closed"),
         ("x)", "not open"),
+        ("a{2,1}", "^EBNF parser error"),
     ],
 )
 def test_regular_expressions_it_would_read_in_another_way_are_refused(

@@ -140,10 +140,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         for source, message, _ in self._drain(wait):
             match message:
                 case TokenizedGenerateReqInput():
-                    grammar = message.sampling.grammar
-                    if grammar is not None and self._grammars is not None and not self._grammars.want(grammar):
-                        arrivals.append(Arrival("", GrammarPending(grammar)))
-                    arrivals.append(Arrival(source, message))
+                    arrivals += [Arrival(source, message), *self._wanted(message.sampling.grammar)]
                 case (
                     TokenizedEmbeddingReqInput()
                     | AbortReq()
@@ -163,6 +160,17 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                     pass  # membership, which the node has dealt with
         return arrivals
 
+    def _wanted(self, grammar: Grammar | None) -> list[Arrival]:
+        """What there is to say of the grammar of a request that has arrived."""
+        if grammar is None or self._grammars is None:
+            return []
+        if not self._grammars.want(grammar):
+            return [Arrival("", GrammarPending(grammar))]
+        fault = self._grammars.fault(grammar)
+        return [Arrival("", GrammarRead(grammar, fault))] if fault else []
+
     def _grammars_read(self) -> list[Arrival]:
-        read = [] if self._grammars is None else self._grammars.take_read()
-        return [Arrival("", GrammarRead(grammar)) for grammar in read]
+        grammars = self._grammars
+        if grammars is None:
+            return []
+        return [Arrival("", GrammarRead(grammar, grammars.fault(grammar))) for grammar in grammars.take_read()]

@@ -47,6 +47,10 @@ class GrammarReader(Protocol):
         """Those that were not read when they were wanted, and are by now; each is told once."""
         ...
 
+    def fault(self, grammar: Grammar) -> str:
+        """Why a grammar that was read cannot be followed, for whoever sent it; empty if it can."""
+        ...
+
     def keep(self, wanted: Collection[Grammar]) -> None:
         """Forget the others."""
         ...

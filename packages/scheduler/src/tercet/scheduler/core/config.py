@@ -67,9 +67,10 @@ class GrammarPending(msgspec.Struct, frozen=True, tag=True):
 
 
 class GrammarRead(msgspec.Struct, frozen=True, tag=True):
-    """A grammar that was pending is no more."""
+    """A grammar that was pending is no more; with a `fault`, refuse what would follow it."""
 
     grammar: Grammar
+    fault: str = ""
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tercet.protocol.messages import AbortReq, Rejected, TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, FinishType, Resume, pack_ints, unpack_ints
+from tercet.protocol.values import FinishReason, FinishType, Grammar, Resume, pack_ints, unpack_ints
 from tercet.scheduler.core.asked_aborts import AskedAborts
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_at_arrival
@@ -89,6 +89,20 @@ class Intake:
                 self._counters.aborted += 1
                 finish = FinishReason(FinishType.ABORT, message=message.reason, asked=message.asked)
                 self._roster.end(req, finish, outputs)
+
+    def refuse(self, grammar: Grammar, fault: str, outputs: Outputs) -> None:
+        """Refuse what would follow a grammar that cannot be followed. What has begun ends as its executor finds."""
+        followers = [req for req in self._roster if req.sampling.grammar == grammar and req.finish is None]
+        for (frontend, rid), attempt in {(req.frontend, req.rid): req.attempt for req in followers}.items():
+            reqs = self._roster.choices(frontend, rid).values()
+            if any(req.slot >= 0 or req.opened or req.finish is not None for req in reqs):
+                continue
+            self._counters.rejected += 1
+            why = f"The grammar is refused: {fault}."
+            refused = Rejected(rid=rid, attempt=attempt, code="invalid_grammar", message=why, retry=True)
+            outputs.tell(frontend, refused)
+            for req in reqs:
+                self._roster.end(req, FinishReason(FinishType.ABORT), None)
 
     def drop_frontend(self, peer: str) -> None:
         """Free all that a dead frontend asked for."""

@@ -123,7 +123,7 @@ class Planner:
                 self.blocked_peers.discard(peer)
             case GrammarPending(grammar):
                 self.pending_grammars.add(grammar)
-            case GrammarRead(grammar):
+            case GrammarRead(grammar=grammar):
                 self.pending_grammars.discard(grammar)
 
     def is_blocked(self, req: Req) -> bool:

@@ -105,6 +105,8 @@ class Scheduler:
                         self.paused_by = ""
                 case PeerBlocked() | PeerDrained() | GrammarPending() | GrammarRead():
                     self.planner.heed(message)
+                    if isinstance(message, GrammarRead) and message.fault:
+                        self.intake.refuse(message.grammar, message.fault, outputs)
                 case Drain():
                     self.intake.draining = True
                 case _:

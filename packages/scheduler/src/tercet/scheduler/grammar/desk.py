@@ -12,6 +12,7 @@ from tercet.scheduler.grammar.port import GrammarError, Matcher
 MOST_READ = 256
 """Grammars of held choices that are kept at once; more wait until some of these are wanted no longer."""
 _THREADS = 2
+_LONGEST_FAULT = 400
 
 
 class GrammarDesk:
@@ -52,6 +53,12 @@ class GrammarDesk:
         for each in read:
             del self._unread[each]
         return read
+
+    def fault(self, grammar: Grammar) -> str:
+        """Why a grammar that was read cannot be followed; empty while nobody has found that it cannot."""
+        read = self._read.get(grammar)
+        error = read.exception() if read is not None and read.done() else None
+        return "" if error is None else " ".join(str(error).split())[:_LONGEST_FAULT]
 
     def keep(self, wanted: Collection[Grammar]) -> None:
         """Forget the others."""

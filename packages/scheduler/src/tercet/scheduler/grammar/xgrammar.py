@@ -1,5 +1,6 @@
 """Grammars read by xgrammar: an optional extra. Its masks come from automata compiled beforehand for the vocabulary."""
 
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Self
@@ -14,6 +15,9 @@ from tercet.scheduler.grammar.xgrammar_texts import rules_of
 
 _NO_TEXT = b"\xff"
 """Before the name of an added token: no text has this byte, so that a grammar can ask for the token only by its id."""
+
+_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+"""Time and line of xgrammar's sources, which its errors begin with."""
 
 
 class XGrammarMatcher:
@@ -91,8 +95,10 @@ class XGrammarBackend:
         try:
             rules = rules_of(grammar, self._tokens, self._named, self._end_ids)
             return XGrammarMatcher(GrammarMatcher(self._compiler.compile_grammar(rules)))
+        except GrammarError:
+            raise
         except (RuntimeError, ValueError) as error:
-            raise GrammarError(str(error)) from error
+            raise GrammarError(_PLACE.sub("", str(error))) from error
 
     def fill(self, matchers: Sequence[XGrammarMatcher], masks: Masks) -> None:
         """Write the masks, in xgrammar's threads; of one that has ended an empty one."""
