@@ -8,12 +8,13 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.routing import Route
 
 from packages.frontend.tests import encoders
 from tercet.frontend.access import Access
 from tercet.frontend.config import HttpConfig, StoreConfig
+from tercet.frontend.openai.completion_schema import CompletionRequest
 from tercet.frontend.openapi import document
 from tercet.frontend.operations import OPERATIONS
 from tercet.frontend.response_examples import ANSWERS
@@ -194,16 +195,49 @@ def test_statuses_are_described_where_they_occur() -> None:
         assert "431" in told
 
 
-def arrays(schema: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every array in a schema, and where it stands."""
-    if isinstance(schema, dict) and schema.get("type") == "array":
+def of_type(name: str, schema: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every array, or object, in a schema, and where it stands."""
+    if isinstance(schema, dict) and schema.get("type") == name:
         yield where, schema
     inner = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
-    for name, each in inner:
-        yield from arrays(each, f"{where}.{name}")
+    for key, each in inner:
+        yield from of_type(name, each, f"{where}.{key}")
 
 
 def test_every_array_of_a_body_is_bounded() -> None:
-    found = dict(arrays(document(OPERATIONS)["components"]["schemas"], "schemas"))
-    assert "schemas.ChatRequest.properties.messages" in found
+    found = dict(of_type("array", document(OPERATIONS)["components"]["schemas"]))
+    assert ".ChatRequest.properties.messages" in found
     assert not [where for where, array in found.items() if "maxItems" not in array]
+
+
+def test_every_map_of_a_body_has_bounded_entries_and_its_keys_a_form() -> None:
+    """Of objects whose values are of one kind; those of any kind are schemas and the like, bounded in other ways."""
+    schemas = document(OPERATIONS)["components"]["schemas"]
+    maps = {
+        where.split(".")[1] + "." + where.split(".")[3]: each
+        for where, each in of_type("object", schemas)
+        if isinstance(each.get("additionalProperties"), dict)
+    }
+    ids, names = {"pattern": "^[0-9]{1,10}$"}, {"maxLength": 512}
+    assert {where: (each.get("maxProperties"), each.get("propertyNames")) for where, each in maps.items()} == {
+        "ChatRequest.logit_bias": (1024, ids),
+        "CompletionRequest.logit_bias": (1024, ids),
+        "NativeSampling.logit_bias": (1024, ids),
+        "ChatRequest.metadata": (16, names),
+        "ChatRequest.chat_template_kwargs": (16, names),
+        "CreateResponse.metadata": (16, {"maxLength": 64}),
+    }
+    assert all(each["additionalProperties"].keys() & {"maximum", "maxLength", "anyOf"} for each in maps.values())
+
+
+@pytest.mark.parametrize(("key", "valid"), [("5", True), ("0123456789", True), ("-1", False), ("01234567890", False)])
+def test_the_form_of_a_token_id_is_the_one_that_is_checked(key: str, valid: bool) -> None:
+    schemas = document(OPERATIONS)["components"]["schemas"]
+    body = {"model": "tiny", "prompt": "hello", "logit_bias": {key: 1}}
+    told = Draft202012Validator({"$ref": "#/$defs/CompletionRequest", "$defs": schemas}).is_valid(body)
+    try:
+        CompletionRequest.model_validate(body)
+        taken = True
+    except ValidationError:
+        taken = False
+    assert told == taken == valid

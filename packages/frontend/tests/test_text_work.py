@@ -9,12 +9,18 @@ from typing import Any
 import httpx2
 import pytest
 
+from packages.frontend.tests import encoders
 from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.served_model import ServedModel
-from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.frontend.template_manager import TemplateManager
+from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, serving
 from tercet.frontend.text_work import TextWork
+from tercet.protocol.values import Task
 
 EngineOf = Callable[..., FakeEngine]
+EngineFor = Callable[[str], FakeEngine]
+Routes = list[tuple[str, dict[str, Any]]]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -96,32 +102,79 @@ async def test_text_longer_than_anybody_counts_is_refused_untokenized(
         assert answer.json()["error"]["code"] == "string_above_max_length"
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/tokenize", {"prompt": "hello"}),
-        ("/tokenize", {"messages": CHAT["messages"]}),
-        ("/detokenize", {"tokens": [5, 6]}),
-        ("/v1/messages/count_tokens", CHAT),
-        ("/v1/responses/input_tokens", {"model": "tiny", "input": "hello"}),
-        ("/v1/completions", {"model": "tiny", "prompt": "hello"}),
-        ("/v1/chat/completions", CHAT),
-        ("/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
-        ("/v1/messages", CHAT | {"max_tokens": 5}),
-        ("/generate", {"text": "hello"}),
-    ],
-)
+GENERATING: Routes = [
+    ("/tokenize", {"prompt": "hello"}),
+    ("/tokenize", {"messages": CHAT["messages"]}),
+    ("/detokenize", {"tokens": [5, 6]}),
+    ("/v1/messages/count_tokens", CHAT),
+    ("/v1/responses/input_tokens", {"model": "tiny", "input": "hello"}),
+    ("/v1/responses", {"model": "tiny", "input": "hello"}),
+    ("/v1/completions", {"model": "tiny", "prompt": "hello"}),
+    ("/v1/completions", {"model": "tiny", "prompt": ["hello", "world"]}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
+    ("/v1/messages", CHAT | {"max_tokens": 5}),
+    ("/generate", {"text": "hello"}),
+]
+ENCODING: Routes = [
+    ("/v1/embeddings", {"model": "encoder", "input": ["cat"] * 200}),
+    ("/v1/rerank", {"model": "encoder", "query": "cat", "documents": ["dog", "rain"]}),
+    ("/v1/score", {"model": "encoder", "text_1": "cat", "text_2": "dog"}),
+    ("/v1/classify", {"model": "encoder", "input": "cat"}),
+]
+
+
+@pytest.fixture
+def engine_for(engine_of: EngineOf) -> Callable[[str], FakeEngine]:
+    """An engine that does what a route is for."""
+
+    def make(path: str) -> FakeEngine:
+        if path not in dict(ENCODING):
+            return engine_of()
+        classifies = path == "/v1/classify"
+        limits = encoders.limits(Task.CLASSIFY, ("bad", "good")) if classifies else encoders.limits()
+        vector = [0.5] * limits.width
+        return EncodingEngine(lambda _request, _index: [], encoders.files(), limits, vector=lambda _request: vector)
+
+    return make
+
+
+@pytest.mark.parametrize(("path", "body"), GENERATING + ENCODING)
 async def test_every_route_s_text_goes_there(
-    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+    engine_for: EngineFor, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     async def turned_away(self: TextWork, work: Callable[[], Any]) -> Any:
         raise UnavailableError("Too many texts wait to be tokenized.", retry_after=1)
 
-    async with serving(engine_of()) as served:
+    async with serving(engine_for(path)) as served:
         monkeypatch.setattr(TextWork, "run", turned_away)
         answer = await http_of(served).post(path, json=body)
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(("path", "body"), GENERATING + ENCODING)
+async def test_no_route_tokenizes_or_renders_in_the_thread_that_everybody_waits_for(
+    engine_for: EngineFor, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    worked: list[tuple[str, int]] = []
+
+    def noting(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any, **named: Any) -> Any:
+            worked.append((name, threading.get_ident()))
+            return work(*given, **named)
+
+        return noted
+
+    async with serving(engine_for(path)) as served:
+        monkeypatch.setattr(TemplateManager, "render", noting("render", TemplateManager.render))
+        for name in ("encode", "decode"):
+            monkeypatch.setattr(PromptTokenizer, name, noting(name, getattr(PromptTokenizer, name)))
+        answer = await http_of(served).post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert worked
+    assert threading.get_ident() not in {thread for _, thread in worked}
+    assert ("render" in dict(worked)) == ("messages" in body or "response" in path)
 
 
 async def test_a_slow_text_holds_up_no_planning(

@@ -15,6 +15,7 @@ import uvloop
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.grammar.checker import GrammarChecker
 from tercet.frontend.grammar.worker import MEMORY
+from tercet.frontend.grammar.worker_process import WorkerProcess
 from tercet.frontend.keys import resume_for
 from tercet.frontend.served_model import ModelFiles, ServedModel
 from tercet.protocol.values import Grammar, GrammarKind, ModelIdentity, ModelLimits
@@ -148,6 +149,24 @@ async def test_requests_that_ask_the_same_share_one_check(checker: GrammarChecke
     many = [checker.check(Grammar(GrammarKind.REGEX, "[a-z]{3}"), model) for _ in range(100)]
     await asyncio.gather(*many)
     assert len(checker.pids) == 1
+
+
+async def test_what_is_remembered_is_bounded_and_what_is_asked_most_lately_stays(
+    checker: GrammarChecker, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    async def try_out(self: WorkerProcess, grammar: Grammar, model: ServedModel, seconds: float) -> str:
+        tried.append(grammar.text)
+        return "it is bad" if grammar.text == "c" else ""
+
+    monkeypatch.setattr(WorkerProcess, "check", try_out)
+    monkeypatch.setattr("tercet.frontend.grammar.checker._REMEMBERED", 2)
+    for text in "abacab":
+        await asyncio.gather(checker.check(Grammar(GrammarKind.REGEX, text), model), return_exceptions=True)
+    assert tried == ["a", "b", "c", "b"]
+    assert "it is bad" in await refusal(checker, Grammar(GrammarKind.REGEX, "c"), model)
+    assert tried == ["a", "b", "c", "b", "c"]
 
 
 async def test_no_more_wait_in_line_than_allowed(checker: GrammarChecker, model: ServedModel) -> None:

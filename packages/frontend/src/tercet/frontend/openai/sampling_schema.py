@@ -22,7 +22,9 @@ def _keys_are_ids(bias: dict[str, float]) -> dict[str, float]:
 
 
 LogitBias = Annotated[
-    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024), AfterValidator(_keys_are_ids)
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=1024, json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,10}$"}}),
+    AfterValidator(_keys_are_ids),
 ]
 
 
