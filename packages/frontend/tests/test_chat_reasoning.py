@@ -77,6 +77,23 @@ async def test_reasoning_comes_back_under_the_name_it_was_told_by(
     assert [each.json()["error"]["param"] for each in refused] == ["messages[0].thoughts"] * 2
 
 
+async def test_a_chat_is_tokenized_with_the_reasoning_that_it_would_be_answered_with(
+    model_saying: EngineOf, http_of: HttpOf
+) -> None:
+    config = ServingConfig(reasoning_field_name="thoughts")
+    async with serving(model_saying(saying(SAID)), config=config) as served:
+        http = http_of(served)
+        said = {"role": "assistant", "content": "Because.", "thoughts": "Let me see."}
+        messages = [*BODY["messages"], said, *BODY["messages"]]
+        told = await http.post("/tokenize", json={"messages": messages})
+        await http.post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
+        refused = await http.post("/tokenize", json={"messages": [{**said, "reasoning_content": "hm"}]})
+    assert told.status_code == 200, told.text
+    assert told.json()["tokens"] == list(unpack_ints(served.engine.requests()[-1].input_ids))
+    assert "Let me see." in prompt_of(served, served.engine.requests()[-1])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages[0].thoughts")
+
+
 @pytest.mark.parametrize("name", ["content", "two words", ""])
 def test_a_field_that_messages_cannot_have_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="--reasoning-field-name"):

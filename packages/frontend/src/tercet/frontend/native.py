@@ -14,7 +14,7 @@ from tercet.frontend.errors import UnavailableError
 from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, ParamNames, Prompt, TextPrompt
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.native_form import NativeForm
-from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
+from tercet.frontend.native_schema import Detokenize, NativeGenerate, tokenize_request
 from tercet.frontend.openai.chat_messages import message_of
 from tercet.frontend.openai.sampling_schema import biases
 from tercet.frontend.openai.structured_schema import native_constraint_of
@@ -40,10 +40,11 @@ _NAMES = ParamNames(
 class Native:
     """Everything that is neither OpenAI's nor an error."""
 
-    def __init__(self, manager: TokenizerManager, sessions: Sessions, body_limit: int) -> None:
+    def __init__(self, manager: TokenizerManager, sessions: Sessions, body_limit: int, reasoning_field: str) -> None:
         self._manager = manager
         self._sessions = sessions
         self._body_limit = body_limit
+        self._tokenize = tokenize_request(reasoning_field)
 
     async def generate(self, request: Request) -> Response:
         """SGLang's own generation route."""
@@ -59,7 +60,7 @@ class Native:
 
     async def tokenize(self, request: Request) -> Response:
         """Ids of a prompt, or of a chat as its template renders it."""
-        body = await read_model(request, Tokenize, self._body_limit)
+        body = await read_model(request, self._tokenize, self._body_limit)
         model = self._model(body.model)
         prompt: Prompt
         if body.messages is not None:

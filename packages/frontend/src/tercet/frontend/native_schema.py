@@ -1,12 +1,12 @@
 """The requests of the routes that are not OpenAI's: SGLang's shape of /generate, and the tokenizer's."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.generate_request import TextPrompt, TokenPrompt
-from tercet.frontend.openai.chat_messages import Messages
+from tercet.frontend.openai.chat_messages import Messages, with_reasoning
 from tercet.frontend.openai.completion_schema import MOST_CHOICES, Batch
 from tercet.frontend.openai.sampling_schema import Count, LogitBias, Name, StopString, Strict, TokenId, refuse
 from tercet.frontend.openai.structured_schema import NativeStructuredFields
@@ -87,12 +87,20 @@ class NativeGenerate(Strict):
 class Tokenize(Strict):
     """Text, or a chat, to turn into ids."""
 
+    reasoning_field: ClassVar[str] = "reasoning_content"
+    """As in chats."""
+
     model: Name | None = None
     prompt: Text | None = None
     messages: Messages | None = None
     tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _reasoning_comes_back_as_it_was_told(cls, messages: object) -> object:
+        return with_reasoning(messages, cls.reasoning_field)
 
     @model_validator(mode="after")
     def _has_one_prompt(self) -> "Tokenize":
@@ -105,6 +113,15 @@ class Tokenize(Strict):
     def specs(self) -> tuple[ToolSpec, ...]:
         """Every tool that the chat's model would be told of."""
         return specs_of([tool.function for tool in self.tools or ()])
+
+
+def tokenize_request(name: str) -> type[Tokenize]:
+    """The schema of a server whose chats call reasoning so."""
+
+    class Named(Tokenize):
+        reasoning_field = name
+
+    return Named
 
 
 class Detokenize(Strict):

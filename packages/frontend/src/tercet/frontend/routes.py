@@ -35,7 +35,7 @@ def routes(
     chat = OpenAIServingChat(manager, config.max_body_bytes, planner)
     models = OpenAIServingModels(manager.models)
     sessions = Sessions(kept.sessions if kept else None, config.max_body_bytes)
-    native = Native(manager, sessions, config.max_body_bytes)
+    native = Native(manager, sessions, config.max_body_bytes, planner.reasoning_field)
     control = ControlRoutes(manager, config.max_body_bytes)
     messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
     responses = OpenAIServingResponses(manager, planner, kept, config.max_body_bytes)

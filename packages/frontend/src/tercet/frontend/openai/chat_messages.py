@@ -131,6 +131,21 @@ def _of_text(messages: object) -> object:
 Messages = Annotated[list[Message], Field(min_length=1, max_length=16_384), BeforeValidator(_of_text)]
 
 
+def with_reasoning(messages: object, name: str) -> object:
+    """Messages, if that is what they are, with reasoning that stands under this name under the usual one."""
+    if not isinstance(messages, list) or name in AssistantMessage.model_fields:
+        return messages
+    return [_renamed(each, name) for each in messages]
+
+
+def _renamed(message: object, name: str) -> object:
+    if not isinstance(message, dict) or message.get("role") != "assistant" or name not in message:
+        return message
+    if message.get("reasoning_content") is not None:
+        return message  # twice there: refused as unknown
+    return {**{key: value for key, value in message.items() if key != name}, "reasoning_content": message[name]}
+
+
 def message_of(message: Message) -> dict[str, Any]:
     """A message as `tercet.frontend.turn.history` takes it."""
     return message.model_dump(exclude_none=True, exclude={"annotations"})

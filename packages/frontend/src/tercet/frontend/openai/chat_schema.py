@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.grammar.limits import MAX_FREE_TOKENS
-from tercet.frontend.openai.chat_messages import AssistantMessage, Messages
+from tercet.frontend.openai.chat_messages import Messages, with_reasoning
 from tercet.frontend.openai.sampling_schema import Count, Name, SamplingFields, refuse
 from tercet.frontend.openai.structured_schema import StructuredFields
 from tercet.frontend.openai.tool_schema import ToolFields
@@ -50,9 +50,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     @field_validator("messages", mode="before")
     @classmethod
     def _reasoning_comes_back_as_it_was_told(cls, messages: object) -> object:
-        if not isinstance(messages, list) or cls.reasoning_field in AssistantMessage.model_fields:
-            return messages
-        return [_with_reasoning(each, cls.reasoning_field) for each in messages]
+        return with_reasoning(messages, cls.reasoning_field)
 
     @model_validator(mode="after")
     def _only_what_is_honoured(self) -> "ChatRequest":
@@ -102,12 +100,3 @@ def chat_request(name: str) -> type[ChatRequest]:
         reasoning_field = name
 
     return Named
-
-
-def _with_reasoning(message: object, name: str) -> object:
-    """A message of the assistant's with its reasoning, if it stands under this name, under the usual one."""
-    if not isinstance(message, dict) or message.get("role") != "assistant" or name not in message:
-        return message
-    if message.get("reasoning_content") is not None:
-        return message  # twice there: refused as unknown
-    return {**{key: value for key, value in message.items() if key != name}, "reasoning_content": message[name]}
