@@ -73,6 +73,28 @@ async def test_of_two_weights_under_one_name_the_first_stay_while_they_are_there
     assert registry.get("tiny").identity.weights == "v"
 
 
+async def test_a_fingerprint_stays_while_any_scheduler_of_its_version_does(
+    registry: ModelRegistry, files: dict[str, bytes], limits: ModelLimits
+) -> None:
+    async def up(name: str, software: str, weights: str = "w") -> SchedulerPeer:
+        await registry.load(name, message(files), frames(files))
+        identity = ModelIdentity(weights=weights)
+        return SchedulerPeer(name, "1", limits=limits, identity=identity, software=software)
+
+    def told(*schedulers: SchedulerPeer) -> str:
+        registry.update(schedulers)
+        return registry.get("tiny").fingerprint
+
+    stranger = await up("r", "1", weights="v")
+    first, second, newer = await up("s", "1"), await up("t", "1"), await up("u", "2")
+    old = told(first)
+    assert told(first, second) == told(second) == told(newer, second) == told() == old
+    new = told(stranger, newer)
+    assert registry.get("tiny").identity.weights == "w"
+    assert new != old
+    assert told(first, newer) == new
+
+
 async def test_every_models_schedulers_are_served(
     registry: ModelRegistry, files: dict[str, bytes], limits: ModelLimits
 ) -> None:

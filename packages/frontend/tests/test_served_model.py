@@ -14,8 +14,9 @@ FingerprintOf = Callable[..., str]
 def fingerprint_of(files: dict[str, bytes], limits: ModelLimits) -> FingerprintOf:
     loaded = ModelFiles(files)
 
-    def make(weights: str = "w", **hashes: str) -> str:
-        return ServedModel("tiny", loaded, limits, ModelIdentity(weights=weights, files=hashes)).fingerprint
+    def make(weights: str = "w", software: str = "tercet-scheduler 0.1.0", **hashes: str) -> str:
+        identity = ModelIdentity(weights=weights, files=hashes)
+        return ServedModel("tiny", loaded, limits, identity, software=software).fingerprint
 
     return make
 
@@ -28,6 +29,7 @@ def test_a_fingerprint_tells_apart_what_could_answer_otherwise(
     fingerprint_of: FingerprintOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prints = [fingerprint_of(), fingerprint_of("other dtype or quantization"), fingerprint_of(template="1")]
+    prints.append(fingerprint_of(software="tercet-scheduler 0.2.0"))
     monkeypatch.setattr("tercet.frontend.served_model.__version__", "999")
     prints.append(fingerprint_of())
-    assert len(set(prints)) == 4
+    assert len(set(prints)) == 5

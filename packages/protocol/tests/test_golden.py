@@ -75,6 +75,7 @@ MESSAGES: list[m.Message] = [
         ),
         identity=ModelIdentity(weights="abc", files={"tokenizer.json": "0f" * 32}, path="/models/demo"),
         url="http://127.0.0.1:8000",
+        software="tercet-scheduler 0.1.0",
     ),
     m.Progress(text="loading weights", done=3, total=4),
     m.Heartbeat(

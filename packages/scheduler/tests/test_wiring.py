@@ -26,6 +26,7 @@ from tercet.protocol.messages import (
 from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.testing import Listener, Network
 from tercet.protocol.values import Phase, Role, unpack_ints
+from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.event_log import read_events, replay
 from tercet.scheduler.model_files import tokenizer_files
@@ -133,6 +134,7 @@ def test_tokenizer_files_are_given_while_the_model_still_loads(
     loaded.set()
     ready = frontend.wait_for(PeerReady, timeout=PATIENCE).message
     assert isinstance(ready, PeerReady)
+    assert ready.ready.software == f"tercet-scheduler {__version__}"
     assert ready.ready.limits is not None
     assert (ready.ready.limits.context_length, ready.ready.limits.vocab_size) == (512, 389)
     assert ready.ready.limits.grammars == ""

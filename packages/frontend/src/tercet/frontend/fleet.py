@@ -34,6 +34,7 @@ class SchedulerPeer(Part):
 
     limits: ModelLimits | None = None
     identity: ModelIdentity | None = None
+    software: str = ""
     own: int = 0
     """Tokens of the requests that this frontend has there now."""
     own_told: int = 0
@@ -103,7 +104,7 @@ class Fleet:
         scheduler = self.schedulers.get(peer)
         if scheduler is None or ready.limits is None or ready.identity is None:
             return False
-        scheduler.limits, scheduler.identity = ready.limits, ready.identity
+        scheduler.limits, scheduler.identity, scheduler.software = ready.limits, ready.identity, ready.software
         return True
 
     def detokenizer_ready(self, peer: str) -> None:

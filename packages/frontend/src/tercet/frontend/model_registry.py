@@ -73,7 +73,8 @@ class ModelRegistry:
     def update(self, schedulers: Iterable[SchedulerPeer]) -> None:
         """Serve the models of all schedulers there are, once both the files and the limits of each are here.
 
-        Of two that give one name to different weights the first keeps it as long as it is there.
+        Of two that give one name to different weights the first keeps it as long as it is there. Of equal weights that
+        schedulers of several versions run, one version's fingerprint is told as long as any of them is there.
         """
         offers: dict[str, list[_Offer]] = {}
         for scheduler in schedulers:
@@ -81,13 +82,15 @@ class ModelRegistry:
             if files is None or scheduler.limits is None or scheduler.identity is None:
                 continue
             for name in self._names or (scheduler.limits.model,):
-                offers.setdefault(name, []).append(_Offer(scheduler.peer, files, scheduler.limits, scheduler.identity))
+                offers.setdefault(name, []).append(
+                    _Offer(scheduler.peer, files, scheduler.limits, scheduler.identity, scheduler.software)
+                )
         for name, offered in offers.items():
             known = self._models.get(name)
             if known is None or not any(offer.is_of(known) for offer in offered):
-                first = offered[0]
+                first = next((offer for offer in offered if known is not None and offer.could_be(known)), offered[0])
                 known = self._models[name] = ServedModel(
-                    name, first.files, first.limits, first.identity, self._text_work
+                    name, first.files, first.limits, first.identity, self._text_work, first.software
                 )
             for offer in offered:
                 self._note(name, known, offer)
@@ -107,6 +110,11 @@ class _Offer(NamedTuple):
     files: ModelFiles
     limits: ModelLimits
     identity: ModelIdentity
+    software: str
 
     def is_of(self, model: ServedModel) -> bool:
+        return self.could_be(model) and self.software == model.software
+
+    def could_be(self, model: ServedModel) -> bool:
+        """Whether requests for the model can run there."""
         return self.identity.weights == model.identity.weights and self.files is model.files

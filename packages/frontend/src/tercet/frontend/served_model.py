@@ -68,15 +68,18 @@ class ServedModel:
         limits: ModelLimits,
         identity: ModelIdentity,
         text_work: TextWork = TextWork(),
+        software: str = "",
     ) -> None:
         self.name = name
         self._text_work = text_work
         self.files = files
         self.limits = limits
         self.identity = identity
+        self.software = software
+        """What its schedulers run, or the first of them."""
         self.created = int(time.time())
         # The digest of the weights has their dtype and quantization in it.
-        made_of = (__version__, identity.weights, sorted(identity.files.items()))
+        made_of = (__version__, software, identity.weights, sorted(identity.files.items()))
         self.fingerprint = f"fp_{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}"
 
     @property

@@ -64,6 +64,8 @@ class Ready(Message, frozen=True, kw_only=True):
     identity: ModelIdentity | None = None
     url: str = ""
     """A frontend's HTTP address, for the supervisor."""
+    software: str = ""
+    """Name and version of what runs the model: another may answer otherwise. Since 1.1."""
 
 
 class Progress(Message, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from tercet.protocol.messages import (
 from tercet.protocol.node import Answer, NodeConfig, ThreadNode, unanswered
 from tercet.protocol.security import Security
 from tercet.protocol.values import ModelLimits, Role, Task
+from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeResult
@@ -160,7 +161,8 @@ class SchedulerProcess:
             else:
                 self._loop, limits = self._encoding(stack)
             gc.freeze()  # what loading made stays: no collection need look at it, which would hold up every request
-            self._node.set_ready(Ready(limits=limits, identity=self._identity))
+            software = f"tercet-scheduler {__version__}"
+            self._node.set_ready(Ready(limits=limits, identity=self._identity, software=software))
             self._loop.run()
 
     def stop(self) -> None:
