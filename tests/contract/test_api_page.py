@@ -1,9 +1,12 @@
 """docs/api.md names every route and every parameter, and says what becomes of it."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 
 from tercet.frontend.operations import OPERATIONS
 
@@ -30,6 +33,36 @@ def section_of(path: str) -> str:
     """The text under the one heading that names the route."""
     [text] = [text for head, text in SECTIONS.items() if path in re.split(r"[ ,]+", head)]
     return text
+
+
+def whole(path: str) -> str:
+    """All that is told of a route: its section, and those that this one refers to."""
+    text = section_of(path)
+    shared = [told for head, told in SECTIONS.items() if f"(#{head.lower().replace(' ', '-')})" in text]
+    return "\n".join([text, *shared, *(section_of(other) for other in set(re.findall(r"as in (/[\w/]+)", text)))])
+
+
+def settings(hint: Any) -> Iterator[type[BaseModel]]:
+    """The objects that a parameter can be; those in lists are content."""
+    if isinstance(hint, type) and not get_args(hint):
+        if issubclass(hint, BaseModel):
+            yield hint
+    elif get_origin(hint) not in (list, dict):
+        for each in get_args(hint):
+            yield from settings(each)
+
+
+@pytest.mark.parametrize(("path", "body"), WITH_BODY)
+def test_every_field_of_a_parameter_that_is_an_object_is_named(path: str, body: type[BaseModel]) -> None:
+    told = set(re.findall(r"`(\w+)`", whole(path)))
+    fields = {
+        f"{name}.{inner.alias or own}"
+        for name, field in body.model_fields.items()
+        for model in settings(field.annotation)
+        for own, inner in model.model_fields.items()
+        if own != "type"
+    }
+    assert not [each for each in fields if each.rpartition(".")[2] not in told]
 
 
 @pytest.mark.parametrize(("path", "body"), WITH_BODY)
