@@ -2,9 +2,12 @@
 
 import pytest
 
+from packages.kernels.tests.quick_interpreter import quicken
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import LEVELS, Library, load_library
 from tercet.kernels.native.ops import NativeOps
+
+quicken()
 
 
 @pytest.fixture(params=LEVELS)

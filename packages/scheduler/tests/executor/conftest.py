@@ -6,10 +6,13 @@ from itertools import accumulate
 import pytest
 import torch
 
+from packages.kernels.tests.quick_interpreter import quicken
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+
+quicken()
 
 PAGE, PAGES, WIDTH, VOCAB = 4, 24, 6, 50
 

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="the fused operations are Triton's")
 
+from packages.kernels.tests.quick_interpreter import quicken
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.device import default_device
@@ -23,6 +24,8 @@ from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps, layer_ops, use_ops
 from tercet.scheduler.models.registry import build_model
+
+quicken()
 
 DEVICE = default_device()
 PROMPTS = [[3, 141, 59, 26, 5, 35, 89, 79, 32], [79, 3, 238]]

@@ -1,0 +1,27 @@
+"""Triton's interpreter, faster.
+
+Before every call within a kernel it looks through the whole language for what it has to replace. Here it looks where
+something is not replaced yet: when a kernel is launched.
+"""
+
+import os
+from typing import Any
+
+import pytest
+
+
+def quicken() -> None:
+    """To be called before the first kernel runs; does nothing where kernels are compiled."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    interpreter: Any = pytest.importorskip("triton.runtime.interpreter", reason="triton is not installed")
+    tl, replace = interpreter.tl, interpreter._patch_lang
+
+    def is_replaced(language: Any) -> bool:
+        return not (tl.core.is_builtin(language.load) or tl.core.is_builtin(language.tensor.__add__))
+
+    def replace_once(function: Any) -> Any:
+        languages = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+        return interpreter._LangPatchScope() if all(map(is_replaced, languages)) else replace(function)
+
+    interpreter._patch_lang = replace_once
