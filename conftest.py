@@ -1,7 +1,48 @@
-"""For every test: without a GPU, Triton's kernels run in its interpreter, which it must know before it is imported."""
+"""For every test: without a GPU, Triton's kernels run in its interpreter, which it must know before it is imported.
+
+Where several workers share a run, each takes a file at a time, or a whole folder whose files share servers.
+"""
 
 import os
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+SHARE_SERVERS = ("tests/chaos/", "tests/e2e/")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for one another, and other workers have their cores
 if not Path("/proc/driver/nvidia/version").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files in the order of collection: what takes longest comes first, so that no worker is left with it alone."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = next((folder for folder in SHARE_SERVERS if nodeid.startswith(folder)), "")
+            return folder or super()._split_scope(nodeid)
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A table of what tests measured; a worker's come with its reports."""
+    reports = [report for some in terminalreporter.stats.values() for report in some]
+    rows = [
+        (report.nodeid.rpartition("::")[2], value)
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, value in report.user_properties
+        if name == "figures"
+    ]
+    if rows:
+        terminalreporter.section("figures")
+        width = max(len(name) for name, _ in rows)
+        for name, figures in rows:
+            terminalreporter.write_line(f"{name:<{width}}  {figures}")

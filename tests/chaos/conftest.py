@@ -1,4 +1,4 @@
-"""Servers that are killed part by part, what an unbroken run of each request says, and a table of what was measured."""
+"""Servers that are killed part by part, what an unbroken run of each request says, and what was measured."""
 
 import logging
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
@@ -17,7 +17,6 @@ logger = logging.getLogger(__name__)
 OPTIONS = ("embedded", "--dtype", "float32", "--kv-cache-bytes", "64MiB", "--threads", "1")
 """Threads that wait for one another are slow where other processes want the same cores, as here."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-TABLE = pytest.StashKey[list[tuple[str, str]]]()
 
 
 class References:
@@ -96,21 +95,20 @@ async def double(two_of_each: Server) -> AsyncIterator[Parts]:
 
 
 class Table:
-    """Figures for the end of the run."""
+    """Figures for the end of the run. They travel with a test's report, for it may have run in another process."""
 
-    def __init__(self, rows: list[tuple[str, str]], name: str) -> None:
-        self._rows = rows
-        self._name = name
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
 
     def add(self, figures: str) -> None:
-        logger.info("%s: %s", self._name, figures)
-        self._rows.append((self._name, figures))
+        logger.info("%s: %s", self._item.name, figures)
+        self._item.user_properties.append(("figures", figures))
 
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
     """Where a test puts its figures."""
-    return Table(request.config.stash.setdefault(TABLE, []), request.node.name)
+    return Table(request.node)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -122,12 +120,3 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
             if isinstance(value, Parts):
                 report.sections.append(("server", "\n".join(value.server.lines[-80:])))
     return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash.get(TABLE, [])
-    if rows:
-        terminalreporter.section("chaos")
-        width = max(len(name) for name, _ in rows)
-        for name, figures in rows:
-            terminalreporter.write_line(f"{name:<{width}}  {figures}")
