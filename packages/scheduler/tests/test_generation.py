@@ -22,7 +22,7 @@ Reference = Callable[..., Any]
 Expected = Callable[[str, str], list[int]]
 Serve = Callable[..., "Server"]
 
-TOKENS = 200
+TOKENS = 120
 PAGE_SIZE = 8
 VOCAB_SIZE = 389
 
