@@ -5,16 +5,16 @@ something is not replaced yet: when a kernel is launched.
 """
 
 import os
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
-
-import pytest
 
 
 def quicken() -> None:
-    """To be called before the first kernel runs; does nothing where kernels are compiled."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
+    """To be called before the first kernel runs; does nothing where kernels are compiled, or absent."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         return
-    interpreter: Any = pytest.importorskip("triton.runtime.interpreter", reason="triton is not installed")
+    interpreter: Any = import_module("triton.runtime.interpreter")
     tl, replace = interpreter.tl, interpreter._patch_lang
 
     def is_replaced(language: Any) -> bool:

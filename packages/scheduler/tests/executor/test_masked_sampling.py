@@ -82,7 +82,7 @@ def expected(logits: list[float], allowed: list[bool], params: dict[str, Any], s
 def test_masked_rows_choose_among_what_is_left_and_others_as_ever(ops: SamplingOps) -> None:
     """Each kind of parameters beside each kind of mask."""
     chance = torch.Generator().manual_seed(3)
-    rows = len(PARAMS) * 7
+    rows = len(PARAMS) * 14
     params = [PARAMS[row % len(PARAMS)] for row in range(rows)]
     logits = torch.randn(rows, VOCAB, generator=chance) * 2
     allowed = torch.rand(rows, VOCAB, generator=chance) < torch.rand(rows, 1, generator=chance)
