@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from packages.frontend.tests import encoders
-from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, serving
+from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, Token, serving
 from tercet.protocol.messages import Rejected, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
-from tercet.protocol.values import ModelLimits, Task, unpack_ints
+from tercet.protocol.values import FinishReason, FinishType, ModelLimits, Task, unpack_ints
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -64,6 +64,17 @@ async def test_a_prompt_that_this_scheduler_has_no_room_for_is_named_whatever_le
         body = {"model": "tiny", "max_tokens": 4}
         told = [await ask(http_of(served), "/v1/completions", {**body, "prompt": [5] * size}) for size in (7, 8)]
     assert [param for _, _, param in told] == ["max_tokens", "prompt"]
+
+
+async def test_a_grammar_that_fails_in_the_middle_of_an_answer_is_its_senders_fault(
+    engine_of: EngineOf, http_of: HttpOf
+) -> None:
+    """Nobody has to send it again, as clients do after a 500."""
+    failed = FinishReason(FinishType.ERROR, message="it cannot be followed", code="invalid_grammar")
+    async with serving(engine_of(lambda _request, _index: [Token(10, "{", failed)])) as served:
+        body = {"model": "tiny", "messages": MESSAGES, "response_format": SCHEMA}
+        told = await ask(http_of(served), "/v1/chat/completions", body)
+    assert told == (400, "invalid_grammar", "response_format.json_schema.schema")
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def test_what_a_grammar_cannot_do_ends_one_request_with_an_error(serve: Serve, c
     plain(server)
     with caplog.at_level("INFO"):
         server.run()
-    failed = FinishReason(FinishType.ERROR, message=FAILED)
+    failed = FinishReason(FinishType.ERROR, message=FAILED, code="invalid_grammar")
     assert [server.finishes[rid, 0] for rid in ("broken", "unclosed", "unknown", "strange")] == [failed] * 4
     assert server.output["strange", 0] == output
     server.assert_valid("fine", "date")
@@ -318,7 +318,7 @@ def test_a_backend_that_raises_ends_one_request(where: str, serve: Serve, monkey
     server.ask("fine", CASES["date"][0])
     plain(server)
     server.run()
-    assert server.finishes["bomb", 0] == FinishReason(FinishType.ERROR, message=FAILED)
+    assert server.finishes["bomb", 0] == FinishReason(FinishType.ERROR, message=FAILED, code="invalid_grammar")
     assert server.finishes["fine", 0] == STOP
     server.assert_valid("fine", "date")
     assert all(server.output[key] == given for key, given in alone.output.items())

@@ -66,6 +66,7 @@ async def test_what_compiles_passes(checker: GrammarChecker, model: ServedModel,
         (Grammar(GrammarKind.JSON_SCHEMA, "no json"), "expected"),
         (Grammar(GrammarKind.JSON_SCHEMA, '{"$defs":{"a":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}'), "NoExtension"),
         (Grammar(GrammarKind.LARK, "start: nowhere"), "nowhere"),
+        (Grammar(GrammarKind.LARK, 'start: "a" start'), "Too many items"),
         (Grammar(GrammarKind.LARK, "start: <|no_such_token|>"), "no_such_token"),
     ],
 )

@@ -197,7 +197,7 @@ def test_a_choice_whose_grammar_fails_ends_alone() -> None:
     run = Driver(shape, executor=Failing(shape))
     run.send(*(request(name, PROMPT, grammar=GRAMMAR, ignore_eos=True) for name in "ab"))
     run.run()
-    assert run.finishes["a", 0] == FinishReason(FinishType.ERROR, message="it broke")
+    assert run.finishes["a", 0] == FinishReason(FinishType.ERROR, message="it broke", code="invalid_grammar")
     assert len(run.output["a", 0]) == 2
     assert len(run.output["b", 0]) == 16
     run.assert_empty()

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from tercet.frontend.errors import RequestAbortedError, ServerError
+from tercet.frontend.errors import RequestAbortedError, ServerError, from_rejection
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.in_flight import InFlight
 from tercet.frontend.served_model import ServedModel
@@ -178,7 +178,7 @@ class ReqState(InFlight):
         """Whether its present attempt has brought any token."""
         return self.output_tokens > self._tokens_at_dispatch
 
-    def blamed(self, code: str, context: int) -> str | None:
+    def blamed(self, code: str, context: int = 0) -> str | None:
         """The prompt, the length asked for where the prompt alone would fit, or what asked for a grammar."""
         request = self.request
         match code:
@@ -225,7 +225,9 @@ class ReqState(InFlight):
         """One choice has."""
         self._unfinished -= 1
         if finish.type is FinishType.ERROR:
-            self.error = ServerError(finish.message or "The server ended this request.")
+            message = finish.message or "The server ended this request."
+            code = finish.code
+            self.error = from_rejection(code, message, self.blamed(code)) if code else ServerError(message)
         if finish.type is FinishType.ABORT:
             self.error = RequestAbortedError("The request was aborted.")
 

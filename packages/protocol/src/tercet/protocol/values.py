@@ -96,6 +96,8 @@ class FinishReason(msgspec.Struct, frozen=True):
     message: str = ""
     asked: bool = False
     """An abort that somebody asked for, at whatever frontend: nobody goes on with the request. Since 1.1."""
+    code: str = ""
+    """What kind of error it is, as in `Rejected`; empty for a failure of the server's. Since 1.1."""
 
 
 class GrammarKind(StrEnum):

@@ -5,9 +5,11 @@ A check that takes too much processor time is ended by the kernel (SIGPROF), one
 """
 
 import os
+import random
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +25,10 @@ _FIRST_OTHER = 3
 """Of the file descriptors, behind the standard ones."""
 _LONGEST_ERROR = 400
 _NOTHING = "it allows no answer"
+_WALK = 32
+"""Tokens of an answer that is begun on trial: much that cannot be followed shows in the first few."""
+_WALK_SECONDS = 0.25
+"""Processor time after which a walk is given up: what has come so far can be followed."""
 
 
 def main() -> None:
@@ -50,15 +56,31 @@ def main() -> None:
 
 
 def fault(grammar: Grammar, tokenizer: LLTokenizer) -> str:
-    """What is wrong with a grammar, found by compiling it and computing what may come first; empty if nothing."""
+    """What is wrong with a grammar, found by compiling it and beginning an answer; empty if nothing."""
     try:
         matcher = LLMatcher(tokenizer, source(grammar), log_level=0, limits=LLParserLimits(verbose_errors=False))
-        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        stuck = not matcher.is_error() and _is_stuck(matcher)
     except BaseException as error:  # a panic in Rust is no Exception
         return f"it cannot be compiled ({type(error).__name__})"
     if matcher.is_error():
         return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_LONGEST_ERROR] or _NOTHING
-    return "" if any(mask) else _NOTHING
+    return _NOTHING if stuck else ""
+
+
+def _is_stuck(matcher: LLMatcher) -> bool:
+    """Whether an answer of tokens chosen by chance comes to where nothing is allowed; the matcher may have an error."""
+    chance, end = random.Random(0), time.process_time() + _WALK_SECONDS  # noqa: S311
+    for _ in range(_WALK):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error() or not mask:
+            return True
+        later = mask >> (skipped := chance.randrange(mask.bit_length()))
+        skipped = chance.randrange(mask.bit_length())
+        later = mask >> skipped
+        matcher.consume_token(skipped + (later & -later).bit_length() - 1)
+        if matcher.is_error() or matcher.is_stopped() or time.process_time() > end:
+            break
+    return False
 
 
 def source(grammar: Grammar) -> str:

@@ -100,4 +100,4 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     complete: list[int] = []
     """Rows whose grammar allows nothing after the tokens given, of which there may be none."""
     errors: dict[int, str] = {}
-    """Rows whose choice cannot go on, and what its client is told."""
+    """Rows whose choice cannot go on as its grammar wants, and what its client is told."""

@@ -207,7 +207,7 @@ class Scheduler:
     def _take(self, result: StepResult, index: int, row: Row, req: Req, outputs: Outputs) -> None:
         """Whatever a result says of a row, of which a token alone is the least."""
         if row.sample and (error := self._error(result, index)):  # before anybody can share what gave it
-            self.roster.end(req, FinishReason(FinishType.ERROR, message=error), outputs)
+            self.roster.end(req, error, outputs)
             return
         computed = row.start + row.count
         if index in result.prompt_logprobs:
@@ -220,16 +220,16 @@ class Scheduler:
         elif computed >= req.end:
             self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
 
-    def _error(self, result: StepResult, index: int) -> str | None:
+    def _error(self, result: StepResult, index: int) -> FinishReason | None:
         """Why a row that sampled has nothing to go on with; None if it has."""
         if index in result.errors:
-            return result.errors[index]
+            return FinishReason(FinishType.ERROR, message=result.errors[index], code="invalid_grammar")
         token, vocab_size = result.token_ids[index], self.capacity.vocab_size
         if index in result.forced and strange_ids(vocab_size, unpack_ints(result.forced[index])):
-            return "its grammar forced a token outside the vocabulary"
+            return FinishReason(FinishType.ERROR, message="its grammar forced a token outside the vocabulary")
         if 0 <= token < vocab_size or (token == -1 and index in result.complete):
             return None
-        return "the model gave no finite logits"
+        return FinishReason(FinishType.ERROR, message="the model gave no finite logits")
 
     def _append_all(self, req: Req, result: StepResult, index: int, outputs: Outputs) -> None:
         """A sampled token and those forced after it are part of the output, up to the one that ends it."""

@@ -17,7 +17,9 @@ from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, Masks, M
 
 logger = logging.getLogger(__name__)
 
-FAILED = "the output could not be made to follow its grammar"
+FAILED = (
+    "The grammar cannot be followed to an end: it allows nothing that could come next, or costs too much to follow."
+)
 """All that a client is told, whatever went wrong."""
 _THREADS = 4
 
