@@ -1,6 +1,7 @@
 """A scheduler process among real peers: it answers while it loads, serves, drains, and always says that it lives."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,14 +26,14 @@ from tercet.protocol.messages import (
 )
 from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.testing import Listener, Network
-from tercet.protocol.values import Phase, Role, unpack_ints
+from tercet.protocol.values import Phase, Role, Task, unpack_ints
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.event_log import read_events, replay
-from tercet.scheduler.model_files import tokenizer_files
+from tercet.scheduler.model_files import model_identity, tokenizer_files
 from tercet.scheduler.ports import Executor
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
-from tercet.scheduler.wiring import EXECUTORS, SchedulerProcess, build_fake, build_torch
+from tercet.scheduler.wiring import EXECUTORS, SchedulerProcess, build_fake, build_torch, identity_of
 
 PATIENCE = 60.0
 LONGEST_GAP = 0.5
@@ -86,9 +87,7 @@ def expected(count: int, choice: int = 0) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
-def test_the_dtype_of_the_cache_decides_what_fits_and_who_may_take_over(
-    checkpoints: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_the_dtype_of_the_cache_decides_what_fits_and_who_may_take_over(checkpoints: Callable[[str], Path]) -> None:
     path = checkpoints("llama")
     pages, weights = [], []
     dtypes: tuple[Literal["bfloat16", "fp8_e4m3"], ...] = ("bfloat16", "fp8_e4m3")
@@ -97,10 +96,25 @@ def test_the_dtype_of_the_cache_decides_what_fits_and_who_may_take_over(
         executor = build_torch(model, ScheduleOptions(), path, lambda *_: None)
         pages.append(executor.capacity.groups[0].pages)
         executor.close()
-        process = SchedulerProcess(ProcessOptions(listen=f"ipc://{tmp_path}"), model, ScheduleOptions())
-        weights.append(process._identity.weights)
+        weights.append(identity_of(model, Task.GENERATE, path).weights)
     assert pages[1] == 2 * pages[0]
     assert weights[0] != weights[1]
+
+
+def test_who_may_take_over_a_float16_model_depends_on_where_it_is_computed(
+    checkpoints: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shutil.copytree(checkpoints("llama"), tmp_path / "model")
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"float32"', '"float16"'))
+    known = {dtype: model_identity(path, dtype) for dtype in ("float32", "bfloat16", "float16")}
+    assert len({identity.weights for identity in known.values()}) == 3
+    for gpu, dtype, encoder in ((True, "float16", "float16"), (False, "bfloat16", "float32")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
+        assert identity_of(ModelOptions(), Task.GENERATE, path) == known[dtype]
+        assert identity_of(ModelOptions(), Task.EMBED, path) == known[encoder]
+        assert identity_of(ModelOptions(dtype="float16"), Task.GENERATE, path) == known["float16"]
+        assert identity_of(ModelOptions(device="cpu"), Task.GENERATE, path) == known["bfloat16"]
 
 
 def test_tokenizer_files_are_given_while_the_model_still_loads(

@@ -205,6 +205,18 @@ def test_half_precision_is_near(make: Make) -> None:
         close(vector, expected(model, row).last_hidden_state[0].float().mean(0), tolerance=5e-2)
 
 
+@pytest.mark.parametrize("name", ["bert", "qwen3"])
+def test_float16_on_a_cpu_is_computed_exactly(name: str, make: Make) -> None:
+    architecture, extra = EMBEDDERS[name]
+    directory, model = make(architecture, extra, torch.float16)
+    sentence_files(directory, "mean_tokens")
+    worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
+    rows = some_inputs(worker.capacity.token_types)
+    wide = type(model).from_pretrained(directory, dtype=torch.float32).eval()
+    for row, vector in zip(rows, vectors_of(worker, rows), strict=True):
+        close(vector, expected(wide, row).last_hidden_state[0].mean(0))
+
+
 def test_limits_are_the_smallest_that_anybody_sets(make: Make) -> None:
     directory, _ = make("RobertaModel", {"pad_token_id": 3})
     plain = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))

@@ -19,6 +19,7 @@ from tercet.scheduler.model_files import (
     model_identity,
     read_header,
     resolve_model,
+    served_dtype,
     tokenizer_files,
     weight_files,
 )
@@ -103,12 +104,23 @@ def test_the_files_a_frontend_asks_for(checkpoints: Checkpoints) -> None:
     assert file_hashes({"a": b"abc"}) == {"a": hashlib.sha256(b"abc").hexdigest()}
 
 
+def test_auto_is_the_dtype_of_the_weights_except_float16_on_a_cpu(tmp_path: Path) -> None:
+    served = {}
+    for saved in ("float32", "bfloat16", "float16"):
+        (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": saved}))
+        places = [(True, False), (False, False), (True, True), (False, True)]
+        served[saved] = [served_dtype(tmp_path, gpu=gpu, encoder=encoder) for gpu, encoder in places]
+        assert served_dtype(tmp_path, "float16", gpu=False) == "float16"
+    assert served["float32"] == ["float32"] * 4
+    assert served["bfloat16"] == ["bfloat16"] * 4
+    assert served["float16"] == ["float16", "bfloat16", "float16", "float32"]
+
+
 def test_identity(copy: Path, checkpoints: Checkpoints) -> None:
     original = model_identity(checkpoints("llama"), "float32")
     assert original.path == str(checkpoints("llama"))
     assert original.files == file_hashes(tokenizer_files(copy))
     assert model_identity(copy, "float32").weights == original.weights
-    assert model_identity(copy, "auto").weights == original.weights
     assert model_identity(copy, "bfloat16").weights != original.weights
     assert model_identity(copy, "float32", "int8").weights != original.weights
     assert model_identity(copy, "float32", "none", "fp8_e4m3").weights != original.weights
@@ -141,9 +153,9 @@ def test_identity_covers_the_hubs_revision(copy: Path, tmp_path: Path) -> None:
 
 
 def test_a_directory_for_dummy_weights_has_an_identity(copy: Path) -> None:
-    with_weights = model_identity(copy, "auto")
+    with_weights = model_identity(copy, "float32")
     (copy / "model.safetensors").unlink()
-    without = model_identity(copy, "auto")
+    without = model_identity(copy, "float32")
     assert without.files == with_weights.files
     assert without.weights != with_weights.weights
 

@@ -15,7 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tercet.kernels.ops.quantised import linear_quantised
+from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
+from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.model_config import ModelConfig, parse_config
+from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
 from tercet.scheduler.executor.weights import dummy_weights, load_weights
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.decoder import CausalLM
@@ -176,6 +179,31 @@ def test_a_forward_equals_that_of_the_full_weights(kind: str, tmp_path: Path) ->
         assert {module.quantised is None for module in linears} == {dequantised}
         assert not dequantised or not any(parameter.is_meta for parameter in model.parameters())
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+
+
+def served(directory: Path, dtype: str) -> torch.Tensor:
+    """The log-probabilities that a worker on the CPU gives the token after 16."""
+    init = SlotInit(
+        slot=0,
+        tokens=pack_ints(range(16)),
+        prompt_tokens=16,
+        choice=0,
+        sampling=SamplingParams(max_new_tokens=1),
+        top_logprobs=20,
+    )
+    worker = TpModelWorker(WorkerOptions(model=directory, dtype=dtype, device="cpu", slots=1))
+    plan = Plan(step=0, introduce=[init], pages=[PageUpdate(0, 0, [[0]])], rows=[Row(0, 0, 16, sample=True)])
+    return torch.tensor(unpack_floats(worker.submit(plan).result().logprobs[0].top_logprobs))
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq"])
+def test_float16_beside_few_bits_is_served_on_a_cpu_as_bfloat16(kind: str, tmp_path: Path) -> None:
+    full = write(kind, tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('"float32"', '"float16"'))
+    ours = served(tmp_path / "model", "auto")
+    assert torch.equal(ours, served(full, "bfloat16"))
+    torch.testing.assert_close(ours, served(full, "float32"), rtol=0.01, atol=0.05)
 
 
 @pytest.mark.parametrize("kind", ["awq", "deepseek"])

@@ -59,7 +59,7 @@ class ModelOptions:
     executor: Literal["torch", "fake"] = "torch"
     """What runs the plans; fake computes nothing and serves load tests."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of weights; auto takes the model's own."""
+    """Number format of weights; auto takes the model's own, but no float16 on a CPU."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """Where weights come from; dummy makes random ones."""
     device: str = "auto"

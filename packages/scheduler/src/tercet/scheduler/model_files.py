@@ -86,6 +86,20 @@ def saved_dtype(config: Mapping[str, Any]) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
 
 
+def served_dtype(directory: Path, wanted: str = "auto", *, gpu: bool, encoder: bool = False) -> str:
+    """The dtype that a model is computed in: the one wanted, or with "auto" the one it was saved in.
+
+    On a CPU float16 is no choice that "auto" makes, because nothing there is fast in it. What generates is then in
+    bfloat16, as native kernels read it, and an encoder, whose vectors others compute too, in float32.
+    """
+    if wanted != "auto":
+        return wanted
+    saved = saved_dtype(read_json(directory / "config.json"))
+    if gpu or saved != "float16":
+        return saved
+    return "float32" if encoder else "bfloat16"
+
+
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files that make up a checkpoint, sorted: those its index names, or model.safetensors."""
     index = directory / "model.safetensors.index.json"
@@ -148,12 +162,10 @@ def model_identity(
     """What must be equal for a request to go on elsewhere, and the hashes that frontends cache files by.
 
     The fingerprint covers config.json, the hub's revision where there is one, the header and size of every
-    safetensors file, the first bytes of each tensor, the dtype they are served in ("auto": as saved), how they are
+    safetensors file, the first bytes of each tensor, the dtype they are served in (see `served_dtype`), how they are
     quantized, and the dtype of keys and values ("auto": that of the weights). It reads a few hundred KiB of a
     checkpoint of any size. A directory without weights, good for dummy ones, has an identity too.
     """
-    if dtype == "auto":
-        dtype = saved_dtype(read_json(directory / "config.json"))
     digest = hashlib.sha256()
 
     def add(part: bytes) -> None:

@@ -22,7 +22,7 @@ from tercet.protocol.messages import (
 )
 from tercet.protocol.node import Answer, NodeConfig, ThreadNode, unanswered
 from tercet.protocol.security import Security
-from tercet.protocol.values import ModelLimits, Role, Task
+from tercet.protocol.values import ModelIdentity, ModelLimits, Role, Task
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
@@ -33,7 +33,15 @@ from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.encoders import ENCODERS
 from tercet.scheduler.event_log import RecordingScheduler
 from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
-from tercet.scheduler.model_files import ModelError, model_identity, read_json, resolve_model, tokenizer_files
+from tercet.scheduler.model_files import (
+    ModelError,
+    file_hashes,
+    model_identity,
+    read_json,
+    resolve_model,
+    served_dtype,
+    tokenizer_files,
+)
 from tercet.scheduler.model_task import task_of
 from tercet.scheduler.outbox import Outbox
 from tercet.scheduler.ports import Executor, Runner
@@ -56,6 +64,12 @@ def on_gpu(options: ModelOptions) -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def identity_of(options: ModelOptions, task: Task, path: Path) -> ModelIdentity:
+    """By which a model is known: where it is computed decides with the options in which dtype that is."""
+    dtype = served_dtype(path, options.dtype, gpu=on_gpu(options), encoder=task is not Task.GENERATE)
+    return model_identity(path, dtype, options.quantization, options.kv_cache_dtype)
 
 
 def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, report: ReportBytes) -> Executor:
@@ -132,7 +146,6 @@ class SchedulerProcess:
         self._task = task_of(self._path, model.task)
         if self._task is not Task.GENERATE and process.event_log:
             raise ConfigError("--event-log: what an encoder does is not recorded")
-        self._identity = model_identity(self._path, model.dtype, model.quantization, model.kv_cache_dtype)
         self._board = StatusBoard(time.monotonic)
         config = NodeConfig(
             role=Role.SCHEDULER,
@@ -162,7 +175,8 @@ class SchedulerProcess:
                 self._loop, limits = self._encoding(stack)
             gc.freeze()  # what loading made stays: no collection need look at it, which would hold up every request
             software = f"tercet-scheduler {__version__}"
-            self._node.set_ready(Ready(limits=limits, identity=self._identity, software=software))
+            identity = identity_of(self._model, self._task, self._path)
+            self._node.set_ready(Ready(limits=limits, identity=identity, software=software))
             self._loop.run()
 
     def stop(self) -> None:
@@ -292,7 +306,7 @@ class SchedulerProcess:
         if not isinstance(message, TokenizerFilesReq):
             return None
         files = tokenizer_files(self._path)
-        sha256 = [self._identity.files[name] for name in files]
+        sha256 = list(file_hashes(files).values())
         return TokenizerFiles(id=message.id, model=self._name, names=list(files), sha256=sha256), *files.values()
 
 

@@ -10,6 +10,7 @@ import torch
 from tercet.protocol.values import Task
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
 from tercet.scheduler.executor.encoder_weights import load_encoder_weights
+from tercet.scheduler.executor.model_config import computed_dtype
 from tercet.scheduler.executor.weights import Progress, dummy_weights
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.model_task import Pooling, read_sentences
@@ -33,7 +34,7 @@ class EncoderOptions:
     task: Task
     """EMBED or CLASSIFY."""
     dtype: str = "auto"
-    """auto (as saved), float32, float16 or bfloat16."""
+    """auto (see `served_dtype`), float32, float16 or bfloat16."""
     device: str = "auto"
     """auto (cuda where there is one), or a device as torch names it."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
@@ -51,7 +52,8 @@ class EncoderWorker:
         device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        model = build_encoder(read_json(options.model / "config.json"), options.task, options.dtype, device)
+        dtype = computed_dtype(options.model, options.dtype, torch.device(device), encoder=True)
+        model = build_encoder(read_json(options.model / "config.json"), options.task, dtype, device)
         if options.load_format == "dummy":
             dummy_weights(model.module)
         else:

@@ -4,6 +4,7 @@ Both forms are read: the older one (`rope_theta`, `rope_scaling`, `torch_dtype`)
 (`rope_parameters`, flat or by layer type, `dtype`). A field left out means what it means to transformers.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
 from tercet.scheduler.executor.config_fields import Fields, wrong
 from tercet.scheduler.executor.moe_config import MoeConfig, parse_moe
 from tercet.scheduler.executor.quantized_config import Quantization, parse_quantization
-from tercet.scheduler.model_files import ModelError, read_json, saved_dtype
+from tercet.scheduler.model_files import ModelError, read_json, saved_dtype, served_dtype
 from tercet.scheduler.models.registry import architecture_of
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _REFUSED = {
@@ -241,3 +244,14 @@ def saved_torch_dtype(config: Mapping[str, Any], wanted: str = "auto") -> torch.
     if name not in _DTYPES:
         raise ModelError(f"dtype {name!r} is not supported, only {', '.join(_DTYPES)}")
     return _DTYPES[name]
+
+
+def computed_dtype(directory: Path, wanted: str, device: torch.device, *, encoder: bool = False) -> str:
+    """See `served_dtype`. The log says where that is not what the model was saved in, and where it is slow."""
+    dtype = served_dtype(directory, wanted, gpu=device.type == "cuda", encoder=encoder)
+    saved = saved_dtype(read_json(directory / "config.json"))
+    if wanted == "auto" and dtype != saved:
+        logger.info("weights saved in %s are computed in %s, which is faster on a CPU", saved, dtype)
+    elif dtype == "float16" and device.type == "cpu":
+        logger.warning("float16 runs on torch here, many times slower than bfloat16 or float32")
+    return dtype

@@ -25,7 +25,7 @@ from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.model_config import ModelConfig, computed_dtype
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
 from tercet.scheduler.executor.sampler import SamplingOps
@@ -52,7 +52,7 @@ class WorkerOptions:
     model: Path
     """A model directory."""
     dtype: str = "auto"
-    """auto (as saved), float32, float16 or bfloat16."""
+    """auto (see `served_dtype`), float32, float16 or bfloat16."""
     device: str = "auto"
     """auto (cuda where there is one), or a device as torch names it."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
@@ -112,8 +112,8 @@ class TpModelWorker:
     """The `Executor` port, over one `ModelRunner`."""
 
     def __init__(self, options: WorkerOptions, progress: Progress | None = None) -> None:
-        config = ModelConfig.load(options.model, options.dtype)
         device = torch.device(_device(options.device))
+        config = ModelConfig.load(options.model, computed_dtype(options.model, options.dtype, device))
         try:
             backend = attention_backend(options.attention_backend, device)
         except UnavailableBackendError as error:
