@@ -24,6 +24,8 @@ def complaint(options: list[str], capfd: pytest.CaptureFixture[str]) -> str:
     ("options", "words"),
     [
         (["--page-size", "0"], "--page-size must be at least 1, not 0"),
+        (["--threads", "0"], "--threads must be at least 1, not 0"),
+        (["--threads", "1025"], "--threads must be at most 1024, not 1025"),
         (["--kv-cache-bytes", "-5"], "--kv-cache-bytes must be at least 1"),
         (["--chunked-prefill-size", "0"], "--chunked-prefill-size must be at least 1"),
         (["--drain-grace", "-1"], "--drain-grace"),

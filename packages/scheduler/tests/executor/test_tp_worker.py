@@ -147,6 +147,28 @@ def test_on_a_cpu_native_kernels_run_the_model_on_the_threads_given(options: Wor
         library.set_threads(before)
 
 
+def test_plain_torch_runs_on_the_threads_given(options: WorkerOptions) -> None:
+    before = torch.get_num_threads()
+    try:
+        for count in (3, 2):
+            TpModelWorker(replace(options, attention_backend="torch_native", threads=count))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+def test_layers_that_native_kernels_do_not_know_run_on_the_threads_given(options: WorkerOptions) -> None:
+    library = load_library()
+    before = torch.get_num_threads(), library.threads
+    try:
+        TpModelWorker(replace(options, kv_cache_dtype="fp8_e4m3", threads=3))  # attention is still the library's
+        assert (torch.get_num_threads(), library.threads) == (3, 3)
+    finally:
+        torch.set_num_threads(before[0])
+        library.set_threads(before[1])
+
+
 @pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 def test_int8_takes_other_weights(options: WorkerOptions) -> None:
     logits = []

@@ -11,6 +11,9 @@ from tercet.protocol.endpoints import default_peer
 from tercet.protocol.values import Role
 from tercet.scheduler.core.config import PolicyName
 
+MOST_THREADS = 1024
+"""More cores than any machine lends one process."""
+
 
 class ConfigError(ValueError):
     """An option that cannot be meant; the text is one line that names it."""
@@ -71,7 +74,7 @@ class ModelOptions:
     grammar_backend: Literal["llguidance", "xgrammar", "none"] = "llguidance"
     """What makes outputs follow grammars; xgrammar is an extra, and none refuses requests with one."""
     threads: int | None = None
-    """Cores that native CPU kernels use; otherwise all that this process may run on."""
+    """Cores that a model on a CPU uses; otherwise all that this process may run on."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"
     """Number format of keys and values; auto takes that of the weights, fp8_e4m3 half the memory of 16 bits."""
     kv_cache_bytes: int | None = None
@@ -90,6 +93,8 @@ class ModelOptions:
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise ConfigError(f"--threads must be at most {MOST_THREADS}, not {self.threads}")
 
     def slots(self, *, gpu: bool) -> int:
         """Choices that run at the same time."""

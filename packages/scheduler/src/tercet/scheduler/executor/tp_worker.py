@@ -76,7 +76,7 @@ class WorkerOptions:
     quantization: Quantization = "none"
     """int8 and int4 round weights as they are loaded, and activations to 8 bits; on native kernels only."""
     threads: int | None = None
-    """Cores that native kernels use; by default all that this process may run on."""
+    """Cores that a model on a CPU uses; by default all that this process may run on."""
     overlap: bool = False
     """On a CPU, run steps in a thread of their own. An accelerator overlaps by itself."""
     grammar_backend: str = "llguidance"
@@ -226,16 +226,17 @@ def _load(
         dummy_weights(model)
     else:
         load_weights(model, options.model, progress, dequantised=device.type != "cuda")
+    if options.threads is not None and device.type == "cpu":
+        torch.set_num_threads(options.threads)
+        if native:
+            load_library().set_threads(options.threads)
     if missing:
         if native:
             logger.warning("%s: the layers of %s run on torch", missing, config.architecture)
         use_ops(model, layer_ops(device))
         return model
-    library = load_library()
-    if options.threads is not None:
-        library.set_threads(options.threads)
     torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
-    return NativeCausalLM(model, library, quantization=options.quantization)
+    return NativeCausalLM(model, load_library(), quantization=options.quantization)
 
 
 def _sampling_ops(model: Model, device: torch.device) -> SamplingOps:
