@@ -1,8 +1,10 @@
 // The C interface of this library, mirrored in native/abi.py. Pointers are to contiguous memory unless a stride is
-// given; the Python side has checked shapes and dtypes. What returns text returns null, or what was wrong.
+// given; the Python side has checked shapes and dtypes. What can fail returns a `Status`, the rest cannot (see
+// guard.h).
 #include "cpu.h"
 #include "decoder.h"
 #include "format.h"
+#include "guard.h"
 #include "pool.h"
 #include "rows.h"
 #include "sampling.h"
@@ -34,97 +36,120 @@ const T* at(const void* memory, int64_t index) {
 }  // namespace
 
 // Differs when abi.py and this library do not belong together.
-EXPORT int64_t tercet_struct_bytes() {
+EXPORT int64_t tercet_struct_bytes() noexcept {
     return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter));
 }
 
-EXPORT int64_t tercet_best_level() { return best_level(); }
-EXPORT void tercet_set_threads(int64_t threads) { pool::set_threads(int(threads)); }
-EXPORT int64_t tercet_threads() { return pool::threads(); }
+EXPORT int64_t tercet_best_level() noexcept { return best_level(); }
+EXPORT int64_t tercet_threads() noexcept { return pool::threads(); }
+
+// Why the last call that failed in this thread did.
+EXPORT const char* tercet_message() noexcept { return message(); }
+
+EXPORT int64_t tercet_set_threads(int64_t threads) {
+    return guarded([&] { pool::set_threads(int(threads)); });
+}
 
 // out [rows, n] = rmsnorm(x + residual); with a residual, total [rows, n] = x + residual.
-EXPORT void tercet_rmsnorm(const void* x, const void* residual, const void* weight, void* out, void* total,
-                           int64_t rows, int64_t n, float eps, int64_t dtype) {
-    for_rows(rows, n, dtype, [&](int64_t row, auto t) {
-        using T = decltype(t);
-        const T* from = at<T>(x, row * n);
-        if (residual) {
-            const T* more = at<T>(residual, row * n);
-            T* into = at<T>(total, row * n);
-            over(n, [&](int64_t i, auto get, auto put) { put(into + i, get(from + i) + get(more + i)); });
-            from = into;
-        }
-        rmsnorm_row(from, at<T>(weight, 0), n, eps, at<T>(out, row * n));
+EXPORT int64_t tercet_rmsnorm(const void* x, const void* residual, const void* weight, void* out, void* total,
+                              int64_t rows, int64_t n, float eps, int64_t dtype) {
+    return guarded([&] {
+        for_rows(rows, n, dtype, [&](int64_t row, auto t) {
+            using T = decltype(t);
+            const T* from = at<T>(x, row * n);
+            if (residual) {
+                const T* more = at<T>(residual, row * n);
+                T* into = at<T>(total, row * n);
+                over(n, [&](int64_t i, auto get, auto put) { put(into + i, get(from + i) + get(more + i)); });
+                from = into;
+            }
+            rmsnorm_row(from, at<T>(weight, 0), n, eps, at<T>(out, row * n));
+        });
     });
 }
 
 // out [rows, n] from x [rows, 2 * n].
-EXPORT void tercet_silu_and_mul(const void* x, void* out, int64_t rows, int64_t n, int64_t dtype) {
-    for_rows(rows, n, dtype, [&](int64_t row, auto t) {
-        using T = decltype(t);
-        silu_and_mul_row(at<T>(x, 2 * row * n), n, at<T>(out, row * n));
+EXPORT int64_t tercet_silu_and_mul(const void* x, void* out, int64_t rows, int64_t n, int64_t dtype) {
+    return guarded([&] {
+        for_rows(rows, n, dtype, [&](int64_t row, auto t) {
+            using T = decltype(t);
+            silu_and_mul_row(at<T>(x, 2 * row * n), n, at<T>(out, row * n));
+        });
     });
 }
 
 // x [tokens][heads][head_dim], tokens x_stride elements apart, rotated into out [tokens, heads, head_dim].
-EXPORT void tercet_rope(const void* x, int64_t x_stride, void* out, const int64_t* positions, const float* table,
-                        int64_t rotary_dim, int64_t tokens, int64_t heads, int64_t head_dim, int64_t dtype) {
-    for_rows(tokens, heads * head_dim, dtype, [&](int64_t token, auto t) {
-        using T = decltype(t);
-        const float* angles = table + positions[token] * rotary_dim;
-        for (int64_t head = 0; head < heads; head++)
-            rotate_head(at<T>(x, token * x_stride + head * head_dim), angles, rotary_dim / 2, head_dim,
-                        at<T>(out, (token * heads + head) * head_dim));
+EXPORT int64_t tercet_rope(const void* x, int64_t x_stride, void* out, const int64_t* positions, const float* table,
+                           int64_t rotary_dim, int64_t tokens, int64_t heads, int64_t head_dim, int64_t dtype) {
+    return guarded([&] {
+        for_rows(tokens, heads * head_dim, dtype, [&](int64_t token, auto t) {
+            using T = decltype(t);
+            const float* angles = table + positions[token] * rotary_dim;
+            for (int64_t head = 0; head < heads; head++)
+                rotate_head(at<T>(x, token * x_stride + head * head_dim), angles, rotary_dim / 2, head_dim,
+                            at<T>(out, (token * heads + head) * head_dim));
+        });
     });
 }
 
-EXPORT const char* tercet_attend(const float* q, const Cache* cache, const Rows* rows, const Scoring* scoring,
-                                 int64_t heads, float* out) {
-    if (const char* fault = find_fault(*rows, *cache)) return fault;
-    int64_t width = heads * cache->head_dim;
-    attend(q, width, *cache, *rows, *scoring, heads, out, width);
-    return nullptr;
-}
-
-EXPORT int64_t tercet_packed_bytes(int64_t n, int64_t k, int64_t format) { return packed_bytes(n, k, format); }
-
-EXPORT void tercet_pack(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step,
-                        char* panels) {
-    pack_panels(weight, n, k, format, start, step, panels);
-}
-
-EXPORT void tercet_pack_int4(const uint8_t* weight, const uint16_t* scales, int64_t n, int64_t k, int64_t start,
-                             int64_t step, char* panels) {
-    pack_int4(weight, scales, n, k, start, step, panels);
-}
-
-EXPORT void tercet_linear(const Linear* weights, const float* x, int64_t m, float* out) { linear(*weights, x, m, out); }
-
-EXPORT void tercet_unpack_rows(const Linear* weights, const int64_t* index, int64_t rows, float* out) {
-    for_rows(rows, weights->k, FLOAT32, [&](int64_t i, auto) { unpack_row(*weights, index[i], out + i * weights->k); });
-}
-
-EXPORT const char* tercet_forward(const Model* model, const Step* step, float* hidden) {
-    if (const char* fault = find_fault(*model, *step)) return fault;
-    forward(*model, *step, hidden);
-    return nullptr;
-}
-
-EXPORT void tercet_argmax(const float* logits, int64_t rows, int64_t vocab, float* most, int64_t* index) {
-    argmax(logits, rows, vocab, most, index);
-}
-
-EXPORT void tercet_apply_bitmask(float* logits, int64_t rows, int64_t vocab, const int32_t* mask, int64_t mask_stride) {
-    apply_bitmask(logits, rows, vocab, mask, mask_stride);
-}
-
-EXPORT void tercet_gumbel(const NoiseKey* keys, const int64_t* rows, const int64_t* tokens, int64_t count, float* out) {
-    pool::run_pieces(count, 512, [&](int64_t from, int64_t to) {
-        for (int64_t i = from; i < to; i++) out[i] = noise::gumbel(keys[rows[i]], uint32_t(tokens[i]));
+EXPORT int64_t tercet_attend(const float* q, const Cache* cache, const Rows* rows, const Scoring* scoring,
+                             int64_t heads, float* out) {
+    return guarded([&] {
+        refuse(find_fault(*rows, *cache));
+        int64_t width = heads * cache->head_dim;
+        attend(q, width, *cache, *rows, *scoring, heads, out, width);
     });
 }
 
-EXPORT void tercet_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature,
-                          const Filter* filters, const NoiseKey* keys, int64_t* tokens) {
-    sample(logits, rows, vocab, temperature, filters, keys, tokens);
+EXPORT int64_t tercet_packed_bytes(int64_t n, int64_t k, int64_t format) noexcept { return packed_bytes(n, k, format); }
+
+EXPORT int64_t tercet_pack(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step,
+                           char* panels) {
+    return guarded([&] { pack_panels(weight, n, k, format, start, step, panels); });
+}
+
+EXPORT int64_t tercet_pack_int4(const uint8_t* weight, const uint16_t* scales, int64_t n, int64_t k, int64_t start,
+                                int64_t step, char* panels) {
+    return guarded([&] { pack_int4(weight, scales, n, k, start, step, panels); });
+}
+
+EXPORT int64_t tercet_linear(const Linear* weights, const float* x, int64_t m, float* out) {
+    return guarded([&] { linear(*weights, x, m, out); });
+}
+
+EXPORT int64_t tercet_unpack_rows(const Linear* weights, const int64_t* index, int64_t rows, float* out) {
+    return guarded([&] {
+        for_rows(rows, weights->k, FLOAT32,
+                 [&](int64_t i, auto) { unpack_row(*weights, index[i], out + i * weights->k); });
+    });
+}
+
+EXPORT int64_t tercet_forward(const Model* model, const Step* step, float* hidden) {
+    return guarded([&] {
+        refuse(find_fault(*model, *step));
+        forward(*model, *step, hidden);
+    });
+}
+
+EXPORT int64_t tercet_argmax(const float* logits, int64_t rows, int64_t vocab, float* most, int64_t* index) {
+    return guarded([&] { argmax(logits, rows, vocab, most, index); });
+}
+
+EXPORT int64_t tercet_apply_bitmask(float* logits, int64_t rows, int64_t vocab, const int32_t* mask,
+                                    int64_t mask_stride) {
+    return guarded([&] { apply_bitmask(logits, rows, vocab, mask, mask_stride); });
+}
+
+EXPORT int64_t tercet_gumbel(const NoiseKey* keys, const int64_t* rows, const int64_t* tokens, int64_t count,
+                             float* out) {
+    return guarded([&] {
+        pool::run_pieces(count, 512, [&](int64_t from, int64_t to) {
+            for (int64_t i = from; i < to; i++) out[i] = noise::gumbel(keys[rows[i]], uint32_t(tokens[i]));
+        });
+    });
+}
+
+EXPORT int64_t tercet_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature,
+                             const Filter* filters, const NoiseKey* keys, int64_t* tokens) {
+    return guarded([&] { sample(logits, rows, vocab, temperature, filters, keys, tokens); });
 }

@@ -16,9 +16,11 @@ class Buffer {
         constexpr int64_t PAGE = 4096;
         if (size > size_) {
             std::free(memory_);
-            size_ = (size + PAGE - 1) / PAGE * PAGE;
-            memory_ = static_cast<char*>(std::aligned_alloc(size_t(PAGE), size_t(size_)));
+            size_ = 0;
+            int64_t pages = (size + PAGE - 1) / PAGE;
+            memory_ = static_cast<char*>(std::aligned_alloc(size_t(PAGE), size_t(PAGE * pages)));
             if (!memory_) throw std::bad_alloc();
+            size_ = PAGE * pages;
         }
         return memory_;
     }

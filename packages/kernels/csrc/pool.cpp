@@ -3,9 +3,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace pool {
@@ -130,6 +133,7 @@ class Threads {
         auto worked = Clock::now();
         finished_.wait([&] { return done_.load() == tasks; });
         judgement_.note(worked - begin, Clock::now() - worked, own, tasks);
+        if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     }
 
   private:
@@ -158,12 +162,18 @@ class Threads {
             if (uint32_t(ticket >> 32) != loop || task >= tasks) return taken;
             if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
             taken++;
-            body(context, task);
+            try {
+                body(context, task);
+            } catch (...) {  // the others still use what the caller would leave
+                std::lock_guard<std::mutex> lock(failing_);
+                if (!failure_) failure_ = std::current_exception();
+            }
             if (done_.fetch_add(1) + 1 == tasks) finished_.wake();
         }
     }
 
-    std::mutex caller_;
+    std::mutex caller_, failing_;
+    std::exception_ptr failure_;  // of the loop that runs; the caller's once all tasks are done
     std::vector<std::thread> workers_;
     Gate posted_, finished_;
     Judgement judgement_;
@@ -176,7 +186,8 @@ class Threads {
 
 // Never destroyed: at the end of a process its threads may be gone already.
 Threads& shared() {
-    static Threads* threads = new Threads;
+    alignas(Threads) static char memory[sizeof(Threads)];
+    static Threads* threads = new (memory) Threads;
     return *threads;
 }
 

@@ -13,7 +13,8 @@ using Body = void (*)(void* context, int64_t task);
 void run_tasks(int64_t tasks, Body body, void* context);
 
 // body(task) for each task in [0, tasks), in any order, on any thread; returns when all are done. Whoever is free takes
-// the next task. Loops do not nest, and a second caller at the same time works alone.
+// the next task. Loops do not nest, and a second caller at the same time works alone. What a task throws, on whichever
+// thread, the caller is thrown.
 template <class F>
 void run(int64_t tasks, const F& body) {
     run_tasks(

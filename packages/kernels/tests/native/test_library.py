@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tercet.kernels.attention.cpu import rows_of
+from tercet.kernels.check import make_batch
 from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native import abi
 from tercet.kernels.native.library import FOLDER, LEVELS, Library, available_cores, best_level, load_library
+from tercet.kernels.native.linear import pack_linear
 from tercet.kernels.native.ops import NativeOps
 
 needs_library = pytest.mark.skipif(not (FOLDER / "libtercet_portable.so").is_file(), reason="there was no compiler")
@@ -108,6 +112,44 @@ def test_callers_in_many_threads_get_their_own_results(library: Library) -> None
     for index, x in enumerate(inputs):
         expected = ops.rmsnorm(x, weight, 1e-5)
         assert all(torch.equal(out, expected) for out in outputs[index])
+
+
+@needs_library
+def test_memory_that_is_not_there_is_a_python_error_on_any_thread_and_nothing_is_lost(library: Library) -> None:
+    before = library.threads
+    x, weight = torch.randn(4, 64), torch.randn(32, 64)
+    packed, out = pack_linear(library, weight), torch.empty(4, 32)
+    try:
+        library.set_threads(3)
+        for _ in range(20):
+            with pytest.raises(MemoryError, match="native kernels found no memory"):
+                library.functions.linear(ctypes.byref(packed.struct), x.data_ptr(), 1 << 50, out.data_ptr())
+            with pytest.raises(MemoryError, match="native kernels found no memory"):
+                attend_to_heads_of(library, 1 << 44)
+            torch.testing.assert_close(packed(x), x @ weight.T, rtol=1e-4, atol=1e-4)
+            attend_to_heads_of(library, 8)
+    finally:
+        library.set_threads(before)
+
+
+def attend_to_heads_of(library: Library, head_dim: int) -> None:
+    """64 rows of one token each: tasks for every thread, each of which takes memory of its own before any other."""
+    batch = make_batch([(1, 1)] * 64, 1, torch.device("cpu"))
+    values, out = torch.zeros(64, 8), torch.empty(64, 8)
+    cache = abi.Cache(values.data_ptr(), values.data_ptr(), abi.FLOAT32, 64, 1, 1, head_dim)
+    structs = ctypes.byref(cache), ctypes.byref(rows_of(batch)), ctypes.byref(abi.Scoring(1.0, 0.0, 0, None))
+    library.functions.attend(values.data_ptr(), *structs, 1, out.data_ptr())
+    assert not out.any()
+
+
+def test_every_function_that_is_exported_is_guarded() -> None:
+    source = (Path(__file__).parents[2] / "csrc" / "api.cpp").read_text(encoding="utf-8")
+    exported = [text.partition("\n}\n")[0] for text in source.split("\nEXPORT ")[1:]]
+    named = {text.partition("(")[0].rpartition("tercet_")[2]: text for text in exported}
+    assert named.keys() == abi.SIGNATURES.keys()
+    for name, text in named.items():
+        can_fail = abi.SIGNATURES[name][0] is None
+        assert ("return guarded([&] {" in text, ") noexcept {" in text) == (can_fail, not can_fail)
 
 
 def test_without_any_library_the_error_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The C interface in ctypes: structs and signatures as `csrc/*.h` have them, field for field."""
 
 import ctypes
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int64, c_void_p
 from typing import Any
 
@@ -91,32 +92,46 @@ _I, _P = c_int64, c_void_p
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "struct_bytes": (_I, []),
     "best_level": (_I, []),
-    "set_threads": (None, [_I]),
     "threads": (_I, []),
+    "message": (c_char_p, []),
+    "set_threads": (None, [_I]),
     "rmsnorm": (None, [_P, _P, _P, _P, _P, _I, _I, c_float, _I]),
     "silu_and_mul": (None, [_P, _P, _I, _I, _I]),
     "rope": (None, [_P, _I, _P, _P, _P, _I, _I, _I, _I, _I]),
-    "attend": (c_char_p, [_P, POINTER(Cache), POINTER(Rows), POINTER(Scoring), _I, _P]),
+    "attend": (None, [_P, POINTER(Cache), POINTER(Rows), POINTER(Scoring), _I, _P]),
     "packed_bytes": (_I, [_I, _I, _I]),
     "pack": (None, [_P, _I, _I, _I, _I, _I, _P]),
     "pack_int4": (None, [_P, _P, _I, _I, _I, _I, _P]),
     "linear": (None, [POINTER(Linear), _P, _I, _P]),
     "unpack_rows": (None, [POINTER(Linear), _P, _I, _P]),
-    "forward": (c_char_p, [POINTER(Model), POINTER(Step), _P]),
+    "forward": (None, [POINTER(Model), POINTER(Step), _P]),
     "argmax": (None, [_P, _I, _I, _P, _P]),
     "apply_bitmask": (None, [_P, _I, _I, _P, _I]),
     "gumbel": (None, [_P, _P, _P, _I, _P]),
     "sample": (None, [_P, _I, _I, _P, POINTER(Filter), _P, _P]),
 }
-"""Each function without its prefix `tercet_`: what it returns, and what it is given."""
+"""Each function without its prefix `tercet_`: what it returns, and what it is given. None is a status, see guard.h."""
+
+_ERRORS: dict[int, type[Exception]] = {1: ValueError, 2: MemoryError, 3: RuntimeError}
+"""By status."""
 
 
 def declare(library: ctypes.CDLL) -> dict[str, Any]:
-    """The functions of a loaded library. Raises AttributeError for one it has not, or for structs of other sizes."""
-    functions = {}
+    """The functions of a loaded library. Raises AttributeError for one it has not, or for structs of other sizes.
+
+    Functions with a status return nothing and raise what `_ERRORS` has for it.
+    """
+    functions: dict[str, Any] = {}
+
+    def check(status: int, _function: Callable[..., Any], _arguments: tuple[Any, ...]) -> None:
+        if status:
+            raise _ERRORS[status](functions["message"]().decode())
+
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, f"tercet_{name}")
-        function.restype, function.argtypes = result, arguments
+        function.restype, function.argtypes = result or c_int64, arguments
+        if result is None:
+            function.errcheck = check
         functions[name] = function
     if functions["struct_bytes"]() != sum(map(ctypes.sizeof, (Model, Layer, Step, Rows, Scoring, Filter))):
         raise AttributeError("it was compiled from other sources")

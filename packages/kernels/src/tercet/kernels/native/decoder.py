@@ -81,9 +81,7 @@ class NativeDecoder:
             tokens, len(batches), input_ids.data_ptr(), positions.data_ptr(), ctypes.cast(rows, ctypes.c_void_p)
         )
         hidden = torch.empty(tokens, self._hidden)
-        fault = self._functions.forward(ctypes.byref(self._model), ctypes.byref(step), hidden.data_ptr())
-        if fault is not None:
-            raise ValueError(fault.decode())
+        self._functions.forward(ctypes.byref(self._model), ctypes.byref(step), hidden.data_ptr())
         return hidden
 
 
