@@ -1,5 +1,8 @@
 """The command, run in this process."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,7 +11,10 @@ from tercet.kernels.__main__ import main
 from tercet.kernels.attention.select import backend_names
 from tercet.kernels.bench import Figure
 from tercet.kernels.errors import UnavailableBackendError
-from tercet.kernels.native.library import load_library, missing_library
+from tercet.kernels.native import checks
+from tercet.kernels.native.figures import native_figures
+from tercet.kernels.native.library import Library, load_library, missing_library
+from tercet.kernels.native.linear import PackedLinear, pack_linear
 from tercet.kernels.triton import missing_triton
 
 
@@ -19,7 +25,8 @@ def test_check_passes_here_and_names_everything(capsys: pytest.CaptureFixture[st
     passed = {line.removesuffix(" ok").strip() for line in lines if line.endswith(" ok")}
     missing = {"cpu": missing_library(), "triton": missing_triton(torch.device("cpu")), "flashinfer": "no GPU"}
     backends = {f"attention {name}" for name in backend_names() if not missing.get(name)}
-    assert passed == {*backends, *check.OPS}
+    native = set() if missing_library() else set(checks.CHECKS)
+    assert passed == {*backends, *check.OPS, *native}
 
 
 @pytest.mark.skipif(bool(missing_library()), reason=missing_library())
@@ -70,13 +77,48 @@ def test_bench_measures_every_figure_against_its_ceiling(
         return 0.5
 
     monkeypatch.setattr("tercet.kernels.bench.measure", once)
+    monkeypatch.setattr("tercet.kernels.native.figures.measure", once)
     monkeypatch.setattr("tercet.kernels.bench.VOCAB", 1000)
+    small = partial(native_figures, width=64, rotated=1, hidden=128, batches=(1, 8))
+    monkeypatch.setattr("tercet.kernels.__main__.native_figures", small)
     monkeypatch.setattr("tercet.kernels.__main__.default_device", lambda: cpu)
     assert main(["bench", "--attention", "torch_native"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(called) + 1
+    twice = 0 if missing_library() else 12  # by what is read and by arithmetic: 3 formats, 2 batches, layer and decoder
+    assert len(lines) == len(called) + twice + 1
     assert sum("(ceiling)" in line for line in lines) == 2
     assert sum("%" in line for line in lines) == len(lines) - 3
+
+
+@pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+def test_check_sees_a_wrong_native_linear_and_decoder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def one_wrong(library: Library, weight: torch.Tensor, *bias: torch.Tensor, **options: Any) -> PackedLinear:
+        weight = weight.clone()
+        weight[-1, -1] += 0.5
+        return pack_linear(library, weight, *bias, **options)
+
+    monkeypatch.setattr(checks, "pack_linear", one_wrong)
+    assert main(["check"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    wrong = {line[:24].strip() for line in lines if "Tensor-likes are not close" in line}
+    assert wrong == set(checks.CHECKS)
+
+
+@pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+def test_native_figures_count_what_is_read_and_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.kernels.native.figures.measure", lambda *_: 1.0)
+    found = {
+        (each.name, each.unit): each.amount for each in native_figures(width=64, rotated=1, hidden=128, batches=(8,))
+    }
+    assert found["bfloat16 linear, 8 rows", "GB/s"] == 2 * 64 * 64
+    assert found["int8 linear, 8 rows", "GB/s"] == 64 * 64
+    assert found["int4 linear, 8 rows", "GB/s"] == 64 * 64 / 2 + 2 * 64 * 64 / 32  # and a scale for every 32
+    assert found["int8 linear, 8 rows", "GFLOP/s"] == 2 * 8 * 64 * 64
+    layer = (3 * 128 + 128 + 3 * 448) * 128  # one head of each kind
+    assert found["int8 decoder, 8 rows", "GB/s"] == 2 * (layer + 8 * 256 * 2 * 128 * 2)
+    assert found["int8 decoder, 8 rows", "GFLOP/s"] == 2 * 2 * 8 * (layer + 2 * 256 * 128)
 
 
 def test_a_figure_is_amount_over_time() -> None:

@@ -2,16 +2,18 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from tercet.kernels.attention.select import attention_backend, backend_names
 from tercet.kernels.bench import Figure, ceilings, figures
-from tercet.kernels.check import OPS, check_attention, verdict
+from tercet.kernels.check import OPS, Pair, check_attention, verdict
 from tercet.kernels.device import default_device, describe_machine
 from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native import checks as native_checks
+from tercet.kernels.native.figures import native_figures
 from tercet.kernels.native.library import describe_library, load_library, missing_library
 from tercet.kernels.triton import missing_triton
 
@@ -39,8 +41,11 @@ def _check() -> int:
     device = default_device()
     missing = missing_library()
     _say(f"{'native kernels':14} {f'none: {missing}' if missing else describe_library(load_library())}")
-    checks = {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
+    checks: dict[str, Callable[[], Pair]] = {}
+    checks |= {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
     checks |= {name: partial(op, device) for name, op in OPS.items()}
+    if not missing:
+        checks |= native_checks.CHECKS
     if device.type == "cuda" and not missing_triton(device):
         from tercet.kernels.triton.checks import CHECKS
 
@@ -72,6 +77,8 @@ def _bench(dtype_name: str, attention: str) -> int:
 
 def _figures(device: torch.device, dtype: torch.dtype, attention: str) -> Iterator[Figure]:
     yield from figures(device, dtype, attention)
+    if device.type == "cpu" and not missing_library():
+        yield from native_figures()
     if device.type == "cuda" and not missing_triton(device):
         from tercet.kernels.triton.figures import fused_figures
 

@@ -1,0 +1,148 @@
+"""The native linear layers and the native decoder on small cases beside plain torch, for `tercet-kernels check`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import torch
+
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.reference import ReferenceAttention
+from tercet.kernels.check import Pair, make_batch
+from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
+from tercet.kernels.native.library import load_library
+from tercet.kernels.native.linear import Quantization, pack_linear
+from tercet.kernels.ops.activation import silu_and_mul
+from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantise_int4, quantise_weight
+from tercet.kernels.ops.rmsnorm import rmsnorm
+from tercet.kernels.ops.rope import apply_rope, rope_cache
+from tercet.kernels.ops.store_kv import store_kv
+
+_OUTPUTS, _INPUTS, _ROWS = (1, 17, 96, 150), (1, 33, 64, 333), (1, 3, 8, 32, 33)
+_HIDDEN, _INNER, _HEADS, _KV_HEADS, _HEAD_DIM, _VOCAB, _EPS, _PAGE_SIZE = 48, 56, 6, 2, 12, 31, 1e-5, 4
+
+
+def _linears(dtype: torch.dtype, quantization: Quantization = "none") -> Pair:
+    """Every size with every other, and every number of rows."""
+    actual, expected = [], []
+    for outputs, inputs in product(_OUTPUTS, _INPUTS):
+        weight, bias = (torch.randn(outputs, inputs) / inputs**0.5).to(dtype), torch.randn(outputs)
+        packed = pack_linear(load_library(), weight, bias, quantization=quantization)
+        x = torch.randn(sum(_ROWS), inputs)
+        actual += [packed(rows).flatten() for rows in torch.split(x, list(_ROWS))]
+        match quantization:
+            case "none":
+                expected.append(linear(x, weight, bias).flatten())
+            case "int8":
+                expected.append(linear_int8(x, *quantise_weight(weight), bias).flatten())
+            case "int4":
+                expected.append(linear_int4(x, *quantise_int4(weight), bias).flatten())
+    return torch.cat(actual), torch.cat(expected)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """The weights of one layer, as plain tensors, and the window it sees."""
+
+    qkv: torch.Tensor
+    o: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # before each half, of queries and of keys
+    window: int
+
+
+def _decoder() -> Pair:
+    """Two layers, the second of which slides: three prompts, and then a token of each beside another prompt."""
+    layers = [_random_layer(window) for window in (0, 5)]
+    embedding, norm, table = torch.randn(_VOCAB, _HIDDEN), torch.randn(_HIDDEN), rope_cache(32, _HEAD_DIM, 1e4)
+    caches = [torch.zeros(2, 12, _PAGE_SIZE, _KV_HEADS, _HEAD_DIM) for _ in layers]
+    native = [torch.zeros_like(cache) for cache in caches]
+    decoder = _native(layers, embedding, norm, table, [(cache[0], cache[1]) for cache in native])
+    actual, expected = [], []
+    for rows in ([(5, 5), (13, 13), (1, 1)], [(1, 6), (1, 14), (1, 2), (17, 17)]):  # a row's pages stay the same
+        batch = make_batch(rows, _PAGE_SIZE, torch.device("cpu"))
+        ids = torch.randint(0, _VOCAB, batch.slot_mapping.shape)
+        positions = torch.cat([torch.arange(end - new, end) for new, end in rows])
+        actual.append(decoder.forward(ids, positions, [batch]))
+        hidden = embedding[ids]
+        for layer, cache in zip(layers, caches, strict=True):
+            hidden = _run_layer(layer, hidden, positions, table, cache, batch)
+        expected.append(rmsnorm(hidden, norm, _EPS))
+    return torch.cat([x.flatten() for x in (*actual, *native)]), torch.cat([x.flatten() for x in (*expected, *caches)])
+
+
+def _random_layer(window: int) -> _Layer:
+    queries = _HEADS * _HEAD_DIM
+    shapes = [(queries + 2 * _KV_HEADS * _HEAD_DIM, _HIDDEN), (_HIDDEN, queries), (2 * _INNER, _HIDDEN)]
+    qkv, o, gate_up, down = (torch.randn(shape) / shape[1] ** 0.5 for shape in (*shapes, (_HIDDEN, _INNER)))
+    norms = (torch.randn(_HIDDEN), torch.randn(_HIDDEN), torch.randn(_HEAD_DIM), torch.randn(_HEAD_DIM))
+    return _Layer(qkv, o, gate_up, down, norms, window)
+
+
+def _native(
+    layers: list[_Layer],
+    embedding: torch.Tensor,
+    norm: torch.Tensor,
+    table: torch.Tensor,
+    caches: list[tuple[torch.Tensor, torch.Tensor]],
+) -> NativeDecoder:
+    pack = partial(pack_linear, load_library())
+    packed = [
+        DecoderLayer(
+            qkv=pack(layer.qkv),
+            o=pack(layer.o),
+            gate_up=pack(layer.gate_up, interleave=True),
+            down=pack(layer.down),
+            input_norm=layer.norms[0],
+            post_norm=layer.norms[1],
+            q_norm=layer.norms[2],
+            k_norm=layer.norms[3],
+            window=layer.window,
+        )
+        for layer in layers
+    ]
+    weights = DecoderWeights(
+        layers=packed,
+        norm=norm,
+        head=pack(embedding),
+        embedding=None,
+        rope=table,
+        heads=_HEADS,
+        head_dim=_HEAD_DIM,
+        eps=_EPS,
+    )
+    return NativeDecoder(weights, caches)
+
+
+def _run_layer(
+    layer: _Layer,
+    hidden: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    cache: torch.Tensor,
+    batch: AttentionBatch,
+) -> torch.Tensor:
+    """What follows a layer, in plain torch. New keys and values go into the cache."""
+    split = [size * _HEAD_DIM for size in (_HEADS, _KV_HEADS, _KV_HEADS)]
+    qkv = linear(rmsnorm(hidden, layer.norms[0], _EPS), layer.qkv)
+    q, k, v = (part.reshape(len(part), -1, _HEAD_DIM) for part in torch.split(qkv, split, 1))
+    q, k = (rmsnorm(x, norm, _EPS) for x, norm in zip((q, k), layer.norms[2:], strict=True))
+    q, k = apply_rope(q, k, positions, table)
+    store_kv(k, v, cache[0], cache[1], batch.slot_mapping)
+    attention = ReferenceAttention()
+    attention.plan(batch)
+    seen = attention.attend(q, cache[0], cache[1], scale=_HEAD_DIM**-0.5, window=layer.window).float()
+    hidden = hidden + linear(seen.flatten(1), layer.o)
+    gated = silu_and_mul(linear(rmsnorm(hidden, layer.norms[1], _EPS), layer.gate_up))
+    return hidden + linear(gated, layer.down)
+
+
+CHECKS: dict[str, Callable[[], Pair]] = {
+    "native linear float32": partial(_linears, torch.float32),
+    "native linear bfloat16": partial(_linears, torch.bfloat16),
+    "native linear int8": partial(_linears, torch.float32, "int8"),
+    "native linear int4": partial(_linears, torch.float32, "int4"),
+    "native decoder": _decoder,
+}
