@@ -29,10 +29,13 @@ def main(arguments: list[str]) -> int:
         subprocess.run([sys.executable, KERNELS / "hatch_build.py", folder, *SANITIZERS], check=True)
         (Path(folder) / "sanitized.py").write_text(PLUGIN, encoding="utf-8")
         compiler = shutil.which("c++") or "c++"
-        runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+        libraries = []
+        for name in ("libasan.so", "libstdc++.so"):  # which sees exceptions only if it finds the latter as it starts
+            asked = [compiler, f"-print-file-name={name}"]
+            libraries.append(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
         environment = {
             **os.environ,
-            "LD_PRELOAD": runtime.stdout.strip(),
+            "LD_PRELOAD": " ".join(libraries),
             "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",  # leaks are Python's own
             "PYTHONPATH": folder,
         }

@@ -192,6 +192,16 @@ inline I32 lanes() {
     return x;
 }
 
+// Elements of a, and from number LANES on of b.
+template <int... INDEX>
+inline F32 shuffle(F32 a, F32 b) {
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, INDEX...);
+#else
+    return __builtin_shuffle(a, b, I32{INDEX...});
+#endif
+}
+
 // a0 b0 a1 b1 ... of the lower or the upper halves of a and b.
 #if defined(__AVX512F__)
 #define TERCET_LOWER 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
@@ -203,8 +213,8 @@ inline I32 lanes() {
 #define TERCET_LOWER 0, 4, 1, 5
 #define TERCET_UPPER 2, 6, 3, 7
 #endif
-inline F32 interleave_lower(F32 a, F32 b) { return __builtin_shufflevector(a, b, TERCET_LOWER); }
-inline F32 interleave_upper(F32 a, F32 b) { return __builtin_shufflevector(a, b, TERCET_UPPER); }
+inline F32 interleave_lower(F32 a, F32 b) { return shuffle<TERCET_LOWER>(a, b); }
+inline F32 interleave_upper(F32 a, F32 b) { return shuffle<TERCET_UPPER>(a, b); }
 
 // Turns LANES rows into columns.
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -213,18 +223,18 @@ inline F32 interleave_upper(F32 a, F32 b) { return __builtin_shufflevector(a, b,
 inline void transpose(F32 (&rows)[LANES]) {
     F32 pairs[LANES], quads[LANES];
     for (int i = 0; i < LANES; i += 2) {
-        pairs[i] = __builtin_shufflevector(rows[i], rows[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-        pairs[i + 1] = __builtin_shufflevector(rows[i], rows[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+        pairs[i] = shuffle<0, 8, 1, 9, 4, 12, 5, 13>(rows[i], rows[i + 1]);
+        pairs[i + 1] = shuffle<2, 10, 3, 11, 6, 14, 7, 15>(rows[i], rows[i + 1]);
     }
     for (int i = 0; i < LANES; i += 4)
         for (int j = 0; j < 2; j++) {
             F32 left = pairs[i + j], right = pairs[i + j + 2];
-            quads[i + 2 * j] = __builtin_shufflevector(left, right, 0, 1, 8, 9, 4, 5, 12, 13);
-            quads[i + 2 * j + 1] = __builtin_shufflevector(left, right, 2, 3, 10, 11, 6, 7, 14, 15);
+            quads[i + 2 * j] = shuffle<0, 1, 8, 9, 4, 5, 12, 13>(left, right);
+            quads[i + 2 * j + 1] = shuffle<2, 3, 10, 11, 6, 7, 14, 15>(left, right);
         }
     for (int i = 0; i < 4; i++) {
-        rows[i] = __builtin_shufflevector(quads[i], quads[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        rows[i + 4] = __builtin_shufflevector(quads[i], quads[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        rows[i] = shuffle<0, 1, 2, 3, 8, 9, 10, 11>(quads[i], quads[i + 4]);
+        rows[i + 4] = shuffle<4, 5, 6, 7, 12, 13, 14, 15>(quads[i], quads[i + 4]);
     }
 }
 #else

@@ -53,7 +53,7 @@ def best_level(folder: Path = FOLDER) -> str:
 def _open(level: str, folder: Path) -> Any:
     path = folder / f"libtercet_{level}.so"
     if not path.is_file():
-        raise UnavailableBackendError(f"{path.name} was not built: there was no C++ compiler for it, GCC 12 or Clang")
+        raise UnavailableBackendError(f"{path.name} was not built: there was no C++ compiler for it, GCC 11 or Clang")
     try:
         return SimpleNamespace(**declare(ctypes.CDLL(str(path))))
     except (OSError, AttributeError) as error:
