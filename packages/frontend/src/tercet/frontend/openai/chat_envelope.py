@@ -10,7 +10,7 @@ from tercet.frontend.event_stream import DONE, event
 from tercet.frontend.generation import Generation
 from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.openai.logprobs import chat_logprobs, prompt_logprobs, without_end
-from tercet.frontend.openai.usage import usage
+from tercet.frontend.openai.usage import chunk_suffix, usage
 from tercet.frontend.served_model import ServedModel
 from tercet.protocol.values import FinishReason, Logprobs, unpack_ints
 
@@ -25,6 +25,7 @@ class ChatEnvelope:
         self._names = model.files.token_bytes
         self._shows_end = bool(body.include_stop_str_in_output)
         self._include_usage = body.include_usage
+        self.continuous_usage = body.continuous_usage
         self._head = {
             "id": f"chatcmpl-{rid}",
             "created": int(time.time()),
@@ -33,7 +34,14 @@ class ChatEnvelope:
         }
         head = orjson.dumps({**self._head, "object": "chat.completion.chunk"})
         self._prefix = b"data: " + head[:-1] + b',"choices":['
-        self._suffix = b'],"usage":null}\n\n' if body.include_usage else b"]}\n\n"
+        self._end_with(None)
+
+    def count(self, generation: Generation, reasoning_tokens: int = 0) -> None:
+        """Chunks from here on have the counts of what has come."""
+        self._end_with(usage(generation, reasoning_tokens=reasoning_tokens))
+
+    def _end_with(self, counts: dict[str, Any] | None) -> None:
+        self._suffix = chunk_suffix(counts, wanted=self._include_usage)
         self._text_suffix = b'},"logprobs":null,"finish_reason":null}' + self._suffix
 
     def chunk(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: str | None = None) -> bytes:

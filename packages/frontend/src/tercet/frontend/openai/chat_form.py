@@ -17,8 +17,10 @@ class ChatForm:
         self._envelope = ChatEnvelope(rid, body, model)
         self._begun: set[int] = set()
 
-    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:  # noqa: ARG002
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
         """One chunk for each choice with news, after one with its role where it is the first."""
+        if self._envelope.continuous_usage:
+            self._envelope.count(generation)
         return b"".join([self._events_of(arrival.update) for arrival in arrivals])
 
     def _events_of(self, update: Update) -> bytes:

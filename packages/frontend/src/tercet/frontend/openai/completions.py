@@ -20,7 +20,7 @@ from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.openai.completion_schema import CompletionRequest
 from tercet.frontend.openai.logprobs import CompletionLogprobs, echo_logprobs, prompt_logprobs, without_end
 from tercet.frontend.openai.structured_schema import constraint_of
-from tercet.frontend.openai.usage import usage
+from tercet.frontend.openai.usage import chunk_suffix, usage
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tokenizer_manager import TokenizerManager
@@ -123,6 +123,7 @@ class CompletionForm:
         self._prompt_top = body.prompt_logprobs
         self._shows_end = bool(body.include_stop_str_in_output)
         self._include_usage = body.include_usage
+        self._continuous_usage = body.continuous_usage
         self._head = {
             "id": f"cmpl-{rid}",
             "object": "text_completion",
@@ -131,7 +132,7 @@ class CompletionForm:
             "system_fingerprint": model.fingerprint,
         }
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
-        self._suffix = b'],"usage":null}\n\n' if body.include_usage else b"]}\n\n"
+        self._suffix = chunk_suffix(None, wanted=body.include_usage)
         self._begun: dict[int, CompletionLogprobs] = {}
         self._prompts: dict[str, _Echo] = {}
         self._scored: dict[str, orjson.Fragment] = {}
@@ -139,6 +140,8 @@ class CompletionForm:
     def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
         """One chunk for each choice with news."""
         chunks = b""
+        if self._continuous_usage:
+            self._suffix = chunk_suffix(self._usage(generation), wanted=True)
         for arrival in arrivals:
             update = arrival.update
             number = arrival.prompt * self._n + update.index

@@ -44,6 +44,8 @@ class ParsedChatForm:
         """Chunks for what is new, the role before all else."""
         if not self._readers:
             self._readers = self._plan.readers(generation)
+        if self._envelope.continuous_usage:
+            self._envelope.count(generation, self._reasoning_tokens)
         return b"".join(self._events_of(arrival.update) for arrival in arrivals)
 
     def _events_of(self, update: Update) -> bytes:
@@ -89,13 +91,17 @@ class ParsedChatForm:
 
     def end(self, generation: Generation) -> bytes:
         """The end of the stream."""
-        return self._envelope.end(generation, sum(reader.reasoning_tokens for reader in self._readers))
+        return self._envelope.end(generation, self._reasoning_tokens)
 
     def whole(self, generation: Generation, choices: list[Whole]) -> bytes:
         """A chat.completion."""
         self._readers = self._plan.readers(generation)
         written = [self._choice(choice, self._readers[choice.index]) for choice in choices]
-        return self._envelope.whole(generation, written, sum(reader.reasoning_tokens for reader in self._readers))
+        return self._envelope.whole(generation, written, self._reasoning_tokens)
+
+    @property
+    def _reasoning_tokens(self) -> int:
+        return sum(reader.reasoning_tokens for reader in self._readers)
 
     def _choice(self, choice: Whole, reader: ChoiceReader) -> dict[str, Any]:
         said = add_up(reader.read(Update(choice.index, choice.text, choice.token_ids, [], choice.finish)))

@@ -43,6 +43,7 @@ class StreamOptions(Strict):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -92,6 +93,11 @@ class SamplingFields(Strict):
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk before that one has the counts so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def stops(self) -> list[str]:
         """Stop strings as a list."""

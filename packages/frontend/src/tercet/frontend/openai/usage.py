@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import orjson
+
 from tercet.frontend.generation import Generation
 
 
@@ -15,3 +17,8 @@ def usage(generation: Generation, output_tokens: int | None = None, *, reasoning
         "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
+
+
+def chunk_suffix(counts: dict[str, Any] | None, *, wanted: bool) -> bytes:
+    """What ends a chunk behind its choices: null for counts that come later, nothing for a client that wants none."""
+    return b'],"usage":' + orjson.dumps(counts) + b"}\n\n" if wanted else b"]}\n\n"
