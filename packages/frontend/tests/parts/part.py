@@ -56,7 +56,7 @@ def is_first_start(marker: Path) -> bool:
     return first
 
 
-def main() -> None:
+def options_given() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("mode")
     parser.add_argument("--once", type=Path, default=Path("/nonexistent"))
@@ -64,7 +64,26 @@ def main() -> None:
         parser.add_argument(flag, required=True)
     parser.add_argument("--parent-fd", type=int, required=True)
     parser.add_argument("--fd", type=int)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def tell_of_loading(node: ThreadNode, options: argparse.Namespace) -> None:
+    """How far it is, or that it is ready."""
+    if options.mode == "loading":
+        for done in range(11):
+            node.send("supervisor", Progress(text="weights", done=done, total=10))
+        return
+    task = Task.EMBED if options.mode == "embed" else Task.GENERATE
+    limits = ModelLimits(model="tiny", context_length=2048, vocab_size=9, max_total_tokens=65536, task=task)
+    node.set_ready(Ready(limits=limits if node_role(options) is Role.SCHEDULER else None))
+
+
+def node_role(options: argparse.Namespace) -> Role:
+    return Role(options.peer.partition("-")[0])
+
+
+def main() -> None:
+    options = options_given()
     exit_with_parent(options.parent_fd, grace=0.5)
     if options.mode == "refuse":
         sys.stderr.write("╭─ Error ──────────╮\n│ --dtype: no such │\n│ dtype: float7    │\n╰──────────────────╯\n")
@@ -86,20 +105,12 @@ def main() -> None:
     def status(_: str) -> Heartbeat:
         return Heartbeat(phase=phase, step_age=100 * (time.monotonic() - began))
 
-    role = Role(options.peer.partition("-")[0])
-    node = ThreadNode(
-        NodeConfig(role, options.peer, options.listen, supervisor=options.supervisor), SupervisorInbox, status
-    )
+    config = NodeConfig(node_role(options), options.peer, options.listen, supervisor=options.supervisor)
+    node = ThreadNode(config, SupervisorInbox, status)
     node.start()
     while not any(isinstance(delivery.message, PeerUp) for delivery in node.drain(0.1)):
         pass
-    if options.mode == "loading":
-        for done in range(11):
-            node.send("supervisor", Progress(text="weights", done=done, total=10))
-    else:
-        task = Task.EMBED if options.mode == "embed" else Task.GENERATE
-        limits = ModelLimits(model="tiny", context_length=2048, vocab_size=9, max_total_tokens=65536, task=task)
-        node.set_ready(Ready(limits=limits if role is Role.SCHEDULER else None))
+    tell_of_loading(node, options)
     sys.stdout.write(f"{options.peer} says hello\n")
     sys.stdout.flush()
     if options.fd is not None:
