@@ -17,6 +17,13 @@ if not Path("/proc/driver/nvidia/version").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Shorter names for the directories of workers: paths of sockets have a limit."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        config.option.basetemp = str(Path(config.option.basetemp).with_name(worker.removeprefix("gw")))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Files in the order of collection: what takes longest comes first, so that no worker is left with it alone."""

@@ -10,6 +10,12 @@ from tercet.scheduler.__main__ import EXIT_CONFIG, app, main
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 
 
+@pytest.fixture
+def listen(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where to listen, in a directory whose path is shorter than that of a test's own."""
+    return f"ipc://{tmp_path_factory.mktemp('run')}"
+
+
 def complaint(options: list[str], capfd: pytest.CaptureFixture[str]) -> str:
     """The line that these options are refused with."""
     with pytest.raises(SystemExit) as ended:
@@ -56,26 +62,28 @@ def test_options_that_do_not_go_with_the_model_are_refused(
     words: str,
     capfd: pytest.CaptureFixture[str],
     checkpoints: Callable[[str], Path],
-    tmp_path: Path,
+    listen: str,
 ) -> None:
-    common = ["--model", str(checkpoints("llama")), "--device", "cpu", "--listen", f"ipc://{tmp_path / 'run'}"]
+    common = ["--model", str(checkpoints("llama")), "--device", "cpu", "--listen", listen]
     assert words in complaint([*common, *options], capfd)
 
 
 def test_a_model_whose_weights_do_not_fit_is_refused(
-    capfd: pytest.CaptureFixture[str], checkpoints: Callable[[str], Path], tmp_path: Path
+    capfd: pytest.CaptureFixture[str], checkpoints: Callable[[str], Path], tmp_path: Path, listen: str
 ) -> None:
     for file in checkpoints("llama").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
-    options = ["--model", str(tmp_path), "--device", "cpu", "--listen", f"ipc://{tmp_path / 'run'}"]
+    options = ["--model", str(tmp_path), "--device", "cpu", "--listen", listen]
     assert "does not fit its config.json" in complaint(options, capfd)
 
 
-def test_a_fake_executor_needs_the_sizes_of_a_model(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_fake_executor_needs_the_sizes_of_a_model(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, listen: str
+) -> None:
     (tmp_path / "config.json").write_text("{}")
-    options = ["--model", str(tmp_path), "--executor", "fake", "--listen", f"ipc://{tmp_path / 'run'}"]
+    options = ["--model", str(tmp_path), "--executor", "fake", "--listen", listen]
     assert "lacks max_position_embeddings or vocab_size" in complaint(options, capfd)
 
 
