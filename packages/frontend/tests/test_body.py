@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import Message
 
-from tercet.frontend.body import MAX_VALUES, read_json
+from tercet.frontend.body import MAX_VALUES, read_json, read_model
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.native_schema import Detokenize, NativeGenerate
 from tercet.frontend.openai.completion_schema import CompletionRequest
@@ -18,14 +18,18 @@ from tercet.frontend.openai.embedding_schema import EmbeddingCreate
 LIMIT = 64 << 20
 
 
-async def read(value: Any) -> object:
+def asking(value: Any) -> Request:
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 
     scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
-    return await read_json(Request(scope, receive), LIMIT)
+    return Request(scope, receive)
+
+
+async def read(value: Any) -> object:
+    return await read_json(asking(value), LIMIT)
 
 
 MANY = MAX_VALUES + 1
@@ -59,6 +63,21 @@ async def test_what_people_send_is_read(value: Any) -> None:
 async def test_a_body_nested_without_end_is_refused() -> None:
     with pytest.raises(BadRequestError, match="nested deeper than 128 levels"):
         await read(b"[" * 200 + b"]" * 200)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ([], None, "The body must be a JSON object."),
+        ({"model": "m", "prompt": "a", "stop": ["a"] * 5}, "stop", "at most 4 items"),
+        ({"model": "m", "prompt": "a", "stop": 5}, "stop", "valid string"),
+        ({"model": "m", "prompt": [5, "a"]}, "prompt", "valid"),
+    ],
+)
+async def test_a_refusal_is_of_the_form_that_came_closest(body: Any, param: str | None, words: str) -> None:
+    with pytest.raises(BadRequestError, match=words) as error:
+        await read_model(asking(body), CompletionRequest, LIMIT)
+    assert (error.value.param or "").startswith(param or "")
 
 
 @pytest.mark.parametrize(

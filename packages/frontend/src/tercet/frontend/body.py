@@ -98,9 +98,15 @@ def _values(value: object) -> Iterable[object]:
 
 
 def _refusal(error: ValidationError, data: object) -> BadRequestError:
-    """What is wrong farthest inside, where a union came closest to fitting, and the parameter it is about."""
+    """What is wrong farthest inside, where a union came closest to fitting, and the parameter it is about.
+
+    Of a union's branches at one place, that which takes values of the type given came closest.
+    """
+    if not isinstance(data, Mapping):
+        return BadRequestError("The body must be a JSON object.", code="invalid_value")
     errors = error.errors(include_url=False, include_context=False, include_input=False)[:_ERRORS_READ]
-    param, first = max(((_param(each["loc"], data), each) for each in errors), key=lambda pair: len(pair[0] or ""))
+    found = [(_param(each["loc"], data), each) for each in errors]
+    param, first = max(found, key=lambda pair: (len(pair[0] or ""), not pair[1]["type"].endswith("_type")))
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
         case "extra_forbidden":
