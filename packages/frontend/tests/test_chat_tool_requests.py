@@ -145,6 +145,19 @@ async def test_what_clients_make_of_an_answer_comes_back_with_it(model_saying: E
     assert texts[0] == texts[1]
 
 
+async def test_litellms_own_fields_come_back_with_its_message(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(model_saying(saying(CALL))) as served:
+        client = openai_of(served)
+        answer = await client.chat.completions.create(**BODY)
+        said = answer.choices[0].message.model_dump(exclude_none=True)
+        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "Rain"}
+        for more in ({}, {"function_call": None, "provider_specific_fields": {"refusal": None}}):
+            messages: Any = [*BODY["messages"], {**said, **more}, result]
+            await client.chat.completions.create(**{**BODY, "messages": messages})
+        _, plain, marked = served.engine.requests()
+        assert prompt_of(served, plain) == prompt_of(served, marked)
+
+
 async def test_a_model_without_a_notation_is_told_of_tools_in_words(
     engine_of: EngineOf, openai_of: OpenAIOf, limits: Any
 ) -> None:

@@ -77,7 +77,7 @@ class ToolCall(Strict):
 
 
 class AssistantMessage(ChatMessage):
-    """What the model said and called before, or is to go on with."""
+    """What the model said and called before, or is to go on with. What is left out clients add to answers."""
 
     role: Literal["assistant"]
     content: Said | None = None
@@ -90,6 +90,7 @@ class AssistantMessage(ChatMessage):
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
     annotations: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
     parsed: Any = Field(None, exclude=True)
+    provider_specific_fields: Any = Field(None, exclude=True)
 
     @model_validator(mode="after")
     def _says_something(self) -> "AssistantMessage":
