@@ -63,6 +63,15 @@ def test_a_call_that_was_cut_off_was_never_made() -> None:
     assert messages_of([cut], [said("user", "go on")], None) == [{"role": "user", "content": "go on"}]
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_call_that_was_cut_off_and_answered_all_the_same_is_one(stored: bool) -> None:
+    cut = {**CALL, "arguments": '{"a', "status": "incomplete"}
+    told = {**RESULT, "output": "Invalid JSON"}
+    messages = messages_of([cut], [told], None) if stored else messages_of([], [cut, told], None)
+    assert [each["role"] for each in messages] == ["assistant", "tool"]
+    assert messages[0]["tool_calls"][0]["function"]["arguments"] == '{"a'
+
+
 def test_items_are_kept_with_ids_and_parts_of_their_kind() -> None:
     mine, theirs = said("user", "q"), said("assistant", "a")
     assert mine["id"].startswith("msg_")

@@ -41,6 +41,7 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
     """
     messages: list[Message] = [{"role": "developer", "content": instructions}] if instructions else []
     called: set[str] = set()
+    answered = {item["call_id"] for item in (*earlier, *given) if item["type"] == "function_call_output"}
     for place, item in enumerate((*earlier, *given), -len(earlier)):
         match item["type"]:
             case "message" if item["role"] != "assistant":
@@ -52,7 +53,7 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
                 message = _assistant(messages, unless="content")
                 thought = text_of(item.get("content") or item["summary"])
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
-            case "function_call" if item.get("status") == "incomplete":
+            case "function_call" if item.get("status") == "incomplete" and item["call_id"] not in answered:
                 pass  # it was cut off in its arguments, and never made
             case "function_call":
                 called.add(item["call_id"])
