@@ -22,7 +22,7 @@ EXAMPLES = settings(
 MORE = settings(EXAMPLES, max_examples=300)
 
 
-ENCODERS = {"/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify"}
+ENCODERS = {"/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/v1/classify"}
 KEYS = {"TERCET_API_KEYS": "user", "TERCET_ADMIN_KEYS": "admin"}
 
 

@@ -180,6 +180,9 @@ async def test_documents_come_back_the_most_relevant_first(http_of: Http) -> Non
         assert answer["usage"]["total_tokens"] == 3 * 3 + 2 + 5 + 3
         some = (await http.post("/v1/rerank", json={**body, "top_n": 2, "return_documents": False})).json()
         assert [each.keys() for each in some["results"]] == [{"index", "relevance_score"}] * 2
+        for path in ("/v2/rerank", "/rerank"):
+            same = (await http.post(path, json=body)).json()
+            assert same["results"] == answer["results"]
         raw = (await http.post("/v1/rerank", json={**body, "use_activation": False})).json()
         assert [each["relevance_score"] for each in raw["results"]] == [2.0, 0.0, -1.0]
         first = made.asked()[0]

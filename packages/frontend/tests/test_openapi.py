@@ -96,7 +96,7 @@ async def ask(http: httpx2.AsyncClient, route: Operated, model: str, **ids: str)
 
 SCORES = {
     ("POST", "/v1/embeddings"): encoders.limits(),
-    ("POST", "/v1/rerank"): encoders.limits(),
+    **{("POST", path): encoders.limits() for path in ("/v1/rerank", "/v2/rerank", "/rerank")},
     ("POST", "/v1/score"): encoders.limits(),
     ("POST", "/v1/classify"): encoders.limits(Task.CLASSIFY, ("bad", "good")),
 }

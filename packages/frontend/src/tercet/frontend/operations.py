@@ -6,11 +6,20 @@ from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.openai.completion_schema import CompletionRequest
 from tercet.frontend.openai.embedding_schema import ClassifyRequest, EmbeddingCreate, RerankRequest, ScoreRequest
+from tercet.frontend.openai.rerank import RERANK_PATHS
 from tercet.frontend.openapi import Operation, QueryParameter
 from tercet.frontend.responses.schema import CreateResponse, TokenCount
 from tercet.frontend.sessions.schema import CloseSession, OpenSession
 
 _QUESTION = [{"role": "user", "content": "What is a scheduler?"}]
+
+_RERANK = Operation(
+    tag="Scores",
+    summary="Documents by their relevance to a query, the best first, in Jina's and Cohere's words.",
+    answer="Results with index and relevance_score.",
+    body=RerankRequest,
+    example={"model": "bge-reranker-v2-m3", "query": "What is a tercet?", "documents": ["Three lines.", "Rain."]},
+)
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
@@ -76,13 +85,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         body=EmbeddingCreate,
         example={"model": "all-MiniLM-L6-v2", "input": ["A tercet is three lines.", "A sonnet is fourteen."]},
     ),
-    ("POST", "/v1/rerank"): Operation(
-        tag="Scores",
-        summary="Documents by their relevance to a query, the best first, in Jina's and Cohere's words.",
-        answer="Results with index and relevance_score.",
-        body=RerankRequest,
-        example={"model": "bge-reranker-v2-m3", "query": "What is a tercet?", "documents": ["Three lines.", "Rain."]},
-    ),
+    **{("POST", path): _RERANK for path in RERANK_PATHS},
     ("POST", "/v1/score"): Operation(
         tag="Scores",
         summary="How well texts go together, pair by pair, in vLLM's words.",

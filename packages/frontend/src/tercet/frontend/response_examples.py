@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tercet.frontend.openai.rerank import RERANK_PATHS
+
 _USAGE = {
     "prompt_tokens": 14,
     "completion_tokens": 3,
@@ -122,6 +124,13 @@ _SERVER = {
     ],
 }
 
+_RANKED: dict[str, Any] = {
+    "id": f"rerank-{_RID}",
+    "model": "bge-reranker-v2-m3",
+    "results": [{"index": 0, "relevance_score": 0.9, "document": {"text": "Three lines."}}],
+    "usage": _READ,
+}
+
 ANSWERS: dict[tuple[str, str], Any] = {
     ("POST", "/v1/chat/completions"): {
         "id": f"chatcmpl-{_RID}",
@@ -166,12 +175,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "usage": _READ,
         "data": [{"object": "embedding", "index": 0, "embedding": [0.25, -0.5, 0.125]}],
     },
-    ("POST", "/v1/rerank"): {
-        "id": f"rerank-{_RID}",
-        "model": "bge-reranker-v2-m3",
-        "results": [{"index": 0, "relevance_score": 0.9, "document": {"text": "Three lines."}}],
-        "usage": _READ,
-    },
+    **{("POST", path): _RANKED for path in RERANK_PATHS},
     ("POST", "/v1/score"): {
         "id": f"score-{_RID}",
         "object": "list",

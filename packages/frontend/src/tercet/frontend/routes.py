@@ -16,7 +16,7 @@ from tercet.frontend.openai.chat import OpenAIServingChat
 from tercet.frontend.openai.completions import OpenAIServingCompletion
 from tercet.frontend.openai.embeddings import OpenAIServingEmbedding
 from tercet.frontend.openai.models import OpenAIServingModels
-from tercet.frontend.openai.rerank import OpenAIServingRerank
+from tercet.frontend.openai.rerank import RERANK_PATHS, OpenAIServingRerank
 from tercet.frontend.openapi import OpenApi
 from tercet.frontend.operations import OPERATIONS
 from tercet.frontend.responses.routes import OpenAIServingResponses
@@ -52,7 +52,7 @@ def routes(
         ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
         ("POST", "/v1/embeddings", embedding.create),
         ("POST", "/v1/classify", embedding.classify),
-        ("POST", "/v1/rerank", rerank.rerank),
+        *(("POST", path, rerank.rerank) for path in RERANK_PATHS),
         ("POST", "/v1/score", rerank.score),
         ("GET", "/v1/models", models.list),
         ("GET", "/v1/models/{model:path}", models.retrieve),

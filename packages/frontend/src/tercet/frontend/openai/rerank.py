@@ -23,6 +23,9 @@ from tercet.frontend.openai.embeddings import answered, served_for, usage
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.values import Task
 
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
+"""Cohere's clients ask at the second, and those of vLLM at the third."""
+
 
 class OpenAIServingRerank:
     """Relevance by every served model that can tell it."""
