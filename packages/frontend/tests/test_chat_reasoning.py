@@ -179,13 +179,15 @@ async def test_tokens_of_reasoning_are_counted(model_saying: EngineOf, openai_of
         [model] = [*served.manager.models]
         tokens = len(model.tokenizer.encode("<think>\nLet me see.\n</think>", add_special_tokens=False))
         answer = await openai_of(served).chat.completions.create(**{**BODY, "n": 2})
-        chunks = await stream_of(openai_of(served), **BODY, stream_options={"include_usage": True})
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = await stream_of(openai_of(served), **BODY, stream_options=options)
     assert answer.usage is not None
     assert answer.usage.completion_tokens_details is not None
     assert answer.usage.completion_tokens_details.reasoning_tokens == 2 * tokens
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens_details is not None
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == tokens
+    assert chunks[-2].usage == chunks[-1].usage
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,14 @@ class ParsedChatForm:
         """Chunks for what is new, the role before all else."""
         if not self._readers:
             self._readers = self._plan.readers(generation)
-        if self._envelope.continuous_usage:
-            self._envelope.count(generation, self._reasoning_tokens)
-        return b"".join(self._events_of(arrival.update) for arrival in arrivals)
+        return b"".join(self._events_of(generation, arrival.update) for arrival in arrivals)
 
-    def _events_of(self, update: Update) -> bytes:
+    def _events_of(self, generation: Generation, update: Update) -> bytes:
         envelope, index = self._envelope, update.index
         reader = self._readers[index]
         deltas = [delta for event in reader.read(update) if (delta := self._delta(event)) is not None]
+        if envelope.continuous_usage:
+            envelope.count(generation, self._reasoning_tokens)
         scored = envelope.logprobs(update.token_ids, update.logprobs, update.finish)
         if not deltas and scored is not None and scored["content"]:
             deltas = [{}]
