@@ -248,6 +248,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("peers.jsonl"), help="rows of earlier runs count, too")
     options = parser.parse_args(arguments)
     options.models = [model.resolve() for model in options.models]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of `running`: no peer is left to the next run
     peers = peers_of(options)
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     with options.out.open("a", encoding="utf-8") as out:

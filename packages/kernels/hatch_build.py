@@ -19,9 +19,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 LIBRARIES = "src/tercet/kernels/native/lib"
 
 _AVX2 = ["-mavx2", "-mfma"]
-_AVX512 = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "bf16"))]
-_AMX = [*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
-LEVELS: dict[str, list[str]] = {"portable": [], "avx2": _AVX2, "avx512": _AVX512, "amx": _AMX}
+_AVX512 = [*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))]
+_AVX512_BF16 = [*_AVX512, "-mavx512bf16"]
+_AMX = [*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
+LEVELS: dict[str, list[str]] = {
+    "portable": [],
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "avx512_bf16": _AVX512_BF16,
+    "amx": _AMX,
+}
 """Instruction sets, each with its compiler flags; beyond the first they are those of x86-64."""
 
 FLAGS = [

@@ -43,10 +43,11 @@ Level best_level() {
     bool avx2 = bit(basic.c, 12) && bit(seven.b, 5) && (saved & 0x6) == 0x6;  // FMA, AVX2
     if (!avx2) return PORTABLE;
     bool avx512 = bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31)  // F, DQ, BW, VL
-                  && bit(seven.c, 11) && bit(one.a, 5) && (saved & 0xE6) == 0xE6;               // VNNI, BF16
+                  && bit(seven.c, 11) && (saved & 0xE6) == 0xE6;                                // VNNI
     if (!avx512) return AVX2;
+    if (!bit(one.a, 5)) return AVX512;
     bool amx = bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25) && (saved & 0x60000) == 0x60000;
-    return amx && tiles_allowed() ? AMX : AVX512;
+    return amx && tiles_allowed() ? AMX : AVX512_BF16;
 }
 
 #else

@@ -13,7 +13,8 @@ constexpr int64_t CHUNK_BYTES = 1 << 20;  // inputs that stay in a core's second
 constexpr int64_t GRAIN_BYTES = 1 << 16;  // weights that are worth a task of their own
 constexpr int64_t ROWS = 32;              // inputs at a time
 constexpr int64_t TILED_ROWS = 2;         // from so many on tiles are faster than dot products; measured
-constexpr int64_t WIDE_ROWS = 4;          // up to so many, dot products may read four panels at once; measured
+// Up to so many rows, dot products may read four panels at once; measured, and 6 is what has room in 32 registers.
+constexpr int64_t WIDE_ROWS = LANES == 16 ? 6 : 4;
 
 template <class Format>
 constexpr bool IS_INT4 = std::is_same_v<Format, Nibbles>;

@@ -87,7 +87,7 @@ inline void multiply(amx::Tiles& tiles, bool on_tiles, const char* x, int64_t st
     if (LANES == 16 || rows <= tallest(2))
         for (; width >= 2; width -= 2, panels += 2 * panel_bytes, out += 2 * PARTS)
             blocks<Format, tallest(2), 2>(x, stride, rows, panels, panel_bytes, out, out_stride);
-    for (; width; width--, panels += panel_bytes, out += PARTS)
+    for (; width > 0; width--, panels += panel_bytes, out += PARTS)
         blocks<Format, tallest(1), 1>(x, stride, rows, panels, panel_bytes, out, out_stride);
 }
 

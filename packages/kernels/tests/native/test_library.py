@@ -1,5 +1,6 @@
 import ctypes
 import logging
+import platform
 import shutil
 import threading
 from pathlib import Path
@@ -67,6 +68,24 @@ def test_a_library_of_other_sources_is_not_called(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("tercet.kernels.native.abi.Step", type("Step", (ctypes.Structure,), {"_fields_": ()}))
     with pytest.raises(UnavailableBackendError, match="does not load: it was compiled from other sources"):
         Library("portable")
+
+
+@needs_library
+@pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").is_file(), reason="nothing to compare")
+def test_the_best_level_is_that_of_the_flags_that_linux_names() -> None:
+    lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
+    flags = set(next(line for line in lines if line.startswith("flags")).split(":")[1].split())
+    avx512 = {f"avx512{part}" for part in ("f", "dq", "bw", "vl", "_vnni")}
+    needed = {
+        "portable": set(),
+        "avx2": {"avx2", "fma"},
+        "avx512": avx512,
+        "avx512_bf16": {"avx512_bf16"},
+        "amx": {"amx_tile", "amx_bf16", "amx_int8"},
+    }
+    assert tuple(needed) == LEVELS
+    runs = [level for i, level in enumerate(LEVELS) if all(needed[below] <= flags for below in LEVELS[: i + 1])]
+    assert best_level() == runs[-1]
 
 
 @needs_library

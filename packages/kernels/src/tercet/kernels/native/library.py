@@ -14,7 +14,7 @@ from tercet.kernels.native.abi import declare
 
 logger = logging.getLogger(__name__)
 
-LEVELS = ("portable", "avx2", "avx512", "amx")
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 """Instruction sets, each a superset of those before it."""
 
 FOLDER = Path(__file__).parent / "lib"
