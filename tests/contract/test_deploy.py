@@ -192,6 +192,22 @@ def test_what_is_off_on_kubernetes_is_told_with_how_to_turn_it_on() -> None:
     assert "affinity" not in pod("frontend")
 
 
+def test_the_kustomization_to_write_fits_what_it_is_written_over() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    (shown,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("resources:")]
+    mine = yaml.safe_load(shown)
+    assert mine["resources"] == ["../deploy/kubernetes"]
+    images = {image["name"] for image in kustomization("kubernetes")["images"]}
+    assert {image["name"] for image in mine["images"]} == images
+    (patch,) = mine["patches"]
+    assert patch["target"] == {"kind": "Deployment", "name": "scheduler"}
+    model, volume = yaml.safe_load(patch["patch"])
+    number = int(model["path"].rpartition("/")[2])
+    assert container("scheduler")["args"][number].startswith("--model=")
+    assert model["value"].startswith("--model=")
+    assert pod("scheduler")["volumes"][int(volume["path"].rpartition("/")[2])]["name"] == volume["value"]["name"]
+
+
 def option_of(command: list[str]) -> str:
     (word,) = [each for each in command if each.startswith("--response-store")]
     return word

@@ -173,7 +173,8 @@ def test_a_taken_port_is_refused_in_one_line(start: Start) -> None:
         assert server.err == f"tercet: error: --host 127.0.0.1 --port {port}: Address already in use\n"
 
 
-def test_a_server_that_anybody_can_use_is_warned_of(start: Start) -> None:
+def test_a_server_that_anybody_can_use_is_warned_of(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERCET_ADMIN_KEYS", "which no part inherits")
     server = start("serve", "serve", "answer", "--open")
     address = server.address()
     assert "warning: without --api-key everybody who reaches http://127.0.0.1:" in server.err

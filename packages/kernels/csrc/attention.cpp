@@ -14,7 +14,8 @@
 //
 // Blocks begin at multiples of 64 of a row's own positions and are summed up in spans of 256, which are then merged in
 // order. A span can be computed anywhere: so one long row keeps every core busy. And in float32 a token's result is the
-// same to the bit in every batch, in every chunking of its prompt, and on any number of threads.
+// same to the bit in every batch, in every chunking of its prompt, and on any number of threads, as long as all values
+// are finite: tokens that are computed together weigh each other's, some with zero, which makes a NaN of an infinity.
 #include "attention.h"
 
 #include <algorithm>
@@ -71,7 +72,7 @@ void merge(const Sums& total, const Sums& part, int64_t queries, int64_t width) 
 // A few consecutive new tokens of a row against one kv head or more, as far as the spans [first_span, last_span).
 struct Item {
     int32_t row, first_token, tokens, head, heads, first_span, last_span;
-    int64_t kept;  // number of its sums among those to be merged later, or -1
+    int64_t kept;  // where its sums are among those to be merged later, or -1
 
     Item of(int32_t index) const {
         Item one = *this;
@@ -100,7 +101,7 @@ class Attention {
     void run() {
         plan();
         static thread_local Buffer buffer;  // the caller's
-        float* kept = buffer.floats(kept_ * sums_size());
+        float* kept = buffer.floats(kept_);
         pool::run(int64_t(items_.size()), [&](int64_t i) {
             cache_.format == FLOAT32 ? compute<Floats>(items_[size_t(i)], kept)
                                      : compute<Bfloats>(items_[size_t(i)], kept);
@@ -137,8 +138,8 @@ class Attention {
                     }
                     item.kept = kept_;
                     merges_.push_back(item);
-                    for (int32_t span = from; span < to; span++)
-                        items_.push_back({item.row, item.first_token, tokens, head, heads, span, span + 1, kept_++});
+                    for (int32_t span = from; span < to; span++, kept_ += sums_size(queries_of(item)))
+                        items_.push_back({item.row, item.first_token, tokens, head, heads, span, span + 1, kept_});
                 }
             }
         }
@@ -161,9 +162,14 @@ class Attention {
         return {int32_t(first / SPAN), int32_t((last + SPAN - 1) / SPAN)};
     }
 
-    int64_t sums_size() const { return round_up(queries_ * (width_ + 2), PANEL); }
+    int64_t queries_of(const Item& item) const { return item.tokens * group_ * item.heads; }
 
-    Sums sums_at(float* memory) const { return {memory, memory + queries_ * width_, memory + queries_ * (width_ + 1)}; }
+    // Of the sums of so many queries, in floats.
+    int64_t sums_size(int64_t queries) const { return round_up(queries * (width_ + 2), PANEL); }
+
+    Sums sums_at(float* memory, int64_t queries) const {
+        return {memory, memory + queries * width_, memory + queries * (width_ + 1)};
+    }
 
     // Where an item is computed: a thread's own memory.
     template <class Format>
@@ -184,7 +190,8 @@ class Attention {
         int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES;
         int64_t value_bytes = BLOCK * width_ * int64_t(sizeof(typename Format::Element));
         int64_t stride = input_bytes<Format>(cache_.head_dim), size = input_bytes<Format>(BLOCK);
-        char* memory = buffer.bytes(queries_ * (stride + size + 4 * BLOCK + 4 * width_) + 8 * sums_size() +
+        int64_t count = item.tokens * group_, all = queries_of(item);
+        char* memory = buffer.bytes(queries_ * (stride + size + 4 * BLOCK + 4 * width_) + 8 * sums_size(queries_) +
                                     4 * key_bytes + value_bytes);
         auto take = [&](int64_t bytes) { return (memory += bytes) - bytes; };
         Workplace<Format> place;
@@ -194,11 +201,10 @@ class Attention {
         place.scores = reinterpret_cast<float*>(take(queries_ * 4 * BLOCK));
         place.weights = reinterpret_cast<Input*>(take(queries_ * size));
         place.product = reinterpret_cast<float*>(take(queries_ * 4 * width_));
-        place.total = sums_at(reinterpret_cast<float*>(take(4 * sums_size())));
-        place.part = sums_at(item.kept < 0 ? reinterpret_cast<float*>(memory) : kept + item.kept * sums_size());
+        place.total = sums_at(reinterpret_cast<float*>(take(4 * sums_size(all))), all);
+        place.part = sums_at(item.kept < 0 ? reinterpret_cast<float*>(memory) : kept + item.kept, all);
         amx::Tiles tiles;
         place.tiles = &tiles;
-        int64_t count = item.tokens * group_, all = item.heads * count;
         auto of_head = [&](int64_t head) {
             Workplace<Format> mine = place;
             mine.queries += head * count * (stride / int64_t(sizeof(Input)));
@@ -319,11 +325,11 @@ class Attention {
 
     void merge_spans(const Item& item, float* kept) const {
         static thread_local Buffer buffer;
-        Sums total = sums_at(buffer.floats(sums_size()));
-        int64_t count = item.tokens * group_, all = item.heads * count;
+        int64_t count = item.tokens * group_, all = queries_of(item), size = sums_size(all);
+        Sums total = sums_at(buffer.floats(size), all);
         total.clear(all, width_);
         for (int64_t span = 0; span < item.last_span - item.first_span; span++)
-            merge(total, sums_at(kept + (item.kept + span) * sums_size()), all, width_);
+            merge(total, sums_at(kept + item.kept + span * size, all), all, width_);
         for (int32_t head = 0; head < item.heads; head++) write(item.of(head), total.from(head * count, width_));
     }
 
@@ -350,7 +356,7 @@ class Attention {
     float* out_;
     int64_t out_stride_;
     int64_t group_, width_, block_tokens_, queries_;
-    int64_t kept_ = 0;
+    int64_t kept_ = 0;  // floats
     std::vector<Item> items_, merges_;
 };
 

@@ -167,7 +167,7 @@ int64_t sample_row(const float* logits, int64_t n, float temperature, const Filt
     static thread_local Buffer buffer;
     float highest;
     argmax_row(logits, n, &highest);
-    if (!(highest > -INFINITY && highest < INFINITY)) return -1;
+    if (!(highest > -INFINITY && highest < INFINITY) || temperature != temperature) return -1;
     Row row(logits, n, temperature, highest, buffer.floats(n + AT_ONCE));
     row.keep(filter);
     return row.draw(key);

@@ -104,7 +104,7 @@ void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Outpu
     int64_t halves = output.mode == Output::GATE ? 2 : 1;  // each of which has whole panels
     int64_t panels = halves * round_up(linear.n / halves, PANEL) / PANEL;
     int64_t pairs = (panels + 1) / 2, pair_bytes = 2 * panel_bytes<Format>(linear.k);
-    int64_t chunk = round_up(CHUNK_BYTES / x.stride, ROWS);
+    int64_t chunk = std::max(ROWS, round_up(CHUNK_BYTES / std::max<int64_t>(x.stride, 1), ROWS));
     int64_t grain = round_up(GRAIN_BYTES, pair_bytes) / pair_bytes;
     for (int64_t first = 0; first < m; first += chunk) {
         int64_t last = first + chunk < m ? first + chunk : m;

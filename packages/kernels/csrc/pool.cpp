@@ -92,7 +92,7 @@ constexpr uint32_t CLOSED = UINT32_MAX;
 
 // One loop at a time. `ticket_` is (number of the loop) << 32 | (next task): a thread takes a task by raising it, which
 // fails when another loop has begun, so a late thread can never take a task of a loop whose body it has not read. While
-// a loop's fields are written its ticket is CLOSED.
+// a loop's fields are written its ticket is CLOSED: whoever reads the number of its tasks sees that it was.
 class Threads {
   public:
     ~Threads() { resize(1); }
@@ -124,7 +124,7 @@ class Threads {
         ticket_.store(loop << 32 | CLOSED);
         body_.store(body, std::memory_order_relaxed);
         context_.store(context, std::memory_order_relaxed);
-        tasks_.store(tasks, std::memory_order_relaxed);
+        tasks_.store(tasks, std::memory_order_release);
         done_.store(0, std::memory_order_relaxed);
         ticket_.store(loop << 32);
         auto begin = Clock::now();
@@ -156,7 +156,7 @@ class Threads {
     int64_t take_tasks(uint32_t loop) {
         for (int64_t taken = 0;;) {
             uint64_t ticket = ticket_.load();
-            int64_t tasks = tasks_.load(std::memory_order_relaxed), task = uint32_t(ticket);
+            int64_t tasks = tasks_.load(std::memory_order_acquire), task = uint32_t(ticket);
             Body body = body_.load(std::memory_order_relaxed);
             void* context = context_.load(std::memory_order_relaxed);
             if (uint32_t(ticket >> 32) != loop || task >= tasks) return taken;

@@ -41,6 +41,7 @@ def answer(fd: int) -> None:
         with connection:
             connection.recv(65536)
             body = f"{os.getpid()} {os.environ.get('TERCET_API_KEYS', 'no keys')}"
+            body += os.environ.get("TERCET_ADMIN_KEYS", "")
             connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
 
 

@@ -45,6 +45,19 @@ def test_a_containers_quota_bounds_the_threads(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr("tercet.kernels.native.library._CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert available_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cores"), [("3", 3), ("5,2", 5), (" 2 ", 2), ("99", 64), ("", 64), ("0", 64), ("-1", 64), ("many", 64)]
+)
+def test_the_environment_bounds_the_threads_as_those_of_other_libraries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str, cores: int
+) -> None:
+    monkeypatch.setattr("tercet.kernels.native.library._CGROUP", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
     assert available_cores() == cores
 
 

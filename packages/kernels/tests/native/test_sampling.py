@@ -93,6 +93,11 @@ def test_the_coldest_temperature_is_greedy(native: NativeOps) -> None:
     assert native.sample(logits, torch.tensor([1e-45, 1e-30, 1e-6]), None, noise_of(3)).tolist() == [0, 0, 0]
 
 
+def test_a_temperature_that_is_no_number_draws_nothing(native: NativeOps) -> None:
+    temperature = torch.tensor([1e-6, math.nan, 1e-6])
+    assert native.sample(torch.tensor([[0.0, 1.0, -2.0]] * 3), temperature, None, noise_of(3)).tolist() == [1, -1, 1]
+
+
 def test_what_does_not_fit_is_refused(native: NativeOps) -> None:
     with pytest.raises(ValueError, match="noise for 2 rows"):
         native.sample(torch.zeros(3, 5), torch.ones(3), None, noise_of(2))

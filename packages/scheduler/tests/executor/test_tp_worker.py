@@ -157,6 +157,23 @@ def test_plain_torch_runs_on_the_threads_given(options: WorkerOptions) -> None:
         torch.set_num_threads(before)
 
 
+def test_plain_torch_keeps_to_a_containers_quota(
+    options: WorkerOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cpu.max").write_text("200000 100000\n", encoding="ascii")
+    monkeypatch.setattr("tercet.kernels.native.library._CGROUP", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    try:
+        for had, has in ((5, 2), (1, 1)):
+            torch.set_num_threads(had)
+            TpModelWorker(replace(options, attention_backend="torch_native"))
+            assert torch.get_num_threads() == has
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 def test_layers_that_native_kernels_do_not_know_run_on_the_threads_given(options: WorkerOptions) -> None:
     library = load_library()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +129,16 @@ def test_weights_are_not_held_twice(checkpoints: Callable[[str], Path]) -> None:
             if parameter.ndim == 2 and parameter.numel()
         }
         assert left.keys() == ({"model.embed_tokens.weight"} if name == "llama" else set())
+
+
+def test_caches_of_several_sizes_are_refused(checkpoints: Callable[[str], Path]) -> None:
+    served = Served(checkpoints("llama"))
+    step: Any = Step(served.pool, 0, 1)
+    caches = [served.pool.layer(index) for index in range(3)]
+    caches[2] = (caches[2][0][1:], caches[2][1][1:])  # a page less than layer 0, whose pages it shares
+    step.pool = SimpleNamespace(group_of=served.pool.group_of, layer=caches.__getitem__)
+    with pytest.raises(ValueError, match="a layer's cache is"):
+        served.model(torch.tensor([1]), step.positions, step)
 
 
 def test_what_is_not_in_the_model_is_refused_before_anything_is_written(checkpoints: Callable[[str], Path]) -> None:

@@ -13,7 +13,7 @@ from tercet.frontend.launch import Part
 
 _FRAMES = re.compile(r"[\u2500-\u257f]+")  # box-drawing characters around an error that was meant for a terminal
 _LONGEST_LINE = 4096
-_KEYS = "TERCET_API_KEYS"
+_KEYS = ("TERCET_API_KEYS", "TERCET_ADMIN_KEYS")
 
 
 class PartProcess:
@@ -42,7 +42,7 @@ class PartProcess:
         command = [*part.command, *arguments, f"--parent-fd={parent_end}"]
         if socket_fd is not None:
             command.append(f"--fd={socket_fd}")
-        environment = {name: value for name, value in os.environ.items() if name != _KEYS}
+        environment = {name: value for name, value in os.environ.items() if name not in _KEYS}
         try:
             self._process = subprocess.Popen(
                 command,

@@ -56,6 +56,7 @@ class NativeDecoder:
         self._hidden = int(weights.head.struct.k)
         self._groups = max(layer.group for layer in weights.layers) + 1
         self._page_size = caches[0][0].shape[1]
+        _check_caches(weights.layers, [keys.shape for keys, _ in caches])
         layers = (abi.Layer * len(caches))()
         for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
             layers[index] = _layer(weights, layer, cache)
@@ -83,6 +84,14 @@ class NativeDecoder:
         hidden = torch.empty(tokens, self._hidden)
         self._functions.forward(ctypes.byref(self._model), ctypes.byref(step), hidden.data_ptr())
         return hidden
+
+
+def _check_caches(layers: Sequence[DecoderLayer], shapes: Sequence[torch.Size]) -> None:
+    """A step's pages and slots are looked up in the first layer of each group, and used in all of it."""
+    pages: dict[int, int] = {}
+    for layer, shape in zip(layers, shapes, strict=True):
+        if shape[1:] != shapes[0][1:] or pages.setdefault(layer.group, shape[0]) != shape[0]:
+            raise ValueError(f"a layer's cache is {list(shape)} beside one of {list(shapes[0])}")
 
 
 def _layer(weights: DecoderWeights, layer: DecoderLayer, cache: tuple[torch.Tensor, torch.Tensor]) -> abi.Layer:

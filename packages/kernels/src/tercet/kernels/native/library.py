@@ -93,9 +93,15 @@ def missing_library() -> str:
 
 
 def available_cores() -> int:
-    """Cores that this process may run on, within the quota of its container."""
+    """Cores that this process may run on, within the quota of its container and OMP_NUM_THREADS."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(allowed, _quota())))
+    return max(1, math.ceil(min(allowed, _quota(), _wanted())))
+
+
+def _wanted() -> float:
+    """What an operator tells all numeric libraries, for the outermost of nested loops; if nothing, no bound."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else math.inf
 
 
 def _quota() -> float:

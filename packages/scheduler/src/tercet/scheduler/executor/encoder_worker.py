@@ -9,6 +9,7 @@ import torch
 
 from tercet.protocol.values import Task
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
+from tercet.scheduler.executor.cpu_threads import limit_torch
 from tercet.scheduler.executor.encoder_weights import load_encoder_weights
 from tercet.scheduler.executor.model_config import computed_dtype
 from tercet.scheduler.executor.weights import Progress, dummy_weights
@@ -50,8 +51,7 @@ class EncoderWorker:
 
     def __init__(self, options: EncoderOptions, progress: Progress | None = None) -> None:
         device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
+        limit_torch(options.threads)
         dtype = computed_dtype(options.model, options.dtype, torch.device(device), encoder=True)
         model = build_encoder(read_json(options.model / "config.json"), options.task, dtype, device)
         if options.load_format == "dummy":

@@ -21,6 +21,7 @@ from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
+from tercet.scheduler.executor.cpu_threads import limit_torch
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
@@ -221,15 +222,15 @@ def _load(
     missing = missing_native(config, shape.dtype) if native else "they come with attention backend 'cpu'"
     if options.quantization != "none" and missing:
         raise ValueError(f"quantization {options.quantization} needs native kernels: {missing}")
+    if device.type == "cpu":
+        limit_torch(options.threads)
     model = build_model(config, device)
     if options.load_format == "dummy":
         dummy_weights(model)
     else:
         load_weights(model, options.model, progress, dequantised=device.type != "cuda")
-    if options.threads is not None and device.type == "cpu":
-        torch.set_num_threads(options.threads)
-        if native:
-            load_library().set_threads(options.threads)
+    if options.threads is not None and native:
+        load_library().set_threads(options.threads)
     if missing:
         if native:
             logger.warning("%s: the layers of %s run on torch", missing, config.architecture)
