@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import msgspec
+import pytest
+
 from tercet.protocol.messages import AbortReq, BatchTokenIDOutput, ContinueGenerationReq, PauseGenerationReq
 from tercet.protocol.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints, unpack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerGone
@@ -157,6 +160,35 @@ def test_a_scored_prompt_is_not_scored_again_after_a_retraction() -> None:
     run.run()
     assert len(run.prompt_logprobs["a", 0]) == len(PROMPT)
     assert [init.prompt_logprobs for plan in run.plans for init in plan.introduce] == [True, False]
+
+
+@pytest.mark.parametrize("radix", [True, False])
+def test_choices_of_a_scored_prompt_share_its_logprobs_and_its_prefill(radix: bool) -> None:
+    run = driver(radix_cache=radix)
+    wanted = request("a", PROMPT, n=4, max_new_tokens=2, ignore_eos=True, logprobs=LogprobParams(prompt=True))
+    run.send(wanted)
+    run.run()
+    told = [float(-position) for position in range(1, len(PROMPT))]
+    assert [run.prompt_logprobs["a", index][1:] for index in range(4)] == [told] * 4
+    assert [run.output["a", index] for index in range(4)] == [run.answer(wanted, index) for index in range(4)]
+    assert sum(row.count for plan in run.plans for row in plan.rows) == len(PROMPT) + 3 + 4
+    run.assert_empty()
+
+
+def test_a_follower_keeps_the_logprobs_of_its_prompt_through_a_retraction() -> None:
+    run = driver()
+    wanted = request("a", PROMPT, n=4, max_new_tokens=6, ignore_eos=True, logprobs=LogprobParams(prompt=True))
+    run.send(wanted)
+    run.step()
+    run.step()
+    run.core.planner.retract(next(req for req in run.core.planner.running if req.index == 2))
+    run.prompt_logprobs.clear()
+    run.send(msgspec.structs.replace(wanted, attempt=1))
+    run.run()
+    told = [float(-position) for position in range(1, len(PROMPT))]
+    assert [run.prompt_logprobs["a", index][1:] for index in range(4)] == [told] * 4
+    assert [init.prompt_logprobs for plan in run.plans for init in plan.introduce] == [True] + [False] * 4
+    run.assert_empty()
 
 
 def test_an_abort_before_the_prompt_is_scored_tells_no_part_of_its_logprobs() -> None:

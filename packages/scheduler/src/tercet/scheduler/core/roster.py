@@ -50,10 +50,16 @@ class Roster:
             self._lead(list(reqs), first=first)
 
     def publish(self, req: Req, tokens: int) -> None:
-        """`tokens` of a choice, its whole prompt among them, are computed: share them, and let its followers queue."""
+        """`tokens` of a choice, its whole prompt among them, are computed: share them, and let its followers queue.
+
+        If it is scored, so are they, with the log-probabilities it found: the prompt is theirs, too.
+        """
         req.published = True
         self._memory.publish(req, tokens)
         for follower in self._leave(req):
+            if req.scored and follower.to_score:
+                follower.prompt_logprobs = list(req.prompt_logprobs)
+                follower.scored = True
             self._waiting.add(follower, first=True)
 
     def end(self, req: Req, finish: FinishReason, outputs: Outputs | None) -> None:
