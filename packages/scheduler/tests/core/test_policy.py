@@ -2,6 +2,7 @@
 
 import pytest
 
+from tercet.protocol.messages import AbortReq
 from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.testing import Driver, request, small_capacity
 
@@ -30,6 +31,52 @@ def test_priority_first_then_arrival() -> None:
         run.send(request(f"r{length}", [1] * length, max_new_tokens=1, priority=priority))
     run.run()
     assert admitted(run) == [3, 9, 4, 5]
+
+
+def test_choices_that_followed_another_wait_for_whoever_has_a_higher_priority() -> None:
+    run = Driver(small_capacity(pages=64, slots=4), CoreConfig(policy=PolicyName.PRIORITY, token_budget=64))
+    run.send(request("many", [1] * 5, n=8, max_new_tokens=4, ignore_eos=True))
+    run.step()
+    run.send(request("urgent", [2] * 3, max_new_tokens=4, ignore_eos=True, priority=9))
+    run.step()
+    assert admitted(run) == [5, 3, 5, 5]
+    run.run()
+    assert len(run.finishes) == 9
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+@pytest.mark.parametrize("lost", [None, 0])
+def test_choices_that_followed_another_go_before_who_came_later(policy: PolicyName, lost: int | None) -> None:
+    """Also where the first of them is aborted while it computes their prompt."""
+    run = Driver(small_capacity(pages=64, slots=1), CoreConfig(policy=policy, token_budget=4))
+    run.send(request("many", [1] * 5, n=3, max_new_tokens=2, ignore_eos=True))
+    run.step()
+    run.send(request("later", [2] * 3, max_new_tokens=2, ignore_eos=True))
+    if lost is not None:
+        run.send(AbortReq(rid="many", indices=[lost]))
+    run.run()
+    assert admitted(run) == [5, 5, 5, 3]
+
+
+def test_an_heir_of_a_choice_that_ran_queues_as_it_would_have() -> None:
+    run = Driver(small_capacity(pages=64, slots=1), CoreConfig(policy=PolicyName.PRIORITY, token_budget=4))
+    run.send(request("many", [1] * 5, n=3, max_new_tokens=2, ignore_eos=True))
+    run.step()
+    run.send(request("urgent", [2] * 3, max_new_tokens=2, ignore_eos=True, priority=9))
+    run.send(AbortReq(rid="many", indices=[0]))
+    run.run()
+    assert admitted(run) == [5, 3, 5, 5]
+
+
+def test_choices_lose_their_patience_together() -> None:
+    config = CoreConfig(policy=PolicyName.PRIORITY, token_budget=64, patience=10)
+    run = Driver(small_capacity(pages=64, slots=1), config)
+    run.send(request("urgent", [2] * 3, max_new_tokens=1, priority=9))
+    run.send(request("many", [1] * 5, n=3, max_new_tokens=1))
+    for _ in range(20):
+        run.send(request(f"u{len(run.plans)}", [2] * 3, max_new_tokens=1, priority=9))
+        run.step()
+    assert admitted(run)[11:14] == [5, 5, 5]
 
 
 def test_the_longest_cached_prefix_goes_first() -> None:

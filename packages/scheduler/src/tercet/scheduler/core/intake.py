@@ -73,7 +73,7 @@ class Intake:
                     outputs.emit(kept)
             else:
                 fresh.append(self._new(request, source, index, output_ids))
-        self._roster.add(fresh, first=bool(request.resume))
+        self._roster.add(fresh)
         asked = self._asked.finish(request.rid)
         for req in fresh:
             finish = finish_at_arrival(req) or asked

@@ -15,6 +15,8 @@ class WaitingQueue:
         self._patience = patience
         self._first: dict[Req, None] = {}
         self._rest: dict[Req, None] = {}
+        self._sorted = True
+        """Whether `_rest` is in order of arrival."""
 
     def __len__(self) -> int:
         return len(self._first) + len(self._rest)
@@ -27,23 +29,29 @@ class WaitingQueue:
         yield from self._rest
 
     def add(self, req: Req, *, first: bool = False) -> None:
-        """Let a choice wait; `first` is for those that ran already, or resume what another scheduler began."""
-        (self._first if first else self._rest)[req] = None
+        """Let a choice wait; `first` is for those that ran already, or resume what an earlier attempt began."""
+        if first:
+            self._first[req] = None
+            return
+        if self._rest and next(reversed(self._rest)).arrival > req.arrival:
+            self._sorted = False
+        self._rest[req] = None
 
-    def remove(self, req: Req) -> bool:
-        """Take a choice out, admitted or aborted. Says whether it was among those that go first."""
-        first = req in self._first
-        del (self._first if first else self._rest)[req]
-        return first
+    def remove(self, req: Req) -> None:
+        """Take a choice out, admitted or aborted."""
+        del (self._first if req in self._first else self._rest)[req]
 
     def in_order(self, cache: PrefixCache) -> list[Req]:
         """Who should be admitted next: those that go first, those that lost patience, then the policy's choice."""
+        if not self._sorted:
+            self._rest = dict(sorted(self._rest.items(), key=lambda item: item[0].arrival))
+            self._sorted = True
         first = sorted(self._first, key=lambda req: req.arrival)
         aged = [req for req in self._rest if req.passed_over >= self._patience]
         if not aged:
             return first + self._policy.order(list(self._rest), cache)
         young = [req for req in self._rest if req.passed_over < self._patience]
-        return first + sorted(aged, key=lambda req: req.arrival) + self._policy.order(young, cache)
+        return first + aged + self._policy.order(young, cache)
 
     def count_passed_over(self, admitted: list[Req]) -> None:
         """Age everyone who was passed over by a later arrival in this step."""

@@ -46,6 +46,7 @@ class Req:
         "prompt_logprobs",
         "prompt_tokens",
         "published",
+        "resumed",
         "rid",
         "room",
         "salt",
@@ -74,6 +75,8 @@ class Req:
         self.logprobs = request.logprobs
         self.priority = request.priority
         self.salt = request.cache_salt
+        self.resumed = bool(request.resume)
+        """Whether it goes on with what an earlier attempt began, and so goes before new choices."""
         self.end = 0
         self.stop_ids: frozenset[int] = frozenset()
         self.finish: FinishReason | None = None
@@ -84,6 +87,7 @@ class Req:
         self.scored = False
         """Whether `prompt_logprobs` has all it will have."""
         self.passed_over = 0
+        """Steps in which a later arrival was admitted before it, or before the one it followed then."""
         self.cached = -1
         self.followers: list[Req] = []
         """Choices of the same request that wait for this one to compute the prompt."""

@@ -42,17 +42,18 @@ class Roster:
         """The choices of whichever frontend's request this is: of `rid`, of its siblings `rid.N`, or of all for ""."""
         return [req for req in self if not rid or belongs(req.rid, rid)]
 
-    def add(self, reqs: Sequence[Req], *, first: bool) -> None:
+    def add(self, reqs: Sequence[Req]) -> None:
         """Let new choices of a request in: one queues, the others follow it until it has computed their prompt."""
         for req in reqs:
             self._held.setdefault((req.frontend, req.rid), {})[req.index] = req
         if reqs:
-            self._lead(list(reqs), first=first)
+            self._lead(list(reqs))
 
     def publish(self, req: Req, tokens: int) -> None:
         """`tokens` of a choice, its whole prompt among them, are computed: share them, and let its followers queue.
 
-        If it is scored, so are they, with the log-probabilities it found: the prompt is theirs, too.
+        They stand where they would if they had waited beside it. If it is scored, so are they: its log-probabilities
+        are of their prompt, too.
         """
         req.published = True
         self._memory.publish(req, tokens)
@@ -60,7 +61,7 @@ class Roster:
             if req.scored and follower.to_score:
                 follower.prompt_logprobs = list(req.prompt_logprobs)
                 follower.scored = True
-            self._waiting.add(follower, first=True)
+            self._waiting.add(follower, first=follower.resumed)
 
     def end(self, req: Req, finish: FinishReason, outputs: Outputs | None) -> None:
         """Give a choice its one final answer; without `outputs` nobody is left to tell."""
@@ -69,19 +70,18 @@ class Roster:
         self._counters.finished += 1
         if outputs is not None:
             outputs.emit(req)
-        first = True
         if req in self._waiting:
-            first = self._waiting.remove(req)
+            self._waiting.remove(req)
         elif req.leader is not None and req in req.leader.followers:
             req.leader.followers.remove(req)
             self._following -= 1
         if req.in_flight == 0:
-            self.free(req, first=first)
+            self.free(req)
 
-    def free(self, req: Req, *, first: bool = True) -> None:
+    def free(self, req: Req) -> None:
         """Forget an ended choice that no plan in flight names; what it computed stays in the prefix cache.
 
-        Its followers get a new leader, which queues `first` unless this one did not.
+        Its followers get a new leader, which queues.
         """
         if req.slot >= 0:
             del self._planner.running[req]
@@ -93,19 +93,21 @@ class Roster:
             if not choices:
                 del self._held[key]
         if followers := self._leave(req):
-            self._lead(followers, first=first)
+            self._lead(followers)
 
-    def _lead(self, reqs: list[Req], *, first: bool) -> None:
+    def _lead(self, reqs: list[Req]) -> None:
         leader, *followers = reqs
         leader.leader = None
         leader.followers = followers
         self._following += len(followers)
         for follower in followers:
             follower.leader = leader
-        self._waiting.add(leader, first=first)
+        self._waiting.add(leader, first=leader.resumed)
 
     def _leave(self, leader: Req) -> list[Req]:
-        """Take a choice's followers from it."""
+        """Take a choice's followers from it; they were passed over as often as it was."""
         followers, leader.followers = leader.followers, []
+        for follower in followers:
+            follower.passed_over = leader.passed_over
         self._following -= len(followers)
         return followers
