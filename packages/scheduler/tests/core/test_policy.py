@@ -2,8 +2,9 @@
 
 import pytest
 
-from tercet.protocol.messages import AbortReq
+from tercet.protocol.messages import AbortReq, FlushCacheReq
 from tercet.scheduler.core.config import CoreConfig, PolicyName
+from tercet.scheduler.core.radix_cache import RadixCache
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 
@@ -88,6 +89,49 @@ def test_the_longest_cached_prefix_goes_first() -> None:
     run.send(request("most", [*range(1, 13), 49], max_new_tokens=1))
     run.run()
     assert admitted(run) == [12, 13, 6, 5]
+
+
+class Counting(RadixCache):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def measure(self, salt: str, key: bytes) -> int:
+        self.asked += 1
+        return super().measure(salt, key)
+
+
+def test_prompts_that_wait_for_memory_are_looked_up_once_while_the_cache_stays_as_it_is() -> None:
+    run = Driver(small_capacity(pages=16, page_size=4), CoreConfig(token_budget=64))
+    cache = run.core.memory.cache = Counting(page_size=4)
+    run.send(request("warm", [5] * 9, max_new_tokens=1))
+    run.run()
+    run.send(request("big", [1] * 20, max_new_tokens=20, ignore_eos=True))
+    run.step()
+    for number in range(3):
+        run.send(request(f"w{number}", [10 + number] * 40, max_new_tokens=1))
+    for _ in range(10):
+        assert run.step()
+    assert len(run.core.waiting) == 3
+    assert cache.asked == 3
+    run.send(request("late", [5] * 41, max_new_tokens=1))
+    run.step()
+    assert cache.asked == 4
+    run.send(FlushCacheReq(id="f"))
+    run.step()
+    assert cache.asked == 8
+    run.run()
+    assert len(run.finishes) == 6
+
+
+def test_who_waits_for_memory_is_ordered_by_what_is_cached_now() -> None:
+    run = Driver(small_capacity(pages=16, page_size=4), CoreConfig(token_budget=8))
+    favoured = [7] * 12
+    run.send(request("running", [*favoured, 8], max_new_tokens=30, ignore_eos=True))
+    run.step()
+    run.send(request("cold", [40] * 45, max_new_tokens=1), request("favourite", [*favoured, *[9] * 32]))
+    run.run()
+    assert admitted(run) == [13, 44, 45]
 
 
 @pytest.mark.parametrize("policy", [PolicyName.PRIORITY, PolicyName.LPM])

@@ -51,10 +51,9 @@ class KVMemory:
         """
         if not self.free_slots:
             return None
-        reusable = 0 if req.to_score else len(req.tokens) - 1
-        match = self.cache.match(req.salt, req.cache_key(reusable))
+        match = self.cache.match(req.salt, req.cache_key(req.reusable))
         self.cache.lock(match.node)
-        leader, common = self._common_with_leader(req, reusable)
+        leader, common = self._common_with_leader(req)
         full = max(match.count, common // self.page_size)
         needed = self.pages_for(len(req.tokens)) - full
         if needed + reserve > self.available or not self._make_room(needed):
@@ -139,12 +138,12 @@ class KVMemory:
         self.pools.release(pages)
         return len(pages[0])
 
-    def _common_with_leader(self, req: Req, reusable: int) -> tuple[Req | None, int]:
+    def _common_with_leader(self, req: Req) -> tuple[Req | None, int]:
         """The leader, if it still runs, and how many tokens of its pages a follower can use."""
         leader = req.leader
-        if leader is None or leader.slot < 0 or not leader.published or reusable <= 0:
+        if leader is None or leader.slot < 0 or not leader.published or req.reusable <= 0:
             return None, 0
-        return leader, min(req.prompt_tokens, reusable)
+        return leader, min(req.prompt_tokens, req.reusable)
 
     def _make_room(self, count: int) -> bool:
         short = count - self.pools.free

@@ -34,8 +34,7 @@ class LongestPrefixMatch:
         if len(waiting) < 2:
             return waiting
         measured = waiting[:LONGEST_MEASURED]
-        score = {req: cache.measure(req.salt, req.cache_key(len(req.tokens) - 1)) for req in measured}
-        return sorted(measured, key=lambda req: (-score[req], req.arrival)) + waiting[LONGEST_MEASURED:]
+        return sorted(measured, key=lambda req: (-req.cached_pages(cache), req.arrival)) + waiting[LONGEST_MEASURED:]
 
 
 class PriorityFirst:

@@ -52,6 +52,11 @@ class PrefixCache(Protocol):
         """Pages the cache holds, used or not."""
         ...
 
+    @property
+    def version(self) -> int:
+        """Another number whenever `measure` may answer otherwise than before."""
+        ...
+
     def measure(self, salt: str, key: bytes) -> int:
         """Pages of `key` that are cached; changes nothing."""
         ...
@@ -86,6 +91,7 @@ class ChunkCache:
 
     evictable = 0
     cached = 0
+    version = 0
 
     def measure(self, salt: str, key: bytes) -> int:  # noqa: ARG002
         """Nothing is ever cached."""

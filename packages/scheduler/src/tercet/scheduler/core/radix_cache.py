@@ -25,6 +25,7 @@ class RadixCache:
         self._unlocked: OrderedDict[Node, None] = OrderedDict()
         self._cached = 0
         self._evictable = 0
+        self._version = 0
 
     @property
     def evictable(self) -> int:
@@ -35,6 +36,11 @@ class RadixCache:
     def cached(self) -> int:
         """Pages in all trees."""
         return self._cached
+
+    @property
+    def version(self) -> int:
+        """Another number whenever `measure` may answer otherwise than before."""
+        return self._version
 
     @property
     def unlocked(self) -> list[Node]:
@@ -95,6 +101,7 @@ class RadixCache:
             self._cached += len(leaf.pages[0])
             self._evictable += len(leaf.pages[0])
             self._touch(leaf)
+            self._version += 1
             node = leaf
         return Inserted(node, existing)
 
@@ -104,6 +111,7 @@ class RadixCache:
         The last leaf is cut, not dropped, where part of it is enough.
         """
         freed: PageLists = [[] for _ in range(self._groups)]
+        self._version += count > 0
         while count > 0 and self._unlocked:
             leaf = next(iter(self._unlocked))
             size = len(leaf.pages[0])

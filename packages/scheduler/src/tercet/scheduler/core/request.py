@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tercet.protocol.messages import TokenizedGenerateReqInput
 from tercet.protocol.values import FinishReason, Logprobs, unpack_ints
 from tercet.scheduler.core.pages import PageLists
-from tercet.scheduler.core.prefix_cache import Node
+from tercet.scheduler.core.prefix_cache import Node, PrefixCache
 
 
 class Req:
@@ -37,6 +37,8 @@ class Req:
         "leader",
         "length",
         "logprobs",
+        "measured",
+        "measured_at",
         "node",
         "offered",
         "opened",
@@ -125,6 +127,8 @@ class Req:
         self.last_step = -1
         self.published = False
         self.steady = False
+        self.measured = 0
+        self.measured_at = -1
         if not self.scored:
             self.prompt_logprobs = []
 
@@ -137,6 +141,11 @@ class Req:
     def to_score(self) -> bool:
         """Whether every prompt position must be computed for its log-probability."""
         return self.logprobs is not None and self.logprobs.prompt and not self.scored
+
+    @property
+    def reusable(self) -> int:
+        """Tokens of those known that it need not compute itself if somebody else has: never the last one."""
+        return 0 if self.to_score else len(self.tokens) - 1
 
     @property
     def has_work(self) -> bool:
@@ -154,6 +163,13 @@ class Req:
     def prefilled(self) -> bool:
         """Whether every prompt token is planned."""
         return self.computed >= self.prompt_tokens
+
+    def cached_pages(self, cache: PrefixCache) -> int:
+        """Pages of a waiting choice that `cache` has; it is asked again only once it has changed."""
+        if self.measured_at != cache.version:
+            self.measured = cache.measure(self.salt, self.cache_key(self.reusable))
+            self.measured_at = cache.version
+        return self.measured
 
     def cache_key(self, tokens: int) -> bytes:
         """The first `tokens` ids as the prefix cache wants them."""
