@@ -1,9 +1,11 @@
 """Everybody's turn comes: under every policy, when memory is short, and when somebody's peer takes nothing."""
 
+from typing import Any
+
 import pytest
 
 from tercet.protocol.messages import Rejected
-from tercet.protocol.values import Grammar, GrammarKind, Resume
+from tercet.protocol.values import Grammar, GrammarKind, LogprobParams, Resume
 from tercet.scheduler.core.config import (
     CoreConfig,
     GrammarPending,
@@ -103,6 +105,97 @@ def test_what_would_follow_a_grammar_that_cannot_be_read_is_refused_before_it_ru
     run.run()
     assert {rid for rid, _ in run.finishes} == {"begun", "c"}
     run.assert_empty()
+
+
+def roomy(**options: Any) -> Driver:
+    """Room for prompts that take many steps of 16 tokens."""
+    config = CoreConfig(**{"token_budget": 16, **options})
+    return Driver(small_capacity(pages=256, page_size=4, slots=8, context_length=1024), config)
+
+
+def computed(run: Driver, slot: int) -> list[int]:
+    """Tokens of a slot in each plan that names it."""
+    return [row.count for plan in run.plans for row in plan.rows if row.slot == slot]
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+@pytest.mark.parametrize("lengths", [[400], [400, 190, 80]])
+@pytest.mark.parametrize("logprobs", [None, LogprobParams(prompt=True)])
+def test_a_short_prompt_does_not_wait_for_long_ones(
+    policy: PolicyName, lengths: list[int], logprobs: LogprobParams | None
+) -> None:
+    run = roomy(policy=policy)
+    wanted = {f"long {length}": request(f"long {length}", [length % 50] * length, priority=9) for length in lengths}
+    for message in wanted.values():
+        run.send(message)
+        run.step()
+    wanted["short"] = request("short", [7, 8, 9, 10], max_new_tokens=2, ignore_eos=True, logprobs=logprobs)
+    run.send(wanted["short"])
+    for _ in range(4):
+        run.step()
+    assert len(run.output["short", 0]) == 2
+    assert ("short", 0) in run.finishes
+    run.run()
+    assert all(run.output[rid, 0] == run.answer(message) for rid, message in wanted.items())
+    if logprobs is not None:
+        assert len(run.prompt_logprobs["short", 0]) == 4
+    run.assert_empty()
+
+
+def test_a_long_prompt_keeps_half_of_each_step_and_what_the_short_ones_leave() -> None:
+    run = roomy()
+    run.send(request("long", [1] * 400, max_new_tokens=1, logprobs=LogprobParams(prompt=True)))
+    run.step()
+    slot = run.plans[0].introduce[0].slot
+    for number in range(20):
+        run.send(*(request(f"s{number}.{other}", [number + 2, other, 5, 5], max_new_tokens=1) for other in range(5)))
+        run.step()
+    assert computed(run, slot) == [16] + [8] * 20
+    run.run()
+    assert all(sum(row.count for row in plan.rows) == 16 for plan in run.plans[:-1])
+    assert all(len({row.slot for row in plan.rows}) == len(plan.rows) for plan in run.plans)
+    assert len(run.prompt_logprobs["long", 0]) == 400
+    assert len(run.finishes) == 101
+
+
+@pytest.mark.parametrize("arrive", ["together", "later"])
+def test_prompts_that_begin_alike_are_computed_one_after_another(arrive: str) -> None:
+    """Beside each other they would each compute what is the same in all of them."""
+    run = roomy()
+    for number in range(4):
+        run.send(request(f"r{number}", [*[1] * 191, 10 + number], max_new_tokens=1))
+        if arrive == "later":
+            run.step()
+    run.run()
+    assert sum(row.count for plan in run.plans for row in plan.rows) == 192 + 3 * 4
+    assert all(sum(row.count for row in plan.rows) == 16 for plan in run.plans[:12])
+    assert len(run.finishes) == 4
+
+
+def test_who_has_much_of_its_prompt_in_the_cache_is_short() -> None:
+    run = roomy()
+    run.send(request("warm", [3] * 200, max_new_tokens=1))
+    run.run()
+    run.send(request("long", [1] * 160, max_new_tokens=1))
+    run.step()
+    run.send(request("known", [*[3] * 200, 4], max_new_tokens=1))
+    run.step()
+    assert ("known", 0) in run.finishes
+
+
+def test_however_few_tokens_a_step_has_left_each_gets_one() -> None:
+    run = roomy(token_budget=8)
+    for number in range(4):
+        run.send(request(f"decode {number}", [number], max_new_tokens=150, ignore_eos=True))
+    run.step()
+    for length in (200, 90, 40, 4):
+        run.send(request(f"prompt {length}", [length % 50] * length, max_new_tokens=1))
+        run.step()
+    for _ in range(3):
+        run.step()
+    assert ("prompt 4", 0) in run.finishes
+    run.run()
+    assert len(run.finishes) == 8
 
 
 @pytest.mark.parametrize("policy", PolicyName)

@@ -88,6 +88,21 @@ def test_a_forced_token_outside_the_vocabulary_ends_its_choice_alone(beyond: int
     assert run.finishes["b", 0] == LENGTH
 
 
+def test_forced_tokens_do_not_wait_for_a_long_prompt() -> None:
+    run = driver(pages=128)
+    long = request("long", [4] * 200, max_new_tokens=2, ignore_eos=True)
+    run.send(long)
+    run.step()
+    guided = request("a", PROMPT, grammar=GRAMMAR, max_new_tokens=13, ignore_eos=True)
+    run.send(guided)
+    for _ in range(3):
+        run.step()
+    assert run.output["a", 0] == run.answer(guided)
+    run.run()
+    assert run.output["long", 0] == run.answer(long)
+    run.assert_empty()
+
+
 def test_an_end_among_forced_tokens_ends_there() -> None:
     run = driver()
     run.send(request("a", PROMPT, grammar=GRAMMAR, stop_token_ids=[12], max_new_tokens=20, ignore_eos=True))

@@ -85,11 +85,15 @@ class World(Driver):
         return went
 
     def look_at(self, plan: Plan) -> None:
-        """Nothing is planned for a blocked peer, and a request that runs alone is admitted to an empty house."""
+        """Nothing is planned for a blocked peer, and a request that runs alone is admitted to an empty house.
+
+        A choice has one row, and each row has its tokens.
+        """
         reqs = self.core.in_flight[-1][1]
         planner = self.core.planner
         assert not any(planner.is_blocked(req) for req in reqs)
         assert sum(row.count for row in plan.rows) <= max(self.core.config.token_budget, self.core.capacity.slots)
+        assert len({row.slot for row in plan.rows}) == len(plan.rows)
         introduced = {init.slot for init in plan.introduce}
         for row, req in zip(plan.rows, reqs, strict=True):
             assert not (req.alone and row.slot in introduced and len(planner.running) > 1)

@@ -43,6 +43,11 @@ class KVMemory:
         """Pages that hold so many tokens."""
         return -(-tokens // self.page_size)
 
+    def missing(self, req: Req) -> int:
+        """Tokens a waiting choice would have to compute if it were admitted now."""
+        cached = req.cached_pages(self.cache) * self.page_size
+        return len(req.tokens) - max(cached, self._common_with_leader(req)[1])
+
     def admit(self, req: Req, reserve: int) -> list[PageCopy] | None:
         """Give a waiting choice a slot and pages for its known tokens, unless fewer than `reserve` pages would be left.
 

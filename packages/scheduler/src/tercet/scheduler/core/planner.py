@@ -12,6 +12,7 @@ from tercet.scheduler.core.config import (
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
+from tercet.scheduler.core.policy import LONGEST_MEASURED
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
 
@@ -26,7 +27,13 @@ step of half a batch costs almost as much as one of the whole."""
 
 
 class Draft:
-    """A plan in the making, and the choices behind its rows."""
+    """A plan in the making, and the choices behind its rows.
+
+    What needs more tokens than a step has would keep everybody out until it is done. So while others want some, it is
+    held back to half of them, and who needs at most half of what it still needs goes beside it: with half of each step
+    that is done no later than the long one alone would have been. Whoever needs more would not be, and waits: perhaps
+    it finds a prompt like its own in the prefix cache then. What the short ones leave goes back to the long one.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -36,10 +43,12 @@ class Draft:
         """Running choices that have more than one token to compute."""
         self.introduce: list[SlotInit] = []
         self.copies: list[PageCopy] = []
-        self.chunks = 0
-        """Rows that do not reach the end of their prompt."""
-        self.longer = 0
-        """Rows of more than one token."""
+        self.decodes = 0
+        """Rows of choices that had just one token to compute; all others come after them."""
+        self.held_back: list[int] = []
+        """Rows that got less than the budget had."""
+        self.shortest = 0
+        """Tokens that the one of them that needs least needs."""
 
     def decode(self, req: Req, step: int) -> None:
         """Plan the one token that a choice has to compute; what that takes of the budget is left to the caller."""
@@ -55,20 +64,52 @@ class Draft:
 
     def add(self, req: Req, step: int) -> None:
         """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
-        start, length = req.computed, req.length
-        count = min(length - start, self.budget)
-        computed = start + count
-        sample = computed == length and length < req.end
-        self.rows.append(Row(req.slot, start, count, sample))
+        self._begin(req, step)
+        self._lengthen(len(self.rows) - 1, self.budget)
+
+    def hold_back(self, req: Req, step: int, others: int) -> None:
+        """Plan half of what the budget allows, or less if each of the others would not find a token in the rest."""
+        needed = req.length - req.computed
+        self.shortest = min(self.shortest, needed) if self.held_back else needed
+        self.held_back.append(len(self.rows))
+        self._begin(req, step)
+        self._lengthen(len(self.rows) - 1, max(1, min(self.budget // 2, self.budget - others)))
+
+    def is_short(self, needed: int) -> bool:
+        """Whether a choice that needs so many tokens may have some beside those that were held back."""
+        return not self.held_back or 2 * needed <= self.shortest
+
+    def give_back(self) -> None:
+        """What is left of the budget is for those that were held back."""
+        for index in self.held_back:
+            if self.budget:
+                self._lengthen(index, self.budget)
+
+    def tell(self, counters: Counters) -> None:
+        """Count what the plan has become."""
+        longer = sum(row.count > 1 for row in self.rows[self.decodes :])
+        counters.steps += 1
+        counters.mixed_steps += 0 < longer < len(self.rows)
+        counters.chunks += sum(req.computed < req.prompt_tokens for req in self.reqs[self.decodes :])
+
+    def _begin(self, req: Req, step: int) -> None:
+        """Add a row of no tokens yet."""
+        self.rows.append(Row(req.slot, req.computed, 0, sample=False))
         self.reqs.append(req)
-        self.budget -= count
-        self.chunks += computed < req.prompt_tokens
-        self.longer += count > 1
-        req.computed = computed
-        if sample:
-            req.length = length + 1
         req.in_flight += 1
         req.last_step = step
+
+    def _lengthen(self, index: int, most: int) -> None:
+        """Give a row that does not sample yet the next tokens of its choice, `most` at the most."""
+        row, req = self.rows[index], self.reqs[index]
+        length = req.length
+        count = min(length - req.computed, most)
+        req.computed += count
+        sample = req.computed == length and length < req.end
+        self.rows[index] = Row(row.slot, row.start, row.count + count, sample)
+        self.budget -= count
+        if sample:
+            req.length = length + 1
 
 
 class Planner:
@@ -100,6 +141,7 @@ class Planner:
             self._relieve(starved, draft, step)
         if self._waiting and not (starved and draft.rows):
             self._admit(draft, step)
+        draft.give_back()
         while not draft.rows and (victim := self._obstacle()):
             self.retract(victim)
             self._admit(draft, step)
@@ -108,9 +150,7 @@ class Planner:
         memory = self._memory
         updates, memory.updates = memory.updates, []
         self._reserve = max(self._config.reserve_floor, self._reserve * RESERVE_DECAY)
-        self._counters.steps += 1
-        self._counters.mixed_steps += 0 < draft.longer < len(draft.rows)
-        self._counters.chunks += draft.chunks
+        draft.tell(self._counters)
         plan = Plan(step=step, introduce=draft.introduce, pages=updates, copies=draft.copies, rows=draft.rows)
         return plan, draft.reqs
 
@@ -153,7 +193,8 @@ class Planner:
                 draft.decode(req, step)
             else:
                 starved.append(req)
-        draft.budget -= len(draft.rows)
+        draft.decodes = len(draft.rows)
+        draft.budget -= draft.decodes
         return starved
 
     def _plan_extends(self, draft: Draft, step: int) -> list[Req]:
@@ -161,14 +202,23 @@ class Planner:
 
         Returns those that found no pages for it; a prompt has had its own since admission.
         """
+        if not draft.extends:
+            return []
         starved = []
+        others = len(draft.extends) + self._could_admit()
         for req in draft.extends:
+            others -= 1
+            needed = req.length - req.computed
             if draft.budget == 0:
                 break
-            if self._has_room(req):
-                draft.add(req, step)
-            else:
+            if not draft.is_short(needed):
+                continue
+            if not self._has_room(req):
                 starved.append(req)
+            elif others and needed > draft.budget:
+                draft.hold_back(req, step, others)
+            else:
+                draft.add(req, step)
         return starved
 
     def _has_room(self, req: Req) -> bool:
@@ -178,18 +228,27 @@ class Planner:
                 return False
         return True
 
+    def _could_admit(self) -> bool:
+        """Whether there is a slot for somebody who waits, and may be memory."""
+        return bool(self._memory.free_slots) and any(not self.is_blocked(req) for req in self._waiting)
+
     def _admit(self, draft: Draft, step: int) -> None:
-        """Let waiting choices in, in order, until budget, slots or memory are short. Nobody jumps a line for memory."""
+        """Let waiting choices in, in order, until budget, slots or memory are short. Nobody jumps a line for memory.
+
+        Beside those that were held back only the short ones start, of the first that wait.
+        """
         admitted: list[Req] = []
         if draft.budget and self._memory.free_slots:
             reserve = sum(self._foreseen(req) for req in self.running)
-            for req in self.line():
+            for req in self.line()[: LONGEST_MEASURED if draft.held_back else None]:
                 if draft.budget == 0:
                     break
                 if self.is_blocked(req):
                     continue
                 if req.hold or (self.running and (req.alone or any(other.alone for other in self.running))):
                     break
+                if draft.held_back and not draft.is_short(self._memory.missing(req)):
+                    continue
                 copies = self._memory.admit(req, reserve + self._foreseen(req) if self.running else 0)
                 if copies is None:
                     break

@@ -7,7 +7,7 @@ from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
 
 LONGEST_MEASURED = 128
-"""Choices whose cached prefix is measured in one step; a longer queue goes on in order of arrival."""
+"""Choices whose cached prefix is measured in one step, at most; for lpm a longer queue goes on in order of arrival."""
 
 
 class SchedulePolicy(Protocol):
