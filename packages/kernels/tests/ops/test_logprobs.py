@@ -1,8 +1,10 @@
 import math
 
+import pytest
 import torch
 
 from tercet.kernels.ops.logprobs import token_logprobs
+from tercet.kernels.ops.sampling import top_candidates
 
 
 def test_logprobs_are_those_of_the_softmax() -> None:
@@ -30,3 +32,29 @@ def test_some_rows_are_scored_as_if_there_were_no_others() -> None:
         token_logprobs(logits, tokens, 2, rows), token_logprobs(logits[rows], tokens, 2), strict=True
     ):
         assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("top", [0, 3])
+@pytest.mark.parametrize("given", [None, [3, 1, 8, 0, 8, 2, 5]])
+def test_temporaries_are_those_of_a_block(top: int, given: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(4)) * 4
+    rows = None if given is None else torch.tensor(given)
+    tokens = torch.arange(9 if given is None else len(given)) * 5
+    whole = token_logprobs(logits, tokens, top, rows)
+    sizes = []
+
+    def watched(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append(block.numel())
+        return top_candidates(block, width)
+
+    monkeypatch.setattr("tercet.kernels.ops.sampling._BLOCK", 149)  # two rows
+    monkeypatch.setattr("tercet.kernels.ops.logprobs.top_candidates", watched)
+    for actual, expected in zip(token_logprobs(logits, tokens, top, rows), whole, strict=True):
+        assert torch.equal(actual, expected)
+    last = [50] if len(tokens) % 2 else []
+    assert sizes == ([100] * (len(tokens) // 2) + last if top else [])
+
+
+def test_nothing_is_scored_of_no_rows() -> None:
+    chosen, ids, values = token_logprobs(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), 3)
+    assert (chosen.shape, ids.shape, values.shape) == ((0,), (0, 3), (0, 3))

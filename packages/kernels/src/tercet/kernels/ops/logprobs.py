@@ -2,7 +2,7 @@
 
 import torch
 
-from tercet.kernels.ops.sampling import top_candidates
+from tercet.kernels.ops.sampling import rows_of_block, top_candidates
 
 
 def token_logprobs(
@@ -13,9 +13,20 @@ def token_logprobs(
     Of all rows, or of those that `rows` names: int64, one for each of the tokens.
     This is the log-softmax of what it is given. Reported are always the model's raw logits, before temperature,
     penalties, bias and grammar. Equally likely tokens are listed by id.
+    A block of rows is looked at at a time: temporaries take the same memory however many there are.
     """
-    if rows is not None:
-        logits = logits[rows]
+    size = rows_of_block(logits.shape[1])
+    parts = []
+    for first in range(0, max(1, len(tokens)), size):
+        block = slice(first, first + size)
+        parts.append(_token_logprobs(logits[block if rows is None else rows[block]], tokens[block], top))
+    chosen, ids, values = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return chosen, ids, values
+
+
+def _token_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     total = logits.float().logsumexp(-1, keepdim=True)
     chosen = logits.gather(1, tokens[:, None]).float() - total
     if not top:

@@ -16,7 +16,7 @@ _FIRST_WIDTH = 512
 """Candidates looked at first: enough for most top-p and min-p, and far cheaper to find than an ordered vocabulary."""
 
 _BLOCK = 1 << 22
-"""Logits sampled from at a time: bounds the memory of the temporaries."""
+"""Logits looked at at a time: bounds the memory of the temporaries."""
 
 _COLDEST = 1e-30
 """Lower temperatures are taken as this one, so that no division overflows."""
@@ -39,6 +39,11 @@ class Filters:
     def rows(self, index: torch.Tensor) -> "Filters":
         """The filters of some rows."""
         return replace(self, top_k=self.top_k[index], top_p=self.top_p[index], min_p=self.min_p[index])
+
+
+def rows_of_block(vocab: int) -> int:
+    """How many rows of logits are looked at at a time."""
+    return max(1, _BLOCK // vocab)
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -74,7 +79,7 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | N
     logits [rows, vocab] of any floating dtype, drawn from as float32; temperature float32 [rows] above 0. A row draws
     the same whatever else is drawn.
     """
-    size = max(1, _BLOCK // logits.shape[1])
+    size = rows_of_block(logits.shape[1])
     if len(logits) <= size:
         return _sample(logits, temperature, filters, noise)
     blocks = torch.split(torch.arange(len(logits), device=logits.device), size)
