@@ -1,6 +1,7 @@
 """Buckets, padding and the order of recording, on a recorder that plays graphs back on the CPU."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
+from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, decode_buckets
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.shrinking import ShrinkingModel
@@ -142,6 +143,51 @@ def test_where_recording_fails_steps_are_launched_as_they_are(attending: Any, st
     assert tape.recorded == [4]
     batch = given.step([(0, 1, 1), (1, 1, 1)])
     assert len(runner(batch.input_ids, batch.positions, batch)) == 2
+
+
+class Stream:
+    """As CUDA's, but it only remembers for whom it waited."""
+
+    def __init__(self) -> None:
+        self.waited: list[Stream] = []
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.waited.append(other)
+
+
+class Recording:
+    """A graph without CUDA."""
+
+    def capture_begin(self, **_: Any) -> None: ...
+
+    def capture_end(self) -> None: ...
+
+    def replay(self) -> None: ...
+
+
+@pytest.mark.parametrize("good", [0, 1, 2])
+def test_steps_wait_for_what_a_recording_launched_also_where_it_fails(
+    good: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current, side = Stream(), Stream()
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr("torch.cuda.Stream", lambda: side)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: current)
+    monkeypatch.setattr("torch.cuda.stream", nullcontext)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", Recording)
+    answers = iter([torch.zeros(1)] * good)
+
+    def run() -> torch.Tensor:
+        assert side.waited == [current], "what steps wrote is there"
+        assert not current.waited
+        answer = next(answers, None)
+        if answer is None:
+            raise torch.OutOfMemoryError
+        return answer
+
+    with nullcontext() if good == 2 else pytest.raises(torch.OutOfMemoryError):
+        CudaRecorder().record(run)
+    assert current.waited == [side]
 
 
 def test_a_runner_does_not_notice(attending: Any, steps: Any) -> None:

@@ -46,17 +46,20 @@ class CudaRecorder:
         """Runs it once before, which compiles kernels and makes the handles that recording may not.
 
         Not by `torch.cuda.graph`, which gives back all free memory first: the steps between would have to get it again.
+        Also where it raises, what comes next waits for what was launched, which reads memory that steps write into.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            run()
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                output = run()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                run()
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    output = run()
+                finally:
+                    graph.capture_end()
+        finally:
+            torch.cuda.current_stream().wait_stream(self._stream)
         return graph.replay, output
 
 
