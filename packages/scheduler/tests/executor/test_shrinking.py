@@ -1,5 +1,5 @@
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -72,8 +72,71 @@ def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog:
         for _ in range(2):
             batch = given.step([(0, 12, 12), (1, 8, 8)])
             model(batch.input_ids, batch.positions, batch)
-    assert device.tried == [20, 10, 10, 10, 10]
-    assert caplog.messages == ["no memory for a step of 20 tokens: from now on at most 10"]
+    assert device.tried == [20, 20, 10, 10, 10, 10]
+    assert [message for message in caplog.messages if "step" in message] == [
+        "no memory for a step of 20 tokens: for a while at most 10"
+    ]
+
+
+def test_a_limit_is_forgotten(attending: Any, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.scheduler.executor.shrinking._FORGOTTEN_AFTER", 3)
+    device = Small(attending, 10)
+    model = ShrinkingModel(device, lambda: None)
+    given = steps()
+    for room in (10, 10, 100, 100):
+        device.room = room
+        batch = given.step([(0, 12, 12), (1, 8, 8)])
+        model(batch.input_ids, batch.positions, batch)
+    assert device.tried == [20, 20, 10, 10, 10, 10, 20, 20]
+
+
+class Hiccup(Small):
+    """A device that once has no memory."""
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any) -> torch.Tensor:
+        try:
+            return super().__call__(input_ids, positions, batch)
+        finally:
+            self.room = 100
+
+
+def test_what_is_over_when_memory_was_given_back_limits_nothing(attending: Any, steps: Any) -> None:
+    device = Hiccup(attending, 1)
+    model = ShrinkingModel(device, lambda: None)
+    given = steps()
+    for rows in ([(0, 1, 1), (1, 1, 1)], [(0, 12, 13), (1, 8, 9)]):
+        batch = given.step(rows)
+        model(batch.input_ids, batch.positions, batch)
+    assert device.tried == [2, 2, 20]
+
+
+class Scarce(torch.Tensor):
+    """A tensor of which the first copy, or the first joining, finds no memory."""
+
+    fails: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in cls.fails:
+            cls.fails.remove(func)
+            raise torch.OutOfMemoryError
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class Wrapping(Small):
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any) -> torch.Tensor:
+        return super().__call__(input_ids, positions, batch).as_subclass(Scarce)
+
+
+@pytest.mark.parametrize("operation", [torch.Tensor.clone, torch.cat])
+def test_parts_are_put_together_when_memory_was_given_back(operation: Any, attending: Any, steps: Any) -> None:
+    plain, small = steps(), steps()
+    expected_batch, batch = plain.step(MIXED), small.step(MIXED)
+    expected = attending(expected_batch.input_ids, expected_batch.positions, expected_batch)
+    Scarce.fails = [operation]
+    actual = ShrinkingModel(Wrapping(attending, 11), lambda: None)(batch.input_ids, batch.positions, batch)
+    torch.testing.assert_close(actual.as_subclass(torch.Tensor), expected)
+    assert not Scarce.fails
 
 
 def test_no_memory_for_one_token_is_an_error(attending: Any, steps: Any) -> None:

@@ -1,6 +1,5 @@
 """A model that computes a step in parts when the device has not the memory for it whole."""
 
-import gc
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,19 +9,16 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.model_runner import Model
+from tercet.scheduler.executor.shortage import again, release_cached
 
 logger = logging.getLogger(__name__)
 
-
-def release_cached() -> None:
-    """Give memory that torch keeps back to the device, where it may become one piece."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+_FORGOTTEN_AFTER = 256
+"""Calls of the model that found memory: then one as large as what failed may find it, too."""
 
 
 class ShrinkingModel:
-    """A `Model` around another. Once a step was too large, steps of that size are halved before they fail.
+    """A `Model` around another. Once a step was too large, steps of that size are halved for a while before they fail.
 
     A step may be computed twice, which changes nothing: the same keys and values are written again.
     """
@@ -31,35 +27,36 @@ class ShrinkingModel:
         self._model = model
         self._release = release
         self._most: int | None = None
+        self._found = 0  # calls that found memory since one did not
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """See `Model`. Raises torch.OutOfMemoryError where there is no memory for one token."""
         tokens = len(input_ids)
         if self._most is None or tokens <= self._most:
             try:
-                return self._model(input_ids, positions, batch)
+                hidden = again(lambda: self._model(input_ids, positions, batch), self._release)
+                self._found += 1
+                if self._found >= _FORGOTTEN_AFTER:
+                    self._most = None
+                return hidden
             except torch.OutOfMemoryError:
                 if tokens == 1:
                     raise
-                self._most = tokens // 2
-                logger.warning("no memory for a step of %d tokens: from now on at most %d", tokens, self._most)
+                self._most, self._found = tokens // 2, 0
+                logger.warning("no memory for a step of %d tokens: for a while at most %d", tokens, self._most)
             self._release()
         parts = []
         for part in halves(batch):
             for backend, group in zip(part.backends, part.attention, strict=True):
                 backend.plan(group)
+            hidden = self(part.input_ids, part.positions, part)
             # What a graph gives is good until its next replay, and that may be the other half's.
-            parts.append(self(part.input_ids, part.positions, part).clone())
-        return torch.cat(parts)
+            parts.append(again(hidden.clone, self._release))
+        return again(lambda: torch.cat(parts), self._release)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Model`. Where there is no memory, all that torch keeps is given back first."""
-        try:
-            return self._model.compute_logits(hidden)
-        except torch.OutOfMemoryError:
-            logger.warning("no memory for the logits of %d rows: what is kept for later is given back", len(hidden))
-        self._release()
-        return self._model.compute_logits(hidden)
+        return again(lambda: self._model.compute_logits(hidden), self._release)
 
 
 def halves(batch: ForwardBatch) -> tuple[ForwardBatch, ForwardBatch]:
