@@ -43,11 +43,11 @@ def test_the_worst_plan_fills_the_step_and_every_slot() -> None:
     assert [row.count for row in worst_plan(slots=9, tokens=4, context_length=16).rows] == [1] * 9
 
 
-def test_it_runs_on_a_model(attending: Any) -> None:
+def rehearsed(model: Any, ops: Any) -> None:
     rehearse(
-        attending,
+        model,
         TorchNativeAttention,
-        sampler_ops,
+        ops,
         KVShape(page_size=4, kv_heads=1, head_dim=4, dtype=torch.float32),
         layers=[0],
         slots=3,
@@ -56,4 +56,25 @@ def test_it_runs_on_a_model(attending: Any) -> None:
         vocab_size=50,
         device=torch.device("cpu"),
     )
+
+
+def test_it_runs_on_a_model(attending: Any) -> None:
+    rehearsed(attending, sampler_ops)
     assert attending.calls == [20]
+
+
+class Cramped:
+    """Room for one row less than sample at once."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sampler_ops, name)
+
+    def sample(self, logits: torch.Tensor, *given: Any) -> torch.Tensor:
+        if len(logits) > 2:
+            raise torch.OutOfMemoryError
+        return sampler_ops.sample(logits, *given)
+
+
+def test_the_worst_step_is_not_computed_in_parts(attending: Any) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        rehearsed(attending, Cramped())

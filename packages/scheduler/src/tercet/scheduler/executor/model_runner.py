@@ -16,7 +16,8 @@ from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.executor.sampler import Sampled, Sampler, SamplingOps
+from tercet.scheduler.executor.sampler import Sampled, Sampler, SamplingOps, joined
+from tercet.scheduler.executor.shortage import again, in_parts, release_cached
 from tercet.scheduler.executor.slot_grammars import GuidedRows, Outcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
@@ -39,7 +40,10 @@ class Model(Protocol):
 
 
 class ModelRunner:
-    """One model on one device, with its pool, its slots and its sampler."""
+    """One model on one device, with its pool, its slots and its sampler.
+
+    Rows for whose logits there is no memory at once are sampled and scored in parts, after a call of `release`.
+    """
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class ModelRunner:
         device: torch.device,
         sampling_ops: SamplingOps = sampler_ops,
         grammars: SlotGrammars | None = None,
+        release: Callable[[], None] = release_cached,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -65,6 +70,7 @@ class ModelRunner:
         self._sampler = Sampler(slots, vocab_size, device, sampling_ops)
         self._sampling_ops = sampling_ops
         self._grammars = grammars
+        self._release = release
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
@@ -88,7 +94,7 @@ class ModelRunner:
             self._inits[init.slot] = init
             self._scored[init.slot] = init.prompt_logprobs
             self._tables.introduce(init)
-        self._sampler.introduce(inits)
+        again(partial(self._sampler.introduce, inits), self._release)
         if self._grammars is not None:
             self._grammars.introduce(inits)
 
@@ -112,15 +118,23 @@ class ModelRunner:
         """Sample for the slots of the rows that want it, and give each its new token."""
         if not len(slots):
             return None
-        if len(slots) < len(hidden):
-            hidden = hidden[inputs.sample_index]
-        logits = self._model.compute_logits(hidden)
-        masks = None if guided is None else guided.masks.result
-        sampled = self._sampler.sample(
-            logits, slots, inputs.output_positions, masks, sent_positions=inputs.sent_positions
-        )
+        run = partial(self._sample_rows, hidden, inputs, slots, guided)
+        sampled = joined(in_parts(run, 0, len(slots), self._release))
         self._tables.write_sampled(inputs.sampled_places, sampled.tokens)
         return sampled
+
+    def _sample_rows(
+        self, hidden: torch.Tensor, inputs: StepInputs, slots: Array, guided: GuidedRows | None, rows: slice
+    ) -> Sampled:
+        """Sample for some of the rows that want it."""
+        hidden = hidden[rows if len(slots) == len(hidden) else inputs.sample_index[rows]]
+        return self._sampler.sample(
+            self._model.compute_logits(hidden),
+            slots[rows],
+            inputs.output_positions[rows],
+            None if guided is None else lambda: guided.masks.result()[rows],
+            sent_positions=inputs.sent_positions[rows],
+        )
 
     @torch.inference_mode()
     def _settle(self, guided: GuidedRows, rows: Sequence[Row], tokens: Sequence[int]) -> Outcome:
@@ -151,11 +165,13 @@ class ModelRunner:
         return results
 
     def _score(self, index: int, states: torch.Tensor, targets: torch.Tensor, top: int) -> PromptLogprobs:
+        def score(rows: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            logits = self._model.compute_logits(states[rows])
+            return self._sampling_ops.token_logprobs(logits, targets[rows], top)
+
         parts = []
         for first in range(0, len(targets), _PROMPT_CHUNK):
-            chunk = slice(first, first + _PROMPT_CHUNK)
-            logits = self._model.compute_logits(states[chunk])
-            parts.append(self._sampling_ops.token_logprobs(logits, targets[chunk], top))
+            parts += in_parts(score, first, min(first + _PROMPT_CHUNK, len(targets)), self._release)
         chosen, top_ids, top_logprobs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return PromptLogprobs(index, chosen, top_ids, top_logprobs)
 

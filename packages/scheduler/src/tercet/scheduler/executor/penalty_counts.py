@@ -34,23 +34,24 @@ class PenaltyCounts:
             self._free.append(self._row_of.pop(slot))
 
     def introduce(self, slot: int, tokens: Sequence[int], prompt_tokens: int) -> None:
-        """Count the tokens known of a choice."""
+        """Count the tokens known of a choice that has no counts. Where that raises, it still has none."""
         if not self._free:
             self._grow()
-        row = self._row_of[slot] = self._free.pop()
+        row = self._free[-1]
         known = torch.tensor(tokens, dtype=torch.int64).to(self._output.device)
         self._output[row] = torch.bincount(known[prompt_tokens:], minlength=self._output.shape[1])
         self._prompt[row] = False
         self._prompt[row, known[:prompt_tokens]] = True
+        self._row_of[slot] = self._free.pop()
 
     def add(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Count one more token at each of the rows, which may be named twice; -1 counts nothing."""
         self._output.index_put_((rows, tokens.clamp(min=0)), (tokens >= 0).int(), accumulate=True)
 
     def _grow(self) -> None:
-        old = len(self._output)
-        self._free += range(old, max(4, 2 * old))
-        more = max(4, 2 * old) - old
-        vocab_size = self._output.shape[1]
-        self._output = torch.cat([self._output, self._output.new_zeros(more, vocab_size)])
-        self._prompt = torch.cat([self._prompt, self._prompt.new_zeros(more, vocab_size)])
+        old, vocab_size = self._output.shape
+        size = max(4, 2 * old)
+        output = torch.cat([self._output, self._output.new_zeros(size - old, vocab_size)])
+        prompt = torch.cat([self._prompt, self._prompt.new_zeros(size - old, vocab_size)])
+        self._output, self._prompt = output, prompt  # both, or neither where there is no memory for one
+        self._free += range(old, size)

@@ -58,7 +58,10 @@ def rehearse(
     vocab_size: int,
     device: torch.device,
 ) -> None:
-    """Run the worst plan over a cache of one page, which all its rows write over: only the memory it takes matters."""
+    """Run the worst plan over a cache of one page, which all its rows write over: only the memory it takes matters.
+
+    It is not computed in parts: raises torch.OutOfMemoryError where there is no memory for all of it at once.
+    """
     pool = KVPool([KVGroup(name="rehearsal", layers=layers, pages=1)], shape, device)
     runner = ModelRunner(
         model,
@@ -69,8 +72,13 @@ def rehearse(
         vocab_size=vocab_size,
         device=device,
         sampling_ops=ops,
+        release=_refuse,
     )
     runner.execute(worst_plan(slots, tokens, context_length)).result()
+
+
+def _refuse() -> None:
+    raise torch.OutOfMemoryError("no memory to sample for every row at once")
 
 
 def measured_kv_bytes(available: Callable[[], int], run: Callable[[], None], share: float, tokens: int) -> int:

@@ -10,6 +10,7 @@ only what changes with the position.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,6 +87,30 @@ class Sampled:
     logprobs: TokenLogprobs | None
 
 
+def joined(parts: Sequence[Sampled]) -> Sampled:
+    """What rows gave that were sampled in parts, as if at once."""
+    if len(parts) == 1:
+        return parts[0]
+    tokens = torch.cat([part.tokens for part in parts])
+    firsts = accumulate((len(part.tokens) for part in parts), initial=0)
+    reports = [(first, part.logprobs) for first, part in zip(firsts, parts, strict=False) if part.logprobs is not None]
+    if not reports:
+        return Sampled(tokens, None)
+    widest = max(report.top_ids.shape[1] for _, report in reports)
+
+    def padded(top: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(top, (0, widest - top.shape[1]))  # nobody reads more than their `tops`
+
+    logprobs = TokenLogprobs(
+        rows=[first + row for first, report in reports for row in report.rows],
+        tops=[top for _, report in reports for top in report.tops],
+        chosen=torch.cat([report.chosen for _, report in reports]),
+        top_ids=torch.cat([padded(report.top_ids) for _, report in reports]),
+        top_logprobs=torch.cat([padded(report.top_logprobs) for _, report in reports]),
+    )
+    return Sampled(tokens, logprobs)
+
+
 @dataclass(frozen=True, eq=False)
 class _Draw:
     """`slot_params.Draw` on the device; `rows` is None where all rows are drawn so."""
@@ -141,7 +166,8 @@ class Sampler:
 
         `positions` are the output positions of the tokens to be sampled: 0 is the first after the prompt;
         `sent_positions` are the same where the logits are, int64. A row whose mask allows nothing gets -1.
-        Nothing but a penalty or a bias costs a float32 copy of the logits.
+        Nothing but a penalty or a bias costs a float32 copy of the logits. Where it raises, no token was counted: the
+        rows can be sampled again, from logits made anew.
         """
         rows = self._rows_of(np.asarray(slots))
         positions = np.asarray(positions)
@@ -164,10 +190,11 @@ class Sampler:
         tokens = self._choose(logits, rows.draws, sent_positions)
         if finite is not None:
             tokens = torch.where(finite, tokens, -1)
+        logprobs = self._report(logits, raw, rows, tokens)
         if rows.penalised is not None:
             numbers, sequences, _ = rows.penalised
             self._counts.add(sequences, tokens[numbers])
-        return Sampled(tokens, self._report(logits, raw, rows, tokens))
+        return Sampled(tokens, logprobs)
 
     def count(self, slot: int, tokens: Sequence[int]) -> None:
         """Tokens that a slot was given without sampling; those sampled are counted already."""
