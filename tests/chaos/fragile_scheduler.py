@@ -14,7 +14,7 @@ from tercet.scheduler import wiring
 from tercet.scheduler.__main__ import main
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
-from tercet.scheduler.ports import Executor, GrammarReader, Pending
+from tercet.scheduler.ports import Advance, Executor, GrammarReader, Pending
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -46,9 +46,9 @@ class FragileExecutor:
 
 
 def build_fragile(
-    options: ModelOptions, schedule: ScheduleOptions, path: Path, report: Callable[[int, int], None]
+    options: ModelOptions, schedule: ScheduleOptions, path: Path, report: Callable[[int, int], None], advance: Advance
 ) -> Executor:
-    return FragileExecutor(wiring.build_torch(options, schedule, path, report))
+    return FragileExecutor(wiring.build_torch(options, schedule, path, report, advance))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResu
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.model_runner import Model
-from tercet.scheduler.executor.shrinking import release_cached
+from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
 from tercet.scheduler.ports import Pending
 from tercet.scheduler.testing import request

@@ -76,6 +76,16 @@ async def test_one_input_that_fails_ends_the_request_and_aborts_the_others(http_
         await served.until_idle()
 
 
+async def test_an_input_too_large_for_the_machine_is_the_clients_to_shorten(http_of: Http) -> None:
+    finish = FinishReason(FinishType.ERROR, message="there is not the memory", code="context_length_exceeded")
+    async with serving(engine(vector=lambda _: finish)) as served:
+        answer = await http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": "cat"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+        told = error["message"], error["code"], error["param"]
+        assert told == ("there is not the memory", "context_length_exceeded", "input")
+
+
 async def test_a_scheduler_that_dies_costs_nothing(http_of: Http) -> None:
     made = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
     async with serving(made) as served:

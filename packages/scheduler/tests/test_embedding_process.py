@@ -175,10 +175,10 @@ def test_another_way_of_pooling_is_another_model(encoder: Path) -> None:
 def test_an_encoder_has_no_cache(encoder: Path) -> None:
     options = ModelOptions(model=str(encoder), device="cpu", kv_cache_dtype="fp8_e4m3")
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8_e4m3 is for models that generate"):
-        ENCODERS["torch"](options, Task.EMBED, encoder, lambda *_: None)
+        ENCODERS["torch"](options, Task.EMBED, encoder, lambda *_: None, lambda: None)
 
 
-def test_what_an_encoder_does_is_not_recorded(encoder: Path, tmp_path: Path) -> None:
-    process = ProcessOptions(peer="scheduler-0", listen=f"ipc://{tmp_path}", event_log=str(tmp_path / "log"))
+def test_what_an_encoder_does_is_not_recorded(network: Network, encoder: Path, tmp_path: Path) -> None:
+    process = ProcessOptions(peer="scheduler-0", listen=f"ipc://{network.directory}", event_log=str(tmp_path / "log"))
     with pytest.raises(ConfigError, match="event-log"):
-        SchedulerProcess(process, ModelOptions(model=str(encoder)), ScheduleOptions())
+        SchedulerProcess(process, ModelOptions(model=str(encoder)), ScheduleOptions()).run()

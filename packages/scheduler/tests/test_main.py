@@ -39,7 +39,6 @@ def complaint(options: list[str], capfd: pytest.CaptureFixture[str]) -> str:
         (["--device", "tpu"], "--device must be auto, cpu, cuda"),
         (["--listen", "somewhere"], "'somewhere' is neither ipc://"),
         (["--peer", "a/b"], "'a/b' is no peer id"),
-        (["--model", "/nonexistent"], "'/nonexistent' is neither a directory"),
     ],
 )
 def test_options_that_cannot_work_are_refused(
@@ -66,6 +65,11 @@ def test_options_that_do_not_go_with_the_model_are_refused(
 ) -> None:
     common = ["--model", str(checkpoints("llama")), "--device", "cpu", "--listen", listen]
     assert words in complaint([*common, *options], capfd)
+
+
+def test_a_model_that_is_nowhere_is_refused(capfd: pytest.CaptureFixture[str], listen: str) -> None:
+    words = "'/nonexistent' is neither a directory nor a Hugging Face id"
+    assert words in complaint(["--model", "/nonexistent", "--listen", listen], capfd)
 
 
 def test_a_model_whose_weights_do_not_fit_is_refused(

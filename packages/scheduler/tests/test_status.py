@@ -1,3 +1,4 @@
+from tercet.protocol.pulse import is_stuck
 from tercet.protocol.testing import ScriptedClock
 from tercet.protocol.values import Held, Load, Phase
 from tercet.scheduler.status import StatusBoard
@@ -13,6 +14,36 @@ def test_a_step_ages_until_it_ends() -> None:
     board.end_step()
     beat = board.heartbeat("f")
     assert (beat.steps, beat.step_age, beat.longest_step) == (1, 0.0, 3.0)
+
+
+def test_a_step_that_tells_of_its_pieces_is_as_old_as_the_last_of_them() -> None:
+    clock = ScriptedClock()
+    board = StatusBoard(clock)
+    board.advance()
+    clock.advance(500.0)
+    board.begin_step()
+    for _ in range(10):
+        clock.advance(10.0)
+        assert board.heartbeat("f").step_age == 10.0
+        board.advance()
+    clock.advance(4.0)
+    board.end_step(more=True)
+    beat = board.heartbeat("f")
+    assert (beat.steps, beat.step_age, beat.longest_step) == (1, 0.0, 10.0), "what a step takes in all says nothing"
+    clock.advance(199.0)
+    assert not is_stuck(board.heartbeat("f"))
+    clock.advance(2.0)
+    assert is_stuck(board.heartbeat("f"))
+
+
+def test_a_step_that_tells_nothing_is_stuck_when_it_is_older_than_any_piece() -> None:
+    clock = ScriptedClock()
+    board = StatusBoard(clock)
+    board.begin_step()
+    clock.advance(1.0)
+    board.advance()
+    clock.advance(31.0)
+    assert is_stuck(board.heartbeat("f"))
 
 
 def test_the_last_of_several_steps_in_flight_ages_too() -> None:

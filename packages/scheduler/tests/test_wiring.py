@@ -25,8 +25,10 @@ from tercet.protocol.messages import (
     TokenizerFilesReq,
 )
 from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
+from tercet.protocol.probe import probe
 from tercet.protocol.testing import Listener, Network
 from tercet.protocol.values import Phase, Role, Task, unpack_ints
+from tercet.scheduler import wiring
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.event_log import read_events, replay
@@ -93,7 +95,7 @@ def test_the_dtype_of_the_cache_decides_what_fits_and_who_may_take_over(checkpoi
     dtypes: tuple[Literal["bfloat16", "fp8_e4m3"], ...] = ("bfloat16", "fp8_e4m3")
     for dtype in dtypes:
         model = ModelOptions(model=str(path), device="cpu", kv_cache_dtype=dtype, kv_cache_bytes=1 << 16)
-        executor = build_torch(model, ScheduleOptions(), path, lambda *_: None)
+        executor = build_torch(model, ScheduleOptions(), path, lambda *_: None, lambda: None)
         pages.append(executor.capacity.groups[0].pages)
         executor.close()
         weights.append(identity_of(model, Task.GENERATE, path).weights)
@@ -123,6 +125,7 @@ def test_tokenizer_files_are_given_while_the_model_still_loads(
     loaded = threading.Event()
 
     def load(*arguments: Any) -> Executor:
+        assert arguments[-1] == process._board.advance
         assert loaded.wait(PATIENCE)
         return build_fake(*arguments)
 
@@ -223,6 +226,70 @@ def test_a_process_that_loads_leaves_at_once(
     assert isinstance(down, PeerDown)
     assert "stopped" in down.reason
     assert process.wait(PATIENCE) == 0
+
+
+FETCHED_FOR_EVER = """
+import time
+from tercet.scheduler import wiring
+from tercet.scheduler.__main__ import main
+
+wiring.resolve_model = lambda name: time.sleep(600)
+main()
+"""
+
+
+def test_a_process_whose_model_is_fetched_lives_is_not_ready_and_leaves_at_once(network: Network) -> None:
+    frontend = Listener(network.node(Role.FRONTEND))
+    address = f"ipc://{network.directory}"
+    command = [sys.executable, "-c", FETCHED_FOR_EVER, "--peer", "scheduler-0", "--listen", address]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            frontend.wait_for(PeerUp, timeout=PATIENCE)
+            frontend.node.send("scheduler-0", TokenizerFilesReq(id="t"))
+            beat = frontend.wait_for(Heartbeat, timeout=PATIENCE).message
+            assert isinstance(beat, Heartbeat)
+            assert beat.phase == Phase.LOADING
+            assert probe(address, Role.SCHEDULER, live=True, timeout=PATIENCE)
+            assert not probe(address, Role.SCHEDULER, timeout=1.0)
+            process.send_signal(signal.SIGTERM)
+            down = frontend.wait_for(PeerDown, "scheduler-0", timeout=PATIENCE).message
+            assert isinstance(down, PeerDown)
+            assert "stopped" in down.reason
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+
+
+def test_whoever_asks_for_files_before_the_model_is_found_gets_them_then(
+    network: Network, checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked = checkpoints("llama"), threading.Event()
+
+    def resolve(name: str) -> Path:
+        assert asked.wait(PATIENCE)
+        return Path(name)
+
+    monkeypatch.setattr(wiring, "resolve_model", resolve)
+    process = SchedulerProcess(
+        ProcessOptions(peer="scheduler-0", listen=f"ipc://{network.directory}"),
+        ModelOptions(model=str(path), executor="fake"),
+        ScheduleOptions(),
+    )
+    thread = threading.Thread(target=process.run)
+    thread.start()
+    frontend = Listener(network.node(Role.FRONTEND))
+    frontend.wait_for(PeerUp, timeout=PATIENCE)
+    assert frontend.node.send("scheduler-0", TokenizerFilesReq(id="t"))
+    while not process._asked_early:
+        frontend.wait_for(Heartbeat, timeout=PATIENCE)
+    asked.set()
+    answer = frontend.wait_for(TokenizerFiles, timeout=PATIENCE).message
+    assert isinstance(answer, TokenizerFiles)
+    assert (answer.id, answer.model) == ("t", path.name)
+    frontend.wait_for(PeerReady, timeout=PATIENCE)
+    process.stop()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 TOLD_TO_LEAVE_IN_VAIN = """

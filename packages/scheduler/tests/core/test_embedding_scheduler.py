@@ -37,9 +37,9 @@ POISON = 49
 class Run:
     """A core, a fake encoder, and what came out for each frontend."""
 
-    def __init__(self, capacity: EncoderCapacity = CAPACITY, **config: object) -> None:
+    def __init__(self, capacity: EncoderCapacity = CAPACITY, room: int | None = None, **config: object) -> None:
         self.core = EmbeddingScheduler(CoreConfig(**{"token_budget": 8, **config}), capacity)  # type: ignore[arg-type]
-        self.encoder = FakeEncoder(capacity, poison=POISON)
+        self.encoder = FakeEncoder(capacity, poison=POISON, room=room)
         self.plans: list[EncodePlan] = []
         self.in_flight: deque[EncodeResult] = deque()
         self.vectors: dict[tuple[str, str, int], list[float]] = {}
@@ -226,6 +226,17 @@ def test_numbers_that_are_not_finite_end_their_input_only() -> None:
     run.run()
     assert run.finishes["f0", "bad", 0].type is FinishType.ERROR
     assert run.vectors.keys() == {("f0", "good", 0)}
+
+
+def test_an_input_that_there_is_no_memory_for_ends_alone_and_by_a_code_that_says_so() -> None:
+    run = Run(room=18, token_budget=40)
+    run.send(embedding_request("large", ids(2, 19)), embedding_request("good", ids(1, 18)))
+    assert len(run.run()) == 1
+    assert run.vectors.keys() == {("f0", "good", 0)}
+    finish = run.finishes["f0", "large", 0]
+    assert (finish.type, finish.code) == (FinishType.ERROR, "context_length_exceeded")
+    assert "19 tokens" in finish.message
+    assert run.core.empty
 
 
 def test_an_input_that_must_run_alone_does() -> None:

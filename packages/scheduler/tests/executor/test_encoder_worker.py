@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tercet.protocol.values import Task, pack_ints, unpack_floats
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeRow
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.packed import Packed
 
 VOCAB_SIZE = 97
 LENGTHS = [5, 1, 12, 5, 30, 12, 2, 19, 5]
@@ -117,7 +119,7 @@ def some_inputs(types: int = 1) -> list[EncodeRow]:
 
 def vectors_of(worker: EncoderWorker, rows: Sequence[EncodeRow]) -> list[torch.Tensor]:
     result = worker.submit(EncodePlan(step=5, rows=list(rows))).result()
-    assert (result.step, result.failed) == (5, [])
+    assert (result.step, result.failed, result.too_large) == (5, [], [])
     width = worker.capacity.width
     numbers = torch.tensor(list(unpack_floats(result.vectors)))
     assert len(numbers) == width * len(rows)
@@ -236,6 +238,71 @@ def test_numbers_that_are_not_finite_are_told_by_row(make: Make) -> None:
     worker._model.module.embeddings.word_embeddings.weight[9] = float("nan")  # type: ignore[operator, union-attr]
     rows = [EncodeRow(pack_ints(ids)) for ids in ([5, 6, 7], [8, 9], [10])]
     assert worker.submit(EncodePlan(step=0, rows=rows)).result().failed == [1]
+
+
+class Small(torch.nn.Module):
+    """A model with room for so many tokens at once. What it says beyond is one of the ways in which memory runs out."""
+
+    def __init__(self, module: torch.nn.Module, room: int, error: Exception | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.room = room
+        self.error = error
+        self.tried: list[int] = []
+
+    def forward(self, packed: Packed) -> torch.Tensor:
+        tokens = len(packed.input_ids)
+        self.tried.append(tokens)
+        if tokens > self.room:
+            if self.error is not None:
+                raise self.error
+            torch.empty(1 << 50, dtype=torch.uint8)  # more than any address space has
+        hidden: torch.Tensor = self.module(packed)
+        return hidden
+
+
+def shrink(worker: EncoderWorker, room: int, error: Exception | None = None) -> Small:
+    small = Small(worker._model.module, room, error)
+    worker._model = replace(worker._model, module=small)
+    return small
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), None])
+@pytest.mark.parametrize("room", [30, 45, 62])
+def test_a_step_that_there_is_no_memory_for_is_computed_in_halves(
+    room: int, error: Exception | None, make: Make
+) -> None:
+    directory, _ = make("BertModel", {})
+    worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
+    rows = some_inputs()
+    wanted = [vectors_of(worker, [row])[0] for row in rows]
+    small = shrink(worker, room, error)
+    for vector, exact in zip(vectors_of(worker, rows), wanted, strict=True):
+        close(vector, exact)
+    assert small.tried[0] == sum(LENGTHS) > room
+    assert sum(count for count in small.tried if count <= room) == sum(LENGTHS)
+
+
+def test_an_input_that_there_is_no_memory_for_fails_alone(make: Make) -> None:
+    directory, _ = make("BertModel", {})
+    worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
+    rows = some_inputs()
+    wanted = torch.stack([vectors_of(worker, [row])[0] for row in rows])
+    shrink(worker, 13, torch.OutOfMemoryError())
+    result = worker.submit(EncodePlan(step=0, rows=rows)).result()
+    assert (result.too_large, result.failed) == ([4, 7], [])
+    vectors = torch.tensor(list(unpack_floats(result.vectors))).view(len(rows), -1)
+    others = [row for row in range(len(rows)) if row not in result.too_large]
+    close(vectors[others], wanted[others])
+    assert worker.submit(EncodePlan(step=1, rows=[rows[4]])).result().too_large == [0]
+
+
+def test_what_fails_for_another_reason_is_no_lack_of_memory(make: Make) -> None:
+    directory, _ = make("BertModel", {})
+    worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
+    shrink(worker, 0, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="mat1"):
+        worker.submit(EncodePlan(step=0, rows=some_inputs()))
 
 
 @pytest.mark.parametrize("old", [True, False])

@@ -106,7 +106,7 @@ class Told:
 
 def play(model: Any, pool: Any, ops: Any = sampler_ops, *, overlap: int = 0, **options: Any) -> Told:
     """All prompts, then a token for each: of the third, whose prompt is cut in two, one less."""
-    sizes = {"slots": 5, "context_length": 23, "vocab_size": VOCAB}
+    sizes: dict[str, Any] = {"slots": 5, "context_length": 23, "vocab_size": VOCAB}
     runner = ModelRunner(model, pool, TorchNativeAttention, **sizes, device=CPU, sampling_ops=ops, **options)
     inits = [
         SlotInit(

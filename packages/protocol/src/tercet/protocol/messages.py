@@ -82,8 +82,9 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     phase: Phase
     steps: int = 0
     step_age: float = 0.0
-    """Seconds the running step has taken so far."""
+    """Seconds since the running step began, or last told of a piece that is done."""
     longest_step: float = 0.0
+    """The longest that this has been."""
     load: Load = Load()
     held: Held = Held()
 

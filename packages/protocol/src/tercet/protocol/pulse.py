@@ -16,9 +16,9 @@ _SHARE = 0.375
 """Of the time after which others call us dead, at most: two beats may get lost or come late."""
 
 _STUCK_STEP = 30.0
-"""Seconds after which a step may count as stuck."""
+"""Seconds without a sign of a step after which it may count as stuck."""
 _STUCK_FACTOR = 20.0
-"""It does when it is so many times as old as the longest step before it."""
+"""It does when that is so many times as long as ever before."""
 
 _LONG_AGO = -1e9
 
@@ -30,7 +30,10 @@ def is_busy(heartbeat: Heartbeat) -> bool:
 
 
 def is_stuck(heartbeat: Heartbeat) -> bool:
-    """Whether whoever says this is in a step far older than any before it, which will not end. Hung is not slow."""
+    """Whether whoever says this is in a step that has been silent for far longer than any before it, and will not end.
+
+    Hung is not slow: a step that is known to take long tells of its pieces (`Heartbeat.step_age`).
+    """
     in_step = heartbeat.phase in {Phase.STEP, Phase.DRAINING}
     return in_step and heartbeat.step_age > max(_STUCK_STEP, _STUCK_FACTOR * heartbeat.longest_step)
 

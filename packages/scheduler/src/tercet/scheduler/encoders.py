@@ -9,7 +9,7 @@ from tercet.protocol.values import Task
 from tercet.scheduler.config import ConfigError, ModelOptions
 from tercet.scheduler.core.embedding_plan import EncoderCapacity
 from tercet.scheduler.model_files import ModelError, read_json
-from tercet.scheduler.ports import Encoder
+from tercet.scheduler.ports import Advance, Encoder
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,13 @@ class ServedEncoder:
     labels: list[str]
 
 
-Build = Callable[[ModelOptions, Task, Path, Callable[[int, int], None]], ServedEncoder]
-"""The last one is told (bytes done, bytes in all) while weights load."""
+Build = Callable[[ModelOptions, Task, Path, Callable[[int, int], None], Advance], ServedEncoder]
+"""The last but one is told (bytes done, bytes in all) while weights load."""
 
 
-def build_torch(options: ModelOptions, task: Task, path: Path, report: Callable[[int, int], None]) -> ServedEncoder:
+def build_torch(
+    options: ModelOptions, task: Task, path: Path, report: Callable[[int, int], None], advance: Advance
+) -> ServedEncoder:
     """The real thing."""
     with settling_in():
         import torch
@@ -48,11 +50,18 @@ def build_torch(options: ModelOptions, task: Task, path: Path, report: Callable[
             threads=options.threads,
         ),
         report,
+        advance,
     )
     return ServedEncoder(worker, worker.labels)
 
 
-def build_fake(options: ModelOptions, task: Task, path: Path, report: Callable[[int, int], None]) -> ServedEncoder:  # noqa: ARG001
+def build_fake(
+    options: ModelOptions,
+    task: Task,
+    path: Path,
+    report: Callable[[int, int], None],  # noqa: ARG001
+    advance: Advance,  # noqa: ARG001
+) -> ServedEncoder:
     """An encoder that costs nothing, with the vocabulary of a real one; needs no torch."""
     from tercet.scheduler.testing.fake_encoder import FakeEncoder
 

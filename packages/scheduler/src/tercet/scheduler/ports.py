@@ -1,6 +1,6 @@
 """The scheduler's ports: what its loop needs of an executor. Adapters are chosen in `wiring`."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
 from tercet.protocol.values import Grammar
@@ -9,6 +9,9 @@ from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 
 PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
+
+Advance = Callable[[], None]
+"""Whoever computes a step that can take long calls it when a piece is done: see `StatusBoard.advance`."""
 
 
 class Pending(Protocol[ResultT_co]):

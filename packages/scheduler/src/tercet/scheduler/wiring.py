@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -44,7 +45,7 @@ from tercet.scheduler.model_files import (
 )
 from tercet.scheduler.model_task import task_of
 from tercet.scheduler.outbox import Outbox
-from tercet.scheduler.ports import Executor, Runner
+from tercet.scheduler.ports import Advance, Executor, Runner
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,9 @@ def identity_of(options: ModelOptions, task: Task, path: Path) -> ModelIdentity:
     return model_identity(path, dtype, options.quantization, options.kv_cache_dtype)
 
 
-def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, report: ReportBytes) -> Executor:
+def build_torch(
+    options: ModelOptions, schedule: ScheduleOptions, path: Path, report: ReportBytes, advance: Advance
+) -> Executor:
     """The real thing."""
     with settling_in():
         import torch
@@ -99,10 +102,16 @@ def build_torch(options: ModelOptions, schedule: ScheduleOptions, path: Path, re
         overlap=schedule.steps_ahead(gpu=gpu) > 0,
         grammar_backend=options.grammar_backend,
     )
-    return TpModelWorker(worker, report)
+    return TpModelWorker(worker, report, advance)
 
 
-def build_fake(options: ModelOptions, schedule: ScheduleOptions, path: Path, report: ReportBytes) -> Executor:  # noqa: ARG001
+def build_fake(
+    options: ModelOptions,
+    schedule: ScheduleOptions,  # noqa: ARG001
+    path: Path,
+    report: ReportBytes,  # noqa: ARG001
+    advance: Advance,  # noqa: ARG001
+) -> Executor:
     """A model that costs nothing, with the vocabulary of a real one; needs no torch."""
     from tercet.scheduler.testing.fake_executor import FakeExecutor
 
@@ -124,7 +133,7 @@ def build_fake(options: ModelOptions, schedule: ScheduleOptions, path: Path, rep
     return FakeExecutor(capacity, verify=False)
 
 
-EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Path, ReportBytes], Executor]] = {
+EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Path, ReportBytes, Advance], Executor]] = {
     "torch": build_torch,
     "fake": build_fake,
 }
@@ -133,19 +142,34 @@ EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Path, ReportBytes]
 AnyLoop = SchedulerLoop[Plan, StepResult] | SchedulerLoop[EncodePlan, EncodeResult]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The model that is served."""
+
+    path: Path
+    """Its directory."""
+    name: str
+    """What clients call it."""
+    task: Task
+
+
+def find_model(options: ModelOptions) -> Found:
+    """The model that options name, downloaded if need be, which may take long. Raises ModelError."""
+    path = resolve_model(options.model)
+    name = path.name if Path(options.model).is_dir() else options.model
+    return Found(path, name, task_of(path, options.task))
+
+
 class SchedulerProcess:
-    """Everything of one scheduler: its node first, so that it is heard while the model loads."""
+    """Everything of one scheduler: its node first, so that it is heard while the model is fetched and loads."""
 
     def __init__(self, process: ProcessOptions, model: ModelOptions, schedule: ScheduleOptions) -> None:
         self._process = process
         self._model = model
         self._schedule = schedule
-        self._path = resolve_model(model.model)
-        self._name = self._path.name if Path(model.model).is_dir() else model.model
-        """What clients call the model."""
-        self._task = task_of(self._path, model.task)
-        if self._task is not Task.GENERATE and process.event_log:
-            raise ConfigError("--event-log: what an encoder does is not recorded")
+        self._found: Found | None = None
+        self._asked_early: dict[str, TokenizerFilesReq] = {}
+        """By peer: what was asked of the model before it was found."""
         self._board = StatusBoard(time.monotonic)
         config = NodeConfig(
             role=Role.SCHEDULER,
@@ -163,26 +187,30 @@ class SchedulerProcess:
         self._loop: AnyLoop | None = None
 
     def run(self) -> None:
-        """Load, say Ready, serve until `stop`. Raises ConfigError or ModelError for what can never be served."""
+        """Find the model, load it, say Ready, serve until `stop`.
+
+        Raises ConfigError or ModelError for what can never be served.
+        """
         with ExitStack() as stack:
             stack.callback(self._let_leave)
             log = self._open_log(stack)
             self._node.start()
             stack.callback(lambda: self._node.close("stopped" if self._stopped else "failed"))
-            if self._task is Task.GENERATE:
-                self._loop, limits = self._generating(stack, log)
+            found = self._find()
+            if found.task is Task.GENERATE:
+                self._loop, limits = self._generating(found, stack, log)
             else:
-                self._loop, limits = self._encoding(stack)
+                self._loop, limits = self._encoding(found, stack)
             gc.freeze()  # what loading made stays: no collection need look at it, which would hold up every request
             software = f"tercet-scheduler {__version__}"
-            identity = identity_of(self._model, self._task, self._path)
+            identity = identity_of(self._model, found.task, found.path)
             self._node.set_ready(Ready(limits=limits, identity=identity, software=software))
             self._loop.run()
 
     def stop(self) -> None:
         """Finish what is held, for `drain_grace` seconds at most, and end; called again, end after the step it is in.
 
-        For one thread that is not the one of `run`. A model that still loads is not waited for.
+        For one thread that is not the one of `run`. A model that is still fetched, or loads, is not waited for.
         """
         again, self._stopped = self._stopped, True
         if self._loop is None:
@@ -214,10 +242,22 @@ class SchedulerProcess:
             self._loop.stopping = True
         self._node.wake()
 
-    def _generating(self, stack: ExitStack, log: BinaryIO | None) -> tuple[AnyLoop, ModelLimits]:
+    def _find(self) -> Found:
+        """The model, of which those who have asked are told."""
+        found = find_model(self._model)
+        if found.task is not Task.GENERATE and self._process.event_log:
+            raise ConfigError("--event-log: what an encoder does is not recorded")
+        self._found = found
+        for source, request in list(self._asked_early.items()):
+            self._node.send(source, *_files_of(found, request))
+        return found
+
+    def _generating(self, found: Found, stack: ExitStack, log: BinaryIO | None) -> tuple[AnyLoop, ModelLimits]:
         """The loop of a model that generates, and what frontends must know of it."""
         build = EXECUTORS[self._model.executor]
-        executor = _checked(lambda: build(self._model, self._schedule, self._path, self._reporter()))
+        executor = _checked(
+            lambda: build(self._model, self._schedule, found.path, self._reporter(), self._board.advance)
+        )
         stack.callback(executor.close)
         core = Scheduler(self._core_config(), executor.capacity)
         tokens = core.memory.tokens
@@ -229,21 +269,21 @@ class SchedulerProcess:
                 grammars=executor.grammars,
                 prepare=executor.prepare,
             ),
-            self._limits(executor.capacity, tokens),
+            _limits(found, executor.capacity, tokens),
         )
 
-    def _encoding(self, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
+    def _encoding(self, found: Found, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
         """The same of a model that gives vectors or scores."""
         build = ENCODERS[self._model.executor]
-        served = _checked(lambda: build(self._model, self._task, self._path, self._reporter()))
+        served = _checked(lambda: build(self._model, found.task, found.path, self._reporter(), self._board.advance))
         stack.callback(served.encoder.close)
         capacity = served.encoder.capacity
         limits = ModelLimits(
-            model=self._name,
+            model=found.name,
             context_length=capacity.context_length,
             vocab_size=capacity.vocab_size,
             max_total_tokens=capacity.context_length,
-            task=self._task,
+            task=found.task,
             width=capacity.width,
             labels=served.labels,
         )
@@ -274,16 +314,6 @@ class SchedulerProcess:
         except OSError as error:
             raise ConfigError(f"--event-log {self._process.event_log}: {error.strerror}") from error
 
-    def _limits(self, capacity: Capacity, tokens: int) -> ModelLimits:
-        return ModelLimits(
-            model=self._name,
-            context_length=capacity.context_length,
-            vocab_size=capacity.vocab_size,
-            max_total_tokens=tokens,
-            eos_token_ids=capacity.eos_token_ids,
-            grammars=capacity.grammars,
-        )
-
     def _reporter(self) -> ReportBytes:
         """Passes the bytes loaded on to the supervisor, not too often."""
         last = 0.0
@@ -301,13 +331,32 @@ class SchedulerProcess:
         if self._process.supervisor:
             self._node.send(SUPERVISOR, progress)
 
-    def _answer_files(self, source: str, message: Message) -> tuple[Message, *tuple[bytes, ...]] | None:  # noqa: ARG002
+    def _answer_files(self, source: str, message: Message) -> tuple[Message, *tuple[bytes, ...]] | None:
         """Runs in the node's thread, so that tokenizers load while weights do."""
         if not isinstance(message, TokenizerFilesReq):
             return None
-        files = tokenizer_files(self._path)
-        sha256 = list(file_hashes(files).values())
-        return TokenizerFiles(id=message.id, model=self._name, names=list(files), sha256=sha256), *files.values()
+        self._asked_early[source] = message
+        if self._found is None:
+            return None  # `_find` will answer, for it looks at what was asked after it has found
+        del self._asked_early[source]
+        return _files_of(self._found, message)
+
+
+def _files_of(found: Found, request: TokenizerFilesReq) -> tuple[Message, *tuple[bytes, ...]]:
+    files = tokenizer_files(found.path)
+    sha256 = list(file_hashes(files).values())
+    return TokenizerFiles(id=request.id, model=found.name, names=list(files), sha256=sha256), *files.values()
+
+
+def _limits(found: Found, capacity: Capacity, tokens: int) -> ModelLimits:
+    return ModelLimits(
+        model=found.name,
+        context_length=capacity.context_length,
+        vocab_size=capacity.vocab_size,
+        max_total_tokens=tokens,
+        eos_token_ids=capacity.eos_token_ids,
+        grammars=capacity.grammars,
+    )
 
 
 def _checked(load: Callable[[], _Loaded]) -> _Loaded:

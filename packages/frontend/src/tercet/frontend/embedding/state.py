@@ -4,7 +4,7 @@ import struct
 from collections.abc import Iterator
 
 from tercet.frontend.embedding.request import EncodedInput
-from tercet.frontend.errors import RequestAbortedError, ServerError
+from tercet.frontend.errors import RequestAbortedError, ServerError, from_rejection
 from tercet.frontend.in_flight import InFlight
 from tercet.frontend.req_state import Verdict
 from tercet.frontend.served_model import ServedModel
@@ -70,7 +70,8 @@ class EmbeddingState(InFlight):
         elif finish.type is FinishType.ABORT:
             self.error = RequestAbortedError("The request was aborted.")
         else:
-            self.error = ServerError(finish.message or "The server ended this request.")
+            message, code = finish.message or "The server ended this request.", finish.code
+            self.error = from_rejection(code, message, self.blamed(code, 0)) if code else ServerError(message)
         self._wake.set()
         return Verdict.ACCEPTED
 

@@ -35,3 +35,5 @@ class EncodeResult(msgspec.Struct, frozen=True, kw_only=True):
     vectors: bytes
     failed: list[int] = []
     """Rows whose numbers were not all finite. Their part of `vectors` is of no meaning."""
+    too_large: list[int] = []
+    """Rows that there was no memory for, each by itself. The same of theirs."""

@@ -40,6 +40,8 @@ from tercet.scheduler.core.embedding_req import EmbeddingReq
 from tercet.scheduler.core.embedding_screening import fault_in_input
 from tercet.scheduler.core.outputs import Outgoing
 
+_NOT_FINITE = FinishReason(FinishType.ERROR, message="the model gave no finite numbers")
+
 
 class EmbeddingScheduler:
     """Batches whole inputs under one token budget a step."""
@@ -135,14 +137,15 @@ class EmbeddingScheduler:
         if result.step != plan.step or len(result.vectors) != size * len(reqs):
             raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
         outputs = EmbeddingOutputs(self.capacity.width)
-        failed = set(result.failed)
+        failures = dict.fromkeys(result.failed, _NOT_FINITE)
+        failures.update({row: _too_large(reqs[row]) for row in result.too_large})
         for row, req in enumerate(reqs):
             if self.roster.get((req.frontend, req.rid)) is not req:
                 continue
             self._forget(req)
             self.counters.finished += 1
-            if row in failed:
-                outputs.fail(req, FinishReason(FinishType.ERROR, message="the model gave no finite numbers"))
+            if finish := failures.get(row):
+                outputs.fail(req, finish)
             else:
                 outputs.emit(req, result.vectors[row * size : (row + 1) * size])
         self._offer(outputs)
@@ -265,3 +268,9 @@ class EmbeddingScheduler:
 def _is_named(rid: str, name: str) -> bool:
     """Whether an abort that somebody asked for means this rid: itself, its siblings `name.N`, or all for ""."""
     return not name or belongs(rid, name)
+
+
+def _too_large(req: EmbeddingReq) -> FinishReason:
+    """The end of an input that the machine has not the memory for: a shorter one may go, the same one will not."""
+    message = f"the input has {req.tokens} tokens, and there is not the memory here to compute so many at once"
+    return FinishReason(FinishType.ERROR, message=message, code="context_length_exceeded")

@@ -1,6 +1,7 @@
 """`EncoderWorker`: the executor of a model that gives one vector, or the scores of a classifier, for each input."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,11 +13,16 @@ from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, En
 from tercet.scheduler.executor.cpu_threads import limit_torch
 from tercet.scheduler.executor.encoder_weights import load_encoder_weights
 from tercet.scheduler.executor.model_config import computed_dtype
+from tercet.scheduler.executor.pacing import tell_layers
+from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.weights import Progress, dummy_weights
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.model_task import Pooling, read_sentences
 from tercet.scheduler.models.encoder_registry import build_encoder
 from tercet.scheduler.models.packed import Packed
+from tercet.scheduler.ports import Advance
+
+logger = logging.getLogger(__name__)
 
 _POOLS: dict[Pooling, Callable[[Packed, torch.Tensor], torch.Tensor]] = {
     "cls": Packed.first,
@@ -47,9 +53,14 @@ class EncoderOptions:
 
 
 class EncoderWorker:
-    """The `Encoder` port. Rows of a step are computed side by side, sorted by length, without padding."""
+    """The `Encoder` port. Rows of a step are computed side by side, sorted by length, without padding.
 
-    def __init__(self, options: EncoderOptions, progress: Progress | None = None) -> None:
+    A step that there is no memory for is computed in halves; an input that there is none for by itself fails alone.
+    """
+
+    def __init__(
+        self, options: EncoderOptions, progress: Progress | None = None, advance: Advance = lambda: None
+    ) -> None:
         device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         limit_torch(options.threads)
         dtype = computed_dtype(options.model, options.dtype, torch.device(device), encoder=True)
@@ -58,6 +69,8 @@ class EncoderWorker:
             dummy_weights(model.module)
         else:
             load_encoder_weights(model.module, options.model, progress)
+        if device == "cpu":
+            tell_layers(model.module, advance)
         sentences = read_sentences(options.model, causal=model.causal)
         self._model = model
         self._device = torch.device(device)
@@ -81,18 +94,39 @@ class EncoderWorker:
     def submit(self, plan: EncodePlan) -> "PendingVectors":
         """Start a step. Steps run in the order they are submitted."""
         order = sorted(range(len(plan.rows)), key=lambda row: len(plan.rows[row].input_ids))
-        packed = self._packed([plan.rows[row] for row in order])
-        hidden = self._model.module(packed)
-        score = self._model.scores
-        vectors = self._vectors(hidden, packed) if score is None else score(hidden, packed).float()
+        vectors, too_large = self._encode([plan.rows[row] for row in order])
         in_order = torch.empty_like(vectors)
         in_order[torch.tensor(order, device=self._device)] = vectors
-        return PendingVectors(plan.step, in_order)
+        return PendingVectors(plan.step, in_order, sorted(order[place] for place in too_large))
 
     def close(self) -> None:
         """Nothing to wait for."""
 
-    def _packed(self, rows: list[EncodeRow]) -> Packed:
+    def _encode(self, rows: Sequence[EncodeRow]) -> tuple[torch.Tensor, list[int]]:
+        """float32 [rows, width] of rows sorted by length, and those of them that there was no memory for."""
+        try:
+            return self._compute(rows), []
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+        # Only here are the frames that failed gone, and with them the tensors that they held.
+        release_cached()
+        tokens = sum(len(row.input_ids) for row in rows) // 4
+        logger.warning("no memory for a step of %d inputs, %d tokens in all", len(rows), tokens)
+        if len(rows) == 1:
+            return torch.zeros(1, self._capacity.width, device=self._device), [0]
+        half = len(rows) // 2
+        shorter, none_of_them = self._encode(rows[:half])
+        longer, nor_of_them = self._encode(rows[half:])
+        return torch.cat([shorter, longer]), none_of_them + [half + place for place in nor_of_them]
+
+    def _compute(self, rows: Sequence[EncodeRow]) -> torch.Tensor:
+        packed = self._packed(rows)
+        hidden = self._model.module(packed)
+        score = self._model.scores
+        return self._vectors(hidden, packed) if score is None else score(hidden, packed).float()
+
+    def _packed(self, rows: Sequence[EncodeRow]) -> Packed:
         lengths = [len(row.input_ids) // 4 for row in rows]
         ids = self._tensor(b"".join(row.input_ids for row in rows))
         types = None
@@ -112,9 +146,10 @@ class EncoderWorker:
 class PendingVectors:
     """A step that runs, or ran at submission: its vectors are on the device."""
 
-    def __init__(self, step: int, vectors: torch.Tensor) -> None:
+    def __init__(self, step: int, vectors: torch.Tensor, too_large: Sequence[int] = ()) -> None:
         self._step = step
         self._vectors = vectors
+        self._too_large = list(too_large)
 
     def result(self) -> EncodeResult:
         """Wait for the step."""
@@ -124,7 +159,13 @@ class PendingVectors:
             step=self._step,
             vectors=vectors.numpy().astype("<f4", copy=False).tobytes(),
             failed=(~finite).nonzero().flatten().tolist(),
+            too_large=self._too_large,
         )
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether it was memory that a computation lacked. Of the host's, torch says so in words alone."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _context_length(options: EncoderOptions, longest: int) -> int:

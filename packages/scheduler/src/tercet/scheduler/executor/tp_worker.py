@@ -28,6 +28,7 @@ from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
 from tercet.scheduler.executor.model_config import ModelConfig, computed_dtype
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
+from tercet.scheduler.executor.pacing import telling
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
 from tercet.scheduler.executor.sampler import SamplingOps
 from tercet.scheduler.executor.shrinking import ShrinkingModel
@@ -39,6 +40,7 @@ from tercet.scheduler.grammar.desk import GrammarDesk
 from tercet.scheduler.models.layer_ops import layer_ops, use_ops
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.ports import Advance
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +114,9 @@ class PendingStep:
 class TpModelWorker:
     """The `Executor` port, over one `ModelRunner`."""
 
-    def __init__(self, options: WorkerOptions, progress: Progress | None = None) -> None:
+    def __init__(
+        self, options: WorkerOptions, progress: Progress | None = None, advance: Advance = lambda: None
+    ) -> None:
         device = torch.device(_device(options.device))
         config = ModelConfig.load(options.model, computed_dtype(options.model, options.dtype, device))
         try:
@@ -144,6 +148,8 @@ class TpModelWorker:
                 sizes = {"slots": options.slots, "context_length": context_length}
                 self._graphs = CudaGraphRunner(model, self._pool, recorded, CudaRecorder(), **sizes, device=device)
             model = ShrinkingModel(self._graphs or model)
+        elif device.type == "cpu":
+            model = telling(model, advance)
         self._grammars = _grammars(options, config)
         self._runner = ModelRunner(
             model,

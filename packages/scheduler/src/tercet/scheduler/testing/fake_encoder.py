@@ -44,7 +44,7 @@ class Encoded:
 class FakeEncoder:
     """Number i of an input's vector depends on every token, its place and its type, and on i.
 
-    An input that begins with the id `poison` gives no finite numbers.
+    An input that begins with the id `poison` gives no finite numbers; for one of more than `room` tokens is no memory.
     """
 
     def __init__(
@@ -52,10 +52,12 @@ class FakeEncoder:
         capacity: EncoderCapacity,
         *,
         poison: int = -1,
+        room: int | None = None,
         before_step: Callable[[EncodePlan], None] | None = None,
     ) -> None:
         self._capacity = capacity
         self._poison = poison
+        self._room = capacity.context_length if room is None else room
         self._before_step = before_step
 
     @property
@@ -69,7 +71,8 @@ class FakeEncoder:
             self._before_step(plan)
         vectors = b"".join(pack_floats(self.vector(row)) for row in plan.rows)
         failed = [at for at, row in enumerate(plan.rows) if unpack_ints(row.input_ids)[0] == self._poison]
-        return Encoded(EncodeResult(step=plan.step, vectors=vectors, failed=failed))
+        too_large = [at for at, row in enumerate(plan.rows) if len(row.input_ids) // 4 > self._room]
+        return Encoded(EncodeResult(step=plan.step, vectors=vectors, failed=failed, too_large=too_large))
 
     def close(self) -> None:
         """Nothing to free."""
