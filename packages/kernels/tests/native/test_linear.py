@@ -94,7 +94,7 @@ def test_a_float32_row_has_the_same_bits_beside_any_others(library: Library) -> 
 
 def test_rows_longer_than_a_cache_are_multiplied_too(library: Library) -> None:
     weight, x = torch.randn(16, 263_000) / 512, torch.randn(2, 263_000)
-    assert relative_error(pack_linear(library, weight)(x), x.double() @ weight.double().T) < 1e-5
+    assert relative_error(pack_linear(library, weight)(x), x.double() @ weight.double().T) < 1e-4
 
 
 FORMATS: list[tuple[torch.dtype, Quantization]] = [
