@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "int4.h"
+#include "lay_out.h"
 #include "pool.h"
 #include "product.h"
 
@@ -115,20 +116,23 @@ void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Outpu
     }
 }
 
+// A word is what a row of a panel has of an output. So packing is turning squares of words.
 template <class Format>
 void pack_all(const typename Format::Element* weight, int64_t n, int64_t k, int64_t start, int64_t step, char* panels) {
-    using Element = typename Format::Element;
     int64_t rows = panel_rows<Format>(k), count = round_up(n, PANEL) / PANEL;
-    pool::run_pieces(count, 4, [&](int64_t from, int64_t to) {
-        for (int64_t panel = from; panel < to; panel++) {
-            auto* out = reinterpret_cast<Element*>(panels + (start + panel * step) * rows * ROW_BYTES);
-            std::memset(out, 0, size_t(rows * ROW_BYTES));
-            for (int64_t lane = 0; lane < PANEL && panel * PANEL + lane < n; lane++) {
-                const Element* row = weight + (panel * PANEL + lane) * k;
-                for (int64_t i = 0; i < k; i++)
-                    out[(i / Format::GROUP * PANEL + lane) * Format::GROUP + i % Format::GROUP] = row[i];
-            }
+    auto pack_columns = [&](int64_t first, char* out) {
+        for (int64_t row = 0; row < rows; row += LANES) {
+            F32 square[LANES];
+            UNROLLED for (int i = 0; i < LANES; i++)
+                square[i] = first + i < n ? load_words(weight + (first + i) * k, row * Format::GROUP, k) : F32{};
+            transpose(square);
+            UNROLLED for (int i = 0; i < LANES; i++) std::memcpy(out + (row + i) * ROW_BYTES, &square[i], sizeof(F32));
         }
+    };
+    pool::run_pieces(count, 4, [&](int64_t from, int64_t to) {
+        for (int64_t panel = from; panel < to; panel++)
+            for (int64_t column = 0; column < PANEL; column += LANES)
+                pack_columns(panel * PANEL + column, panels + (start + panel * step) * rows * ROW_BYTES + column * 4);
     });
 }
 
