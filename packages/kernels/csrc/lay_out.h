@@ -1,4 +1,4 @@
-// Keys and values of a block, from where they lie in the cache to panels (see format.h).
+// Rows as panels (see format.h): weights, and the keys and values of a block from where they lie in the cache.
 #pragma once
 
 #include <algorithm>
@@ -18,19 +18,25 @@ inline F32 load_words(const T* p, int64_t i, int64_t n) {
     return words;
 }
 
-// LANES keys of a block, from `column` on. WHOLE: a key ends with a row of tiles.
+// LANES rows of n elements as columns of a panel. WHOLE: all are there, and end with a row of tiles; else a null is a row
+// of zeros.
 template <class Format, bool WHOLE, class T>
-void lay_out_columns(const T* cache, const Places& places, int64_t n, int64_t column, char* out) {
-    int64_t rows = panel_rows<Format>(n);
-    char* panel = out + column / PANEL * rows * ROW_BYTES + column % PANEL * 4;
-    const T* keys[LANES];
-    for (int i = 0; i < LANES; i++) keys[i] = cache + places.somewhere(column + i);
-    for (int64_t row = 0; row < rows; row += LANES) {
+void turn(const T* const* rows, int64_t n, char* panel) {
+    for (int64_t row = 0, count = panel_rows<Format>(n); row < count; row += LANES) {
         F32 square[LANES];
-        UNROLLED for (int i = 0; i < LANES; i++) square[i] = load_words<WHOLE>(keys[i], row * Format::GROUP, n);
+        UNROLLED for (int i = 0; i < LANES; i++)
+            square[i] = WHOLE || rows[i] ? load_words<WHOLE>(rows[i], row * Format::GROUP, n) : F32{};
         transpose(square);
         UNROLLED for (int i = 0; i < LANES; i++) std::memcpy(panel + (row + i) * ROW_BYTES, &square[i], sizeof(F32));
     }
+}
+
+// LANES keys of a block, from `column` on.
+template <class Format, bool WHOLE, class T>
+void lay_out_columns(const T* cache, const Places& places, int64_t n, int64_t column, char* out) {
+    const T* keys[LANES];
+    for (int i = 0; i < LANES; i++) keys[i] = cache + places.somewhere(column + i);
+    turn<Format, WHOLE>(keys, n, out + column / PANEL * panel_rows<Format>(n) * ROW_BYTES + column % PANEL * 4);
 }
 
 // The keys of a block as panels with a key in each column. Columns of keys that no query sees hold anything.

@@ -116,23 +116,17 @@ void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Outpu
     }
 }
 
-// A word is what a row of a panel has of an output. So packing is turning squares of words.
 template <class Format>
 void pack_all(const typename Format::Element* weight, int64_t n, int64_t k, int64_t start, int64_t step, char* panels) {
-    int64_t rows = panel_rows<Format>(k), count = round_up(n, PANEL) / PANEL;
-    auto pack_columns = [&](int64_t first, char* out) {
-        for (int64_t row = 0; row < rows; row += LANES) {
-            F32 square[LANES];
-            UNROLLED for (int i = 0; i < LANES; i++)
-                square[i] = first + i < n ? load_words(weight + (first + i) * k, row * Format::GROUP, k) : F32{};
-            transpose(square);
-            UNROLLED for (int i = 0; i < LANES; i++) std::memcpy(out + (row + i) * ROW_BYTES, &square[i], sizeof(F32));
-        }
-    };
+    int64_t bytes = panel_bytes<Format>(k), count = round_up(n, PANEL) / PANEL;
     pool::run_pieces(count, 4, [&](int64_t from, int64_t to) {
-        for (int64_t panel = from; panel < to; panel++)
-            for (int64_t column = 0; column < PANEL; column += LANES)
-                pack_columns(panel * PANEL + column, panels + (start + panel * step) * rows * ROW_BYTES + column * 4);
+        for (int64_t output = from * PANEL; output < to * PANEL; output += LANES) {
+            const typename Format::Element* rows[LANES];
+            for (int i = 0; i < LANES; i++) rows[i] = output + i < n ? weight + (output + i) * k : nullptr;
+            char* panel = panels + (start + output / PANEL * step) * bytes + output % PANEL * 4;
+            bool whole = output + LANES <= n && k % (TILE_ROWS * Format::GROUP) == 0;
+            whole ? turn<Format, true>(rows, k, panel) : turn<Format, false>(rows, k, panel);
+        }
     });
 }
 
