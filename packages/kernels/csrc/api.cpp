@@ -5,6 +5,7 @@
 #include "decoder.h"
 #include "format.h"
 #include "guard.h"
+#include "pack.h"
 #include "pool.h"
 #include "rows.h"
 #include "sampling.h"
@@ -37,7 +38,8 @@ const T* at(const void* memory, int64_t index) {
 
 // Differs when abi.py and this library do not belong together.
 EXPORT int64_t tercet_struct_bytes() noexcept {
-    return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter));
+    return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter) +
+                   sizeof(Packing));
 }
 
 EXPORT int64_t tercet_best_level() noexcept { return best_level(); }
@@ -103,14 +105,8 @@ EXPORT int64_t tercet_attend(const float* q, const Cache* cache, const Rows* row
 
 EXPORT int64_t tercet_packed_bytes(int64_t n, int64_t k, int64_t format) noexcept { return packed_bytes(n, k, format); }
 
-EXPORT int64_t tercet_pack(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step,
-                           char* panels) {
-    return guarded([&] { pack_panels(weight, n, k, format, start, step, panels); });
-}
-
-EXPORT int64_t tercet_pack_int4(const uint8_t* weight, const uint16_t* scales, int64_t n, int64_t k, int64_t start,
-                                int64_t step, char* panels) {
-    return guarded([&] { pack_int4(weight, scales, n, k, start, step, panels); });
+EXPORT int64_t tercet_pack(const void* weight, int64_t source, int64_t n, int64_t k, const Packing* packing) {
+    return guarded([&] { pack(weight, source, n, k, *packing); });
 }
 
 EXPORT int64_t tercet_linear(const Linear* weights, const float* x, int64_t m, float* out) {

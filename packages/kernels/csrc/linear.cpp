@@ -4,9 +4,10 @@
 #include <type_traits>
 
 #include "int4.h"
-#include "lay_out.h"
+#include "pack.h"
 #include "pool.h"
 #include "product.h"
+#include "rounding.h"
 
 namespace {
 
@@ -116,53 +117,22 @@ void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Outpu
     }
 }
 
-template <class Format>
-void pack_all(const typename Format::Element* weight, int64_t n, int64_t k, int64_t start, int64_t step, char* panels) {
-    int64_t bytes = panel_bytes<Format>(k), count = round_up(n, PANEL) / PANEL;
-    pool::run_pieces(count, 4, [&](int64_t from, int64_t to) {
-        for (int64_t output = from * PANEL; output < to * PANEL; output += LANES) {
-            const typename Format::Element* rows[LANES];
-            for (int i = 0; i < LANES; i++) rows[i] = output + i < n ? weight + (output + i) * k : nullptr;
-            char* panel = panels + (start + output / PANEL * step) * bytes + output % PANEL * 4;
-            bool whole = output + LANES <= n && k % (TILE_ROWS * Format::GROUP) == 0;
-            whole ? turn<Format, true>(rows, k, panel) : turn<Format, false>(rows, k, panel);
-        }
-    });
-}
-
-// Inputs of 8 bits: the largest of a row becomes 127, and put(i, step) is told of each. Returns what a step means,
-// which is NaN for a row with a NaN or an infinity.
-template <class Put>
-float quantise(const float* x, int64_t k, const Put& put) {
-    F32 most = {}, poison = {};
-    over(k, [&](int64_t i, auto get, auto) {
-        F32 value = get(x + i);
-        most = max(value, max(-value, most));
-        poison = poison + value * 0.0f;
-    });
-    float largest = max(most), scale = largest / 127.0f + sum(poison);
-    float divisor = largest > 0 && scale == scale ? scale : 1.0f;
-    const F32 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the lowest bits
-    over(k, [&](int64_t i, auto get, auto) {
-        I32 steps = bit_cast<I32>(get(x + i) / divisor + magic) - 0x4B400000;
-        for (int64_t lane = 0; lane < LANES && i + lane < k; lane++) put(i + lane, steps[lane]);
-    });
-    return scale;
-}
-
 void fill_bytes(const float* x, int64_t k, const Operand& operand, int64_t m) {
     auto* row = reinterpret_cast<Bytes::Input*>(operand.rows + m * operand.stride);
     int64_t whole = k / 4 * 4;  // what is past k meets weights of zero
     std::memset(row + whole, 0, size_t(operand.stride) - size_t(whole) * sizeof(Bytes::Input));
-    operand.scales[m] =
-        quantise(x, k, [&](int64_t i, int32_t step) { row[Bytes::place(i)] = Bytes::Input(step + 128); });
+    operand.scales[m] = quantise(x, k, [&](int64_t i, I32 steps, int64_t count) {
+        for (int64_t lane = 0; lane < count; lane++) row[Bytes::place(i + lane)] = Bytes::Input(steps[lane] + 128);
+    });
 }
 
 void fill_nibbles(const float* x, int64_t k, const Operand& operand, int64_t m) {
     auto* row = reinterpret_cast<int8_t*>(operand.rows + m * operand.stride);
     int64_t blocks = int4::blocks(k), inputs = blocks * int4::BLOCK;
     std::memset(row + k, 0, size_t(inputs - k));
-    operand.scales[m] = quantise(x, k, [&](int64_t i, int32_t step) { row[i] = int8_t(step); });
+    operand.scales[m] = quantise(x, k, [&](int64_t i, I32 steps, int64_t count) {
+        for (int64_t lane = 0; lane < count; lane++) row[i + lane] = int8_t(steps[lane]);
+    });
     for (int64_t block = 0; block < blocks; block++) {
         int32_t sum = 0;
         for (int64_t i = 0; i < int4::BLOCK; i++) sum += row[block * int4::BLOCK + i];
@@ -209,53 +179,9 @@ void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& o
     }
 }
 
-static int64_t panel_bytes_of(int64_t format, int64_t k) {
-    switch (format) {
-        case FLOAT32: return panel_bytes<Floats>(k);
-        case BFLOAT16: return panel_bytes<Bfloats>(k);
-        case INT8: return panel_bytes<Bytes>(k);
-        default: return panel_bytes<Nibbles>(k);
-    }
-}
-
-int64_t packed_bytes(int64_t n, int64_t k, int64_t format) {
-    return round_up(n, PANEL) / PANEL * panel_bytes_of(format, k);
-}
-
-void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step, char* panels) {
-    switch (format) {
-        case FLOAT32: return pack_all<Floats>(static_cast<const float*>(weight), n, k, start, step, panels);
-        case BFLOAT16: return pack_all<Bfloats>(static_cast<const Bf16*>(weight), n, k, start, step, panels);
-        default: return pack_all<Bytes>(static_cast<const int8_t*>(weight), n, k, start, step, panels);
-    }
-}
-
-void pack_int4(const uint8_t* weight, const uint16_t* scales, int64_t n, int64_t k, int64_t start, int64_t step,
-               char* panels) {
-    int64_t blocks = int4::blocks(k), bytes = int4::panel_bytes(k);
-    pool::run_pieces(round_up(n, PANEL) / PANEL, 4, [&](int64_t from, int64_t to) {
-        for (int64_t panel = from; panel < to; panel++) {
-            char* out = panels + (start + panel * step) * bytes;
-            std::memset(out, 0, size_t(bytes));  // scales of zero where a panel has no output
-            for (int64_t lane = 0; lane < PANEL && panel * PANEL + lane < n; lane++)
-                for (int64_t block = 0; block < blocks; block++) {
-                    int64_t row = panel * PANEL + lane;
-                    char* at = out + block * int4::BLOCK_BYTES;
-                    std::memcpy(at + 2 * lane, scales + row * blocks + block, 2);
-                    const uint8_t* values = weight + (row * blocks + block) * int4::BLOCK;
-                    for (int64_t i = 0; i < int4::BLOCK / 2; i++) {
-                        int64_t pair = i / 4, low = 8 * pair + i % 4;
-                        char& byte = at[2 * PANEL + pair * ROW_BYTES + 4 * lane + i % 4];
-                        byte = char(values[low] | values[low + 4] << 4);
-                    }
-                }
-        }
-    });
-}
-
 void unpack_row(const Linear& linear, int64_t index, float* out) {
     int64_t lane = index % PANEL;
-    const char* panel = linear.panels + index / PANEL * panel_bytes_of(linear.format, linear.k);
+    const char* panel = linear.panels + index / PANEL * packed_bytes(1, linear.k, linear.format);
     for (int64_t i = 0; i < linear.k; i++) {
         switch (linear.format) {
             case FLOAT32: out[i] = reinterpret_cast<const float*>(panel)[i * PANEL + lane]; break;

@@ -8,7 +8,7 @@ enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 // Whose inputs are rounded to 8 bits with a scale for each row.
 inline bool is_quantised(int64_t format) { return format >= INT8; }
 
-// Weights [n, k], packed by `pack_panels`. Arrays of n are padded to whole panels.
+// Weights [n, k], see pack.h. Arrays of n are padded to whole panels.
 struct Linear {
     int64_t n, k;
     int64_t format;
@@ -43,19 +43,6 @@ struct Output {
 };
 
 void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& output);
-
-// Bytes of the packed weights.
-int64_t packed_bytes(int64_t n, int64_t k, int64_t format);
-
-// Packs rows [first, first + rows) of a matrix [*, k]; `first` is a multiple of 16 unless it is the end. Source
-// elements are those of the format. `step` and `start` say where panels go: panel p of the source is panel start + p *
-// step.
-void pack_panels(const void* weight, int64_t n, int64_t k, int64_t format, int64_t start, int64_t step, char* panels);
-
-// The same for 4 bits: `weight` [rows, whole blocks of k] holds a number from 0 to 15 in each byte, and `scales` [rows,
-// blocks] bfloat16. See int4.h.
-void pack_int4(const uint8_t* weight, const uint16_t* scales, int64_t n, int64_t k, int64_t start, int64_t step,
-               char* panels);
 
 // Row `index` of the matrix, as floats.
 void unpack_row(const Linear& linear, int64_t index, float* out);

@@ -61,12 +61,52 @@ def test_int4_is_near_what_it_rounds(library: Library) -> None:
     assert packed.bytes < 0.15 * weight.nbytes
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_many_outputs_are_rounded_in_slices_as_at_once(library: Library, quantization: Quantization) -> None:
-    weight, x = torch.randn(9000, 40), torch.randn(2, 40)
-    packed = pack_linear(library, weight, quantization=quantization)
-    parts = [pack_linear(library, part, quantization=quantization) for part in torch.tensor_split(weight, 3)]
-    assert torch.equal(packed(x), torch.cat([part(x) for part in parts], 1))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_weights_are_rounded_to_the_bit_as_in_torch(
+    library: Library, outputs: int, inputs: int, dtype: torch.dtype
+) -> None:
+    weight = (torch.randn(outputs, inputs) * torch.randn(outputs, 1).exp()).to(dtype)
+    weight[-1, inputs // 2 :] = 0
+    every = torch.arange(outputs)
+    steps, scales = quantise_weight(weight)
+    packed = pack_linear(library, weight, quantization="int8")
+    assert packed.scales is not None
+    assert torch.equal(packed.scales[:outputs], scales)
+    assert torch.equal(packed.rows(every), steps.float() * scales[:, None])
+    steps, scales = quantise_int4(weight)
+    packed = pack_linear(library, weight, quantization="int4")
+    meant = (steps.float() - 8) * scales.float().repeat_interleave(32, 1)
+    assert torch.equal(packed.rows(every), meant[:, :inputs])
+
+
+def test_of_two_that_are_largest_the_first_sets_the_sign(library: Library) -> None:
+    weight = torch.tensor([[0.0, 1.0, -1.0, 0.5] * 8, [0.0, -1.0, 1.0, 0.5] * 8])
+    packed = pack_linear(library, weight, quantization="int4")
+    assert packed.rows(torch.arange(2))[:, :4].tolist() == [[0.0, 1.0, -0.875, 0.5], [0.0, -1.0, 0.875, 0.5]]
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("sizes", [(32, 16, 9), (30, 5, 15), (1, 1)])
+def test_pieces_are_packed_as_the_whole(library: Library, quantization: Quantization, sizes: tuple[int, ...]) -> None:
+    weight, bias, x = torch.randn(sum(sizes), 40), torch.randn(sum(sizes)), torch.randn(3, 40)
+    whole = pack_linear(library, weight, bias, quantization=quantization)
+    joined = pack_linear(library, torch.split(weight, list(sizes)), bias, quantization=quantization)
+    assert torch.equal(joined(x), whole(x))
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("size", [16, 21])
+def test_gate_and_up_may_come_apart(library: Library, quantization: Quantization, size: int) -> None:
+    weight, bias = torch.randn(2 * size, 40).bfloat16(), torch.randn(2 * size)
+    whole = pack_linear(library, weight, bias, quantization=quantization, interleave=True)
+    apart = pack_linear(library, weight.chunk(2), bias, quantization=quantization, interleave=True)
+    assert torch.equal(apart.panels, whole.panels)
+    assert apart.bias is not None
+    assert whole.bias is not None
+    assert torch.equal(apart.bias, whole.bias)
+    with pytest.raises(ValueError, match="of one size"):
+        pack_linear(library, torch.split(weight[1:], [size, size - 1]), interleave=True)
 
 
 def test_int8_is_near_what_it_rounds(library: Library) -> None:
@@ -147,3 +187,21 @@ def test_what_does_not_fit_is_refused(library: Library) -> None:
             packed(x)
     with pytest.raises(ValueError, match="float32 or bfloat16"):
         pack_linear(library, torch.randn(8, 16).half())
+    with pytest.raises(ValueError, match="of one dtype and width"):
+        pack_linear(library, [torch.randn(16, 16), torch.randn(16, 16).bfloat16()])
+    with pytest.raises(ValueError, match="of one dtype and width"):
+        pack_linear(library, [torch.randn(16, 16), torch.randn(16, 15)])
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_nan_among_weights_shows_in_its_output_alone(
+    library: Library, quantization: Quantization, bad: float
+) -> None:
+    weight, x = torch.randn(40, 64), torch.randn(2, 64)
+    healthy = pack_linear(library, weight, quantization=quantization)(x)
+    weight[17, 5] = bad
+    out = pack_linear(library, weight, quantization=quantization)(x)
+    assert out[:, 17].isnan().all()
+    others = [column for column in range(40) if column != 17]
+    assert torch.equal(out[:, others], healthy[:, others])

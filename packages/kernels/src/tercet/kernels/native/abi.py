@@ -29,6 +29,12 @@ class Linear(Structure):
     _fields_ = (*_ints("n", "k", "format"), *_pointers("panels", "scales", "offsets", "bias"))
 
 
+class Packing(Structure):
+    """`Packing` of pack.h."""
+
+    _fields_ = (*_ints("format", "start", "step"), *_pointers("panels", "scales", "offsets"))
+
+
 class Cache(Structure):
     """`Cache` of attention.h."""
 
@@ -100,8 +106,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rope": (None, [_P, _I, _P, _P, _P, _I, _I, _I, _I, _I]),
     "attend": (None, [_P, POINTER(Cache), POINTER(Rows), POINTER(Scoring), _I, _P]),
     "packed_bytes": (_I, [_I, _I, _I]),
-    "pack": (None, [_P, _I, _I, _I, _I, _I, _P]),
-    "pack_int4": (None, [_P, _P, _I, _I, _I, _I, _P]),
+    "pack": (None, [_P, _I, _I, _I, POINTER(Packing)]),
     "linear": (None, [POINTER(Linear), _P, _I, _P]),
     "unpack_rows": (None, [POINTER(Linear), _P, _I, _P]),
     "forward": (None, [POINTER(Model), POINTER(Step), _P]),
@@ -133,6 +138,6 @@ def declare(library: ctypes.CDLL) -> dict[str, Any]:
         if result is None:
             function.errcheck = check
         functions[name] = function
-    if functions["struct_bytes"]() != sum(map(ctypes.sizeof, (Model, Layer, Step, Rows, Scoring, Filter))):
+    if functions["struct_bytes"]() != sum(map(ctypes.sizeof, (Model, Layer, Step, Rows, Scoring, Filter, Packing))):
         raise AttributeError("it was compiled from other sources")
     return functions

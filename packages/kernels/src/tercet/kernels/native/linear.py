@@ -1,6 +1,7 @@
 """Packed weights of linear layers: laid out once, when a model is loaded, as the native kernels read them."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,15 +10,12 @@ import torch
 from tercet.kernels.memory import zeros
 from tercet.kernels.native import abi
 from tercet.kernels.native.library import Library
-from tercet.kernels.ops.linear import quantise_int4, quantise_weight
 
 Quantization = Literal["none", "int8", "int4"]
 """What weights are rounded to: int8 with a scale for each output, int4 with one for every 32 inputs of an output."""
 
 _PANEL = 16
 """Outputs of a panel: see csrc/format.h."""
-_SLICE = 256 * _PANEL
-"""Outputs that are rounded at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +59,7 @@ class PackedLinear:
 
 def pack_linear(
     library: Library,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Sequence[torch.Tensor],
     bias: torch.Tensor | None = None,
     *,
     quantization: Quantization = "none",
@@ -69,50 +67,42 @@ def pack_linear(
 ) -> PackedLinear:
     """Pack weight [n, k] (float32 or bfloat16) and bias [n]; with a `quantization` weights are rounded to its bits.
 
-    `interleave` is for a gate-up projection [2 * m, k]: panels of gate and of up alternate, as the decoder reads them.
+    The weight may come as pieces of its rows, so that nobody has to join them. `interleave` is for a gate-up projection
+    [2 * m, k]: panels of gate and of up alternate, as the decoder reads them.
     """
-    if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
-        raise ValueError(f"weights to pack are float32 or bfloat16 on the CPU, not {weight.dtype} on {weight.device}")
-    if interleave and len(weight) % 2:
+    pieces = _pieces(weight, interleave)
+    dtype, inputs = pieces[0].dtype, pieces[0].shape[1]
+    outputs = sum(map(len, pieces))
+    form = {"none": abi.FORMATS[dtype], "int8": abi.INT8, "int4": abi.INT4}[quantization]
+    padded = sum(_padded(len(piece)) for piece in pieces)
+    panels = zeros([int(library.functions.packed_bytes(padded, inputs, form))], torch.uint8)
+    rounded = form == abi.INT8
+    scales, offsets = (torch.empty(padded, dtype=of) if rounded else None for of in (torch.float32, torch.int32))
+    added = None if bias is None else _spread(bias.float(), interleave)
+    into = [panels.data_ptr(), *(None if x is None else x.data_ptr() for x in (scales, offsets, added))]
+    start, step = 0, len(pieces) if interleave else 1
+    for piece in pieces:
+        packing = abi.Packing(form, start, step, *into[:3])
+        library.functions.pack(piece.data_ptr(), abi.FORMATS[dtype], *piece.shape, ctypes.byref(packing))
+        start += 1 if interleave else _padded(len(piece)) // _PANEL
+    return PackedLinear(library, abi.Linear(outputs, inputs, form, *into), panels, scales, offsets, added)
+
+
+def _pieces(weight: torch.Tensor | Sequence[torch.Tensor], interleave: bool) -> list[torch.Tensor]:
+    """What can be packed one after another: gate and up, or pieces that are whole panels, but for the last."""
+    pieces = [weight] if isinstance(weight, torch.Tensor) else list(weight)
+    for piece in pieces:
+        if piece.dtype not in (torch.float32, torch.bfloat16) or piece.device.type != "cpu":
+            raise ValueError(f"weights to pack are float32 or bfloat16 on the CPU, not {piece.dtype} on {piece.device}")
+        if (piece.dtype, piece.shape[1:]) != (pieces[0].dtype, pieces[0].shape[1:]):
+            raise ValueError("pieces to pack are of one dtype and width")
+    if interleave and len(pieces) == 1:
+        pieces = list(pieces[0].chunk(2))
+    if interleave and len(pieces[0]) != len(pieces[-1]):
         raise ValueError("gate and up must be of one size")
-    parts = weight.chunk(2) if interleave else (weight,)
-    outputs, inputs = weight.shape
-    form = {"none": abi.FORMATS[weight.dtype], "int8": abi.INT8, "int4": abi.INT4}[quantization]
-    size = library.functions.packed_bytes(sum(_padded(len(part)) for part in parts), inputs, form)
-    panels = zeros([int(size)], torch.uint8)
-    rounded = [
-        piece for i, part in enumerate(parts) for piece in _pack_part(library, part, form, i, len(parts), panels)
-    ]
-    scales, offsets = (torch.cat(pieces) for pieces in zip(*rounded, strict=True)) if rounded else (None, None)
-    arrays = [None if x is None else _spread(x, interleave) for x in (scales, offsets, bias)]
-    if arrays[2] is not None:
-        arrays[2] = arrays[2].float()
-    pointers = [None if x is None else x.data_ptr() for x in arrays]
-    struct = abi.Linear(outputs, inputs, form, panels.data_ptr(), *pointers)
-    return PackedLinear(library, struct, panels, *arrays)
-
-
-def _pack_part(
-    library: Library, weight: torch.Tensor, form: int, first: int, step: int, panels: torch.Tensor
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pack into every `step`-th panel from the first, a slice at a time, so that rounding needs little memory.
-
-    Returns the scales and offsets of each slice of int8.
-    """
-    rounded = []
-    for row in range(0, len(weight), _SLICE):
-        piece = weight[row : row + _SLICE]
-        where = (first + row // _PANEL * step, step, panels.data_ptr())
-        if form == abi.INT4:
-            steps, scales = (x.contiguous() for x in quantise_int4(piece))
-            library.functions.pack_int4(steps.data_ptr(), scales.data_ptr(), *piece.shape, *where)
-            continue
-        if form == abi.INT8:
-            piece, scales = quantise_weight(piece)
-            rounded.append((scales, 128 * piece.sum(-1, dtype=torch.int32)))
-        piece = piece.contiguous()
-        library.functions.pack(piece.data_ptr(), *piece.shape, form, *where)
-    return rounded
+    if not interleave and any(len(piece) % _PANEL for piece in pieces[:-1]):
+        pieces = [torch.cat(pieces)]
+    return [piece.contiguous() for piece in pieces]
 
 
 def _padded(count: int) -> int:

@@ -1,0 +1,28 @@
+// Numbers to whole steps: inputs as they are multiplied, and weights as they are packed.
+#pragma once
+
+#include <cfloat>
+
+#include "vec.h"
+
+// To the nearest whole number, ties to even; of less than 2^22 in size.
+inline I32 nearest(F32 x) {
+    return bit_cast<I32>(x + broadcast(12582912.0f)) - 0x4B400000;  // 1.5 * 2^23 leaves an integer in the lowest bits
+}
+
+// Rounds a row to 8 bits: what is largest in it becomes 127 or -127, and put(i, steps, count) is told of LANES elements
+// from i on, of which `count` are in the row. Returns what a step means, which is NaN for a row with a NaN or an
+// infinity.
+template <class T, class Put>
+float quantise(const T* x, int64_t k, const Put& put) {
+    F32 most = {}, poison = {};
+    over(k, [&](int64_t i, auto get, auto) {
+        F32 value = get(x + i);
+        most = max(value, max(-value, most));
+        poison = poison + value * 0.0f;
+    });
+    float scale = max(most) / 127.0f + sum(poison);
+    float divisor = scale >= FLT_MIN ? scale : FLT_MIN;  // a NaN among them, of which no step counts
+    over(k, [&](int64_t i, auto get, auto) { put(i, nearest(get(x + i) / divisor), k - i < LANES ? k - i : LANES); });
+    return scale;
+}
