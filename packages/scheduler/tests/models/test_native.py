@@ -50,10 +50,12 @@ class Step:
 class Served:
     """A checkpoint on native kernels, with one cache group for every other layer."""
 
-    def __init__(self, directory: Path, dtype: str = "float32", *, quantization: Quantization = "none") -> None:
+    def __init__(
+        self, directory: Path, dtype: str = "float32", *, quantization: Quantization = "none", lend: bool = True
+    ) -> None:
         config = ModelConfig.load(directory, dtype)
         self.plain = build_model(config)
-        load_weights(self.plain, directory)
+        load_weights(self.plain, directory, lend=lend)
         self.model = NativeCausalLM(self.plain, load_library(), quantization=quantization)
         shape = KVShape(page_size=PAGE_SIZE, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
         groups = [
@@ -121,14 +123,29 @@ def test_int4_is_what_its_rounded_weights_give(
     assert error.square().mean() < 0.1**2 * exact.var()
 
 
-def test_weights_are_not_held_twice(checkpoints: Callable[[str], Path]) -> None:
-    for name in ("llama", "llama_tied"):
-        left = {
-            path: parameter.numel()
-            for path, parameter in Served(checkpoints(name)).plain.named_parameters()
-            if parameter.ndim == 2 and parameter.numel()
-        }
-        assert left.keys() == ({"model.embed_tokens.weight"} if name == "llama" else set())
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lent_weights_are_those_that_are_loaded(dense_family: Path, tokens: torch.Tensor, dtype: str) -> None:
+    lent, loaded = (Served(dense_family, dtype, lend=lend).logits(tokens, [41]) for lend in (True, False))
+    assert torch.equal(lent, loaded)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("name", ["llama", "llama_tied"])
+def test_weights_are_not_held_twice(checkpoints: Callable[[str], Path], name: str, quantization: Quantization) -> None:
+    served = Served(checkpoints(name), quantization=quantization)
+    assert not [path for path, weight in served.plain.named_parameters() if weight.ndim == 2 and weight.numel()]
+    assert str(checkpoints(name)) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def test_lent_weights_count_as_read_when_they_are_packed(checkpoints: Callable[[str], Path]) -> None:
+    reports: list[tuple[int, int]] = []
+    model = build_model(ModelConfig.load(checkpoints("llama")))
+    load_weights(model, checkpoints("llama"), lambda *report: reports.append(report), lend=True)
+    (_, total), before = reports[0], reports[-1][0]
+    assert before < total / 10
+    NativeCausalLM(model, load_library())
+    assert reports == sorted(reports)
+    assert reports[-1] == (total, total)
 
 
 def test_caches_of_several_sizes_are_refused(checkpoints: Callable[[str], Path]) -> None:

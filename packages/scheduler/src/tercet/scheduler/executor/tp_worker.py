@@ -234,7 +234,7 @@ def _load(
     if options.load_format == "dummy":
         dummy_weights(model)
     else:
-        load_weights(model, options.model, progress, dequantised=device.type != "cuda")
+        load_weights(model, options.model, progress, dequantised=device.type != "cuda", lend=not missing)
     if options.threads is not None and native:
         load_library().set_threads(options.threads)
     if missing:
@@ -242,8 +242,9 @@ def _load(
             logger.warning("%s: the layers of %s run on torch", missing, config.architecture)
         use_ops(model, layer_ops(device))
         return model
+    packed = NativeCausalLM(model, load_library(), quantization=options.quantization)
     torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
-    return NativeCausalLM(model, load_library(), quantization=options.quantization)
+    return packed
 
 
 def _sampling_ops(model: Model, device: torch.device) -> SamplingOps:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from tercet.scheduler.executor.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, quantized_linears
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.layers import FusedLinear, Linear, RMSNorm
+from tercet.scheduler.models.layers import FusedLinear, Lent, Linear, Matrix, RMSNorm
 from tercet.scheduler.models.moe import ExpertLinear, Experts
 
 Progress = Callable[[int, int], None]
@@ -26,13 +27,34 @@ _ELSEWHERE = (".rotary_emb.inv_freq", *KV_SCALES)
 _DUMMY_BLOCK = 1_048_573  # a prime, so that repeats of the block fall differently on every row
 
 
+class Tally:
+    """The bytes of a checkpoint that have been read, and who wants to be told of them."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def add(self, count: int) -> None:
+        """So many more."""
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
 def load_weights(
-    model: CausalLM, directory: Path, progress: Progress | None = None, *, dequantised: bool = False
+    model: CausalLM,
+    directory: Path,
+    progress: Progress | None = None,
+    *,
+    dequantised: bool = False,
+    lend: bool = False,
 ) -> None:
     """Fill a model from a checkpoint, casting to the model's dtype.
 
     Everything is checked before the first byte is copied: raises ModelError that lists each tensor that is missing,
     unexpected or of another shape. Quantised layers stay so, unless they are to be `dequantised` as they are read.
+    `lend` is for who takes the weights away next: matrices are left in the mapped files until then.
     """
     files = {path: read_header(path) for path in weight_files(directory)}
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
@@ -41,19 +63,43 @@ def load_weights(
     theirs = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
     targets = {name: target for name, target in checkpoint_tensors(model, stored).items() if name not in theirs}
     check_fit(directory, targets | _expected(linears, stored), files, tied_head=model.lm_head is None)
-    total = sum(tensor.end - tensor.start for tensor in stored.values())
-    done = 0
+    if model.lm_head is None:
+        _check_tied_head(directory, files, targets[_EMBEDDING].dtype)
+    _fill(files, targets, _matrices(model) if lend else {}, progress)
+    _load_quantised(linears, files, targets[_EMBEDDING], dequantised=dequantised)
+
+
+def _fill(
+    files: Mapping[Path, Mapping[str, StoredTensor]],
+    targets: Mapping[str, torch.Tensor],
+    borrowers: Mapping[str, tuple[Matrix, int]],
+    progress: Progress | None,
+) -> None:
+    """Copy what is stored to where it belongs, but for what somebody borrows, which counts as read when it is taken."""
+    tally = Tally(progress, sum(tensor.end - tensor.start for header in files.values() for tensor in header.values()))
     for path, header in files.items():
         with safe_open(path, framework="pt") as file:  # tensors are views of the mapped file
             for name, tensor in header.items():
+                read = partial(tally.add, tensor.end - tensor.start)
+                if name in targets and name in borrowers:
+                    matrix, run = borrowers[name]
+                    matrix.lend(run, Lent(file.get_tensor(name), read))
+                    continue
                 if name in targets:
                     targets[name].copy_(file.get_tensor(name))
-                done += tensor.end - tensor.start
-                if progress is not None:
-                    progress(done, total)
-    _load_quantised(linears, files, targets[_EMBEDDING], dequantised=dequantised)
-    if model.lm_head is None:
-        _check_tied_head(directory, files, targets[_EMBEDDING])
+                read()
+
+
+def _matrices(model: nn.Module) -> dict[str, tuple[Matrix, int]]:
+    """The name a checkpoint has for each run of rows of a matrix."""
+    found: dict[str, tuple[Matrix, int]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, FusedLinear):
+            parent = path.rpartition(".")[0]
+            found |= {f"{parent}.{part}.weight": (module, run) for run, part in enumerate(module.parts)}
+        elif isinstance(module, Matrix):
+            found[f"{path}.weight"] = module, 0
+    return found
 
 
 def _expected(linears: Sequence[QuantizedLinear], stored: Mapping[str, StoredTensor]) -> dict[str, torch.Tensor]:
@@ -155,14 +201,14 @@ def check_fit(
         raise ModelError(f"{directory} does not fit its config.json: {found}")
 
 
-def _check_tied_head(directory: Path, files: dict[Path, dict[str, StoredTensor]], embedding: torch.Tensor) -> None:
+def _check_tied_head(directory: Path, files: Mapping[Path, Mapping[str, StoredTensor]], dtype: torch.dtype) -> None:
     """Raise ModelError for a stored head that is not the embedding that is used in its place."""
-    for path, header in files.items():
-        if _HEAD in header:
-            with safe_open(path, framework="pt") as file:
-                head = file.get_tensor(_HEAD).to(embedding.device, embedding.dtype)
-            if not torch.equal(head, embedding):
-                raise ModelError(f"{directory}: {_HEAD} is not the embedding that config.json says it is tied to")
+    place = {name: path for path, header in files.items() for name in header}
+    if _HEAD not in place:
+        return
+    with safe_open(place[_HEAD], framework="pt") as one, safe_open(place[_EMBEDDING], framework="pt") as other:
+        if not torch.equal(one.get_tensor(_HEAD).to(dtype), other.get_tensor(_EMBEDDING).to(dtype)):
+            raise ModelError(f"{directory}: {_HEAD} is not the embedding that config.json says it is tied to")
 
 
 def _tile(target: torch.Tensor, block: torch.Tensor) -> None:

@@ -3,7 +3,8 @@
 A batch has no batch dimension: every tensor is [tokens, ...], and `Batch.attend` knows which token belongs to whom.
 """
 
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -15,13 +16,51 @@ from tercet.scheduler.models.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.shard import Shard
 
 
-class Linear(OpsModule):
+class Lent(NamedTuple):
+    """Rows of a weight that are somewhere else, such as in a file that is mapped into memory."""
+
+    rows: torch.Tensor
+    taken: Callable[[], None]
+    """Called once the rows are read."""
+
+
+class Matrix(OpsModule):
+    """A module with a weight [outputs, inputs], made of one or more runs of rows.
+
+    Whoever lays weights out in a way of its own takes them away from the module. Until then they may lie where they
+    were found, so that nothing is copied that is not kept.
+    """
+
+    def __init__(self, inputs: int, runs: Sequence[int], dtype: torch.dtype, device: str | None = None) -> None:
+        super().__init__()
+        self.weight = _parameter(sum(runs), inputs, dtype=dtype, device=device)
+        self._runs = list(runs)
+        self._lent: dict[int, Lent] = {}
+
+    def lend(self, run: int, lent: Lent) -> None:
+        """Leave a run of rows where it is, in whatever dtype, until the weight is taken."""
+        self._lent[run] = lent
+
+    def take(self) -> list[torch.Tensor]:
+        """The runs of rows in the weight's dtype, of which the module keeps nothing."""
+        runs = list(torch.split(self.weight.data, self._runs))
+        for index, lent in self._lent.items():
+            runs[index] = lent.rows.to(self.weight.dtype)
+            lent.taken()
+        self._lent.clear()
+        self.weight.data = torch.empty(0)
+        return runs
+
+
+class Linear(Matrix):
     """x @ weight.T + bias. Of a quantised model the weight is on no device until it is loaded, in either form."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype, quantised: bool = False) -> None:
-        super().__init__()
-        self.weight = _parameter(outputs, inputs, dtype=dtype, device="meta" if quantised else None)
-        self.bias = _parameter(outputs, dtype=dtype) if bias else None
+    def __init__(
+        self, inputs: int, outputs: int | Sequence[int], *, bias: bool, dtype: torch.dtype, quantised: bool = False
+    ) -> None:
+        runs = [outputs] if isinstance(outputs, int) else outputs
+        super().__init__(inputs, runs, dtype, "meta" if quantised else None)
+        self.bias = _parameter(sum(runs), dtype=dtype) if bias else None
         self.quantised: QuantisedWeight | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +76,7 @@ class FusedLinear(Linear):
     def __init__(
         self, inputs: int, parts: dict[str, int], *, bias: bool, dtype: torch.dtype, quantised: bool = False
     ) -> None:
-        super().__init__(inputs, sum(parts.values()), bias=bias, dtype=dtype, quantised=quantised)
+        super().__init__(inputs, list(parts.values()), bias=bias, dtype=dtype, quantised=quantised)
         self.parts = parts
 
 
@@ -147,12 +186,11 @@ class GatedMLP(OpsModule):
         return self.ops.gated_linear(x, project.weight, project.bias)
 
 
-class Embedding(OpsModule):
+class Embedding(Matrix):
     """One vector for each token id."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.weight = _parameter(config.vocab_size, config.hidden_size, dtype=config.dtype)
+        super().__init__(config.hidden_size, [config.vocab_size], config.dtype)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] -> [tokens, hidden]."""

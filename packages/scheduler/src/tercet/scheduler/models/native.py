@@ -56,6 +56,8 @@ class Batch(Protocol):
 class NativeCausalLM:
     """Takes a loaded model's weights away from it, layer by layer, so that memory never holds them twice.
 
+    Weights that were lent are read here, once, from the files they lie in.
+
     Between layers activations are float32, whatever the model's dtype.
     """
 
@@ -66,13 +68,12 @@ class NativeCausalLM:
         self._layers = [self._pack_layer(index, layer) for index, layer in enumerate(model.model.layers)]
         self._rope = _rope(model)
         self._norm = _norm(model.model.norm)
-        self._embedding: torch.Tensor | None = model.model.embed_tokens.weight.data
-        if model.lm_head is not None:
-            self.head = self._pack(model.lm_head)
-        else:
-            self.head = pack_linear(library, self._embedding, quantization=quantization)
-            if quantization == "none":  # rows can be read from the packed weights
-                model.model.embed_tokens.weight.data, self._embedding = torch.empty(0), None
+        embedding = model.model.embed_tokens.take()
+        packed = embedding if model.lm_head is None else model.lm_head.take()
+        self.head = pack_linear(library, packed, quantization=quantization)
+        kept = model.lm_head is not None or quantization != "none"  # else rows can be read from the packed weights
+        self._embedding = torch.cat(embedding) if kept else None
+        del embedding, packed
         give_back()  # what the weights took as they were read
         self._decoder: NativeDecoder | None = None
         self._pool: Pool | None = None
@@ -123,10 +124,7 @@ class NativeCausalLM:
     def _pack(self, linear: Linear, *, interleave: bool = False) -> PackedLinear:
         """Pack a module's weights, and leave it without."""
         bias = None if linear.bias is None else linear.bias.data
-        rounding = self._quantization
-        packed = pack_linear(self._library, linear.weight.data, bias, quantization=rounding, interleave=interleave)
-        linear.weight.data = torch.empty(0)
-        return packed
+        return pack_linear(self._library, linear.take(), bias, quantization=self._quantization, interleave=interleave)
 
 
 def _rope(model: decoder.CausalLM) -> torch.Tensor:
