@@ -13,6 +13,7 @@ namespace int4 {
 constexpr int64_t BLOCK = 32;  // inputs that share a scale
 constexpr int64_t BLOCK_BYTES = 2 * PANEL + 4 * ROW_BYTES;
 constexpr int64_t AHEAD = 16;  // blocks to prefetch, of all panels together; measured
+constexpr int MANY_ROWS = LANES == 16 ? 8 : 4;  // of inputs, that share a look at a panel; as registers have room
 
 inline int64_t blocks(int64_t k) { return (k + BLOCK - 1) / BLOCK; }
 inline int64_t panel_bytes(int64_t k) { return blocks(k) * BLOCK_BYTES; }
@@ -28,26 +29,32 @@ inline float value(const char* panel, int64_t output, int64_t i) {
     return to_float(reinterpret_cast<const Bf16*>(block)[output]) * float((at % 8 < 4 ? pair & 15 : pair >> 4) - 8);
 }
 
-// Adds up 4 products for each output; the inputs are the 4 bytes of `x`.
+// Adds up 4 products for each output; the inputs are the 4 bytes of `x`. `excess` is counted in from the start or at the
+// end.
 #if defined(__AVX512VNNI__)
 typedef I32 Total;
+inline Total begin(int32_t excess) { return I32{} + excess; }
 inline Total add(Total total, U32 weights, int32_t x) {
     return (I32)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, _mm512_set1_epi32(x));
 }
-inline I32 whole(Total total) { return total; }
+inline I32 whole(Total total, int32_t) { return total; }
 #elif defined(__AVX2__)
 typedef S16 Total;  // of a whole block: 8 times 2 * 15 * 127 at most
+inline Total begin(int32_t) { return Total{}; }
 inline Total add(Total total, U32 weights, int32_t x) {
     return total + (S16)_mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(x));
 }
-inline I32 whole(Total total) { return (I32)_mm256_madd_epi16((__m256i)total, _mm256_set1_epi16(1)); }
+inline I32 whole(Total total, int32_t excess) {
+    return (I32)_mm256_madd_epi16((__m256i)total, _mm256_set1_epi16(1)) + excess;
+}
 #else
 typedef I32 Total;
+inline Total begin(int32_t excess) { return I32{} + excess; }
 inline Total add(Total total, U32 weights, int32_t x) {
     for (int i = 0; i < 4; i++) total += bit_cast<I32>(weights >> (8 * i) & 0xFF) * int32_t(int8_t(x >> (8 * i)));
     return total;
 }
-inline I32 whole(Total total) { return total; }
+inline I32 whole(Total total, int32_t) { return total; }
 #endif
 
 // ROWS rows of inputs times WIDTH panels, which are read side by side: memory is faster at several streams than at one.
@@ -63,24 +70,21 @@ inline void block(const char* x, int64_t stride, const char* panels, int64_t byt
             if (part == 0)
                 UNROLLED for (int line = 0; line < 4; line++)
                     __builtin_prefetch(panel + soon * BLOCK_BYTES + line * ROW_BYTES);
-            Total totals[ROWS] = {};
+            auto excess = [&](int row) { return word(x + row * stride + count * BLOCK + at * 4); };
+            Total totals[ROWS];
+            for (int row = 0; row < ROWS; row++) totals[row] = begin(excess(row));
             for (int pair = 0; pair < 4; pair++) {
                 U32 weights;
                 std::memcpy(&weights, panel + 2 * PANEL + pair * ROW_BYTES + part * 4 * LANES, sizeof weights);
                 U32 lower = weights & 0x0F0F0F0Fu, upper = weights >> 4 & 0x0F0F0F0Fu;
                 for (int row = 0; row < ROWS; row++) {
-                    int32_t inputs[2];
-                    std::memcpy(inputs, x + row * stride + at * BLOCK + pair * 8, sizeof inputs);
-                    totals[row] = add(add(totals[row], lower, inputs[0]), upper, inputs[1]);
+                    const char* inputs = x + row * stride + at * BLOCK + pair * 8;
+                    totals[row] = add(add(totals[row], lower, word(inputs)), upper, word(inputs + 4));
                 }
             }
             F32 scale = load(reinterpret_cast<const Bf16*>(panel) + part * LANES);
-            for (int row = 0; row < ROWS; row++) {
-                int32_t excess;
-                std::memcpy(&excess, x + row * stride + count * BLOCK + at * 4, sizeof excess);
-                I32 sum = whole(totals[row]) + excess;
-                sums[row][i] = __builtin_convertvector(sum, F32) * scale + sums[row][i];
-            }
+            for (int row = 0; row < ROWS; row++)
+                sums[row][i] = __builtin_convertvector(whole(totals[row], excess(row)), F32) * scale + sums[row][i];
         }
     }
     for (int row = 0; row < ROWS; row++)
@@ -101,7 +105,7 @@ inline void multiply(const char* x, int64_t stride, int rows, const char* panels
                      int64_t out_stride) {
     if (rows == 1 && width == 4) return block<1, 4>(x, stride, panels, bytes, out, out_stride);
     for (int panel = 0; panel < width; panel++)
-        multiply_rows<4>(x, stride, rows, panels + panel * bytes, bytes, out + panel * PARTS, out_stride);
+        multiply_rows<MANY_ROWS>(x, stride, rows, panels + panel * bytes, bytes, out + panel * PARTS, out_stride);
 }
 
 }  // namespace int4
