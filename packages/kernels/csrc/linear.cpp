@@ -122,7 +122,8 @@ void fill_bytes(const float* x, int64_t k, const Operand& operand, int64_t m) {
     int64_t whole = k / 4 * 4;  // what is past k meets weights of zero
     std::memset(row + whole, 0, size_t(operand.stride) - size_t(whole) * sizeof(Bytes::Input));
     operand.scales[m] = quantise(x, k, [&](int64_t i, I32 steps, int64_t count) {
-        for (int64_t lane = 0; lane < count; lane++) row[Bytes::place(i + lane)] = Bytes::Input(steps[lane] + 128);
+        for (int64_t lane = 0; lane < count; lane++)
+            row[Bytes::place(i + lane)] = Bytes::Input(uint32_t(steps[lane]) + 128u);
     });
 }
 

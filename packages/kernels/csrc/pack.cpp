@@ -14,8 +14,6 @@ namespace {
 
 constexpr int64_t GRAIN = 4;  // panels of a task
 
-typedef int8_t S8 __attribute__((vector_size(LANES)));
-
 template <class T>
 using Plain = std::conditional_t<std::is_same_v<T, float>, Floats, Bfloats>;
 
@@ -47,14 +45,13 @@ void pack_int8(const T* weight, int64_t n, int64_t k, int64_t first, int8_t* ste
         offsets[lane] = 0;
         if (first + lane >= n) continue;
         int8_t* row = steps + lane * k;
-        I32 sum = {};
+        U32 sum = {};  // wraps where a row holds no numbers
         scales[lane] = quantise(weight + (first + lane) * k, k, [&](int64_t i, I32 some, int64_t count) {
-            S8 narrow = __builtin_convertvector(some, S8);
-            std::memcpy(row + i, &narrow, size_t(count));
-            sum += some;  // zero past the end
+            store_bytes(row + i, some, count);
+            sum += bit_cast<U32>(some);  // zero past the end
         });
         uint32_t total = 0;
-        for (int i = 0; i < LANES; i++) total += uint32_t(sum[i]);
+        for (int i = 0; i < LANES; i++) total += sum[i];
         offsets[lane] = int32_t(128 * total);
         rows[lane] = row;
     }
@@ -79,8 +76,7 @@ Bf16 round_block(const float* x, uint8_t* codes) {
     for (int64_t i = 0; i < int4::BLOCK; i += LANES) {
         I32 steps = nearest(load(x + i) / divisor);
         steps = steps < -8 ? I32{} - 8 : steps > 7 ? I32{} + 7 : steps;
-        S8 narrow = __builtin_convertvector(steps + 8, S8);
-        std::memcpy(codes + i, &narrow, sizeof narrow);
+        store_bytes(codes + i, steps + 8, LANES);
     }
     return scale;
 }

@@ -5,9 +5,18 @@
 
 #include "vec.h"
 
-// To the nearest whole number, ties to even; of less than 2^22 in size.
+// To the nearest whole number, ties to even; of less than 2^22 in size, and anything where it is more or no number.
 inline I32 nearest(F32 x) {
-    return bit_cast<I32>(x + broadcast(12582912.0f)) - 0x4B400000;  // 1.5 * 2^23 leaves an integer in the lowest bits
+    U32 shifted = bit_cast<U32>(x + broadcast(12582912.0f));  // 1.5 * 2^23 leaves an integer in the lowest bits
+    return bit_cast<I32>(shifted - 0x4B400000u);
+}
+
+typedef int8_t S8 __attribute__((vector_size(LANES)));
+
+// The first `count` of them, in their lowest 8 bits.
+inline void store_bytes(void* p, I32 x, int64_t count) {
+    S8 narrow = __builtin_convertvector(x, S8);
+    count == LANES ? std::memcpy(p, &narrow, LANES) : std::memcpy(p, &narrow, size_t(count));
 }
 
 // Rounds a row to 8 bits: what is largest in it becomes 127 or -127, and put(i, steps, count) is told of LANES elements
