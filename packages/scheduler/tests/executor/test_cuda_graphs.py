@@ -47,9 +47,9 @@ class PlannedBefore(TorchNativeAttention):
 class Tape:
     """A `Recorder` that runs the work again, into the tensor of the first result."""
 
-    def __init__(self, fails: int = 0, error: type[RuntimeError] = torch.OutOfMemoryError) -> None:
+    def __init__(self, fails: int = 0, error: Exception | None = None) -> None:
         self.fails = fails
-        self.error = error
+        self.error = error or torch.OutOfMemoryError()
         self.recorded: list[int] = []
         self.replays = 0
 
@@ -123,8 +123,9 @@ def test_what_is_longer_than_one_token_runs_as_it_is(attending: Any, steps: Any)
     assert tape.replays == 0
 
 
-def test_without_memory_a_bucket_is_left_out(attending: Any, steps: Any) -> None:
-    given, tape = steps(), Tape(fails=2)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory"), MemoryError()])
+def test_without_memory_a_bucket_is_left_out(error: Exception, attending: Any, steps: Any) -> None:
+    given, tape = steps(), Tape(2, error)
     runner = graphs(attending, given.pool, tape)
     while runner.capture_next():
         pass
@@ -135,7 +136,7 @@ def test_without_memory_a_bucket_is_left_out(attending: Any, steps: Any) -> None
 
 
 def test_where_recording_fails_steps_are_launched_as_they_are(attending: Any, steps: Any) -> None:
-    given, tape = steps(), Tape(fails=2, error=RuntimeError)
+    given, tape = steps(), Tape(2, RuntimeError("not permitted when stream is capturing"))
     runner = graphs(attending, given.pool, tape)
     assert runner.capture_next()
     assert not runner.capture_next()

@@ -297,6 +297,31 @@ def test_an_input_that_there_is_no_memory_for_fails_alone(make: Make) -> None:
     assert worker.submit(EncodePlan(step=1, rows=[rows[4]])).result().too_large == [0]
 
 
+def test_a_step_that_was_too_large_is_halved_at_once(make: Make) -> None:
+    directory, _ = make("BertModel", {})
+    worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
+    rows = some_inputs()
+    small = shrink(worker, 45, torch.OutOfMemoryError())
+    first = vectors_of(worker, rows)
+    assert small.tried == [91, 91, 13, 17, 12, 19, 30]
+    small.tried = []
+    for vector, known in zip(vectors_of(worker, rows), first, strict=True):
+        close(vector, known)
+    assert small.tried == [13, 17, 12, 19, 30]
+
+
+def test_an_input_that_finds_memory_once_it_was_given_back_is_computed(make: Make) -> None:
+    directory, _ = make("BertModel", {})
+    worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
+    rows = some_inputs()[:1]
+    [wanted] = vectors_of(worker, rows)
+    small = shrink(worker, 0, torch.OutOfMemoryError())
+    small.register_forward_pre_hook(lambda *_: setattr(small, "room", 5 * len(small.tried)))
+    [vector] = vectors_of(worker, rows)
+    assert small.tried == [5, 5]
+    close(vector, wanted)
+
+
 def test_what_fails_for_another_reason_is_no_lack_of_memory(make: Make) -> None:
     directory, _ = make("BertModel", {})
     worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))

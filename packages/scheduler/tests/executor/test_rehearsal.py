@@ -12,13 +12,14 @@ from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse, wor
 class Device:
     """Memory in bytes, of which an allocator keeps what a step once took."""
 
-    def __init__(self, free: int, step: int) -> None:
+    def __init__(self, free: int, step: int, error: Exception | None = None) -> None:
         self.free = free
         self.step = step
+        self.error = error or torch.OutOfMemoryError()
 
     def run(self) -> None:
         if self.step > self.free:
-            raise torch.OutOfMemoryError
+            raise self.error
         self.free -= self.step
 
 
@@ -27,9 +28,16 @@ def test_what_the_worst_step_takes_is_not_given_to_the_cache() -> None:
     assert measured_kv_bytes(lambda: device.free, device.run, 0.9, 512) == 630
 
 
-def test_no_memory_for_the_worst_step_is_said_before_serving() -> None:
-    device = Device(free=100, step=300)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("Triton Error [CUDA]: out of memory")])
+def test_no_memory_for_the_worst_step_is_said_before_serving(error: Exception) -> None:
+    device = Device(free=100, step=300, error=error)
     with pytest.raises(ValueError, match="no memory for a step of 512 tokens"):
+        measured_kv_bytes(lambda: device.free, device.run, 0.9, 512)
+
+
+def test_a_rehearsal_that_fails_otherwise_says_so_itself() -> None:
+    device = Device(free=100, step=300, error=RuntimeError("an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal"):
         measured_kv_bytes(lambda: device.free, device.run, 0.9, 512)
 
 

@@ -1,18 +1,25 @@
+import logging
 import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from tercet.scheduler.executor.shortage import again, in_parts
+from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, again, lacks_memory
 
-ERRORS = pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+CPU_WORDS = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"
+SHORTAGES: list[Exception] = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    MemoryError(),
+    RuntimeError(CPU_WORDS),
+]
+ERRORS = pytest.mark.parametrize("error", SHORTAGES, ids=["accelerator", "native", "cpu"])
 
 
 class Device:
     """Room for some rows at once, and what was asked of it."""
 
-    def __init__(self, room: int, error: type[Exception]) -> None:
+    def __init__(self, room: int, error: Exception) -> None:
         self.room = room
         self.error = error
         self.asked: list[tuple[int, int]] = []
@@ -28,33 +35,111 @@ class Device:
         assert sys.exception() is None, "an error holds what was computed"
         self.released += 1
 
+    def taken(self) -> list[tuple[int, int]]:
+        """What was asked since the last time."""
+        asked, self.asked = self.asked, []
+        return asked
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *SHORTAGES,
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_whatever_says_that_there_was_no_memory_is_known(error: Exception) -> None:
+    assert lacks_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        ValueError("std::bad_alloc"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_other_errors_are_known_for_others(error: BaseException) -> None:
+    assert not lacks_memory(error)
+    with pytest.raises(type(error)), OutlivingShortage():
+        raise error
+
+
+def test_what_torch_says_on_this_machine_is_known() -> None:
+    went_on = False
+    with OutlivingShortage():
+        torch.empty(1 << 50, dtype=torch.uint8)  # more than any address space has
+        went_on = True
+    assert not went_on
+
 
 @ERRORS
-def test_rows_are_computed_at_once_or_in_halves(error: type[Exception]) -> None:
-    at_once, halved = Device(7, error), Device(2, error)
-    assert in_parts(at_once.run, 3, 10, at_once.release) == [[3, 4, 5, 6, 7, 8, 9]]
+def test_rows_are_computed_at_once_or_in_halves(error: Exception) -> None:
+    at_once, halved = Device(7, error), Device(4, error)
+    assert Halving("rows", at_once.release)(at_once.run, slice(3, 10)) == [[3, 4, 5, 6, 7, 8, 9]]
     assert (at_once.asked, at_once.released) == ([(3, 10)], 0)
-    assert in_parts(halved.run, 3, 10, halved.release) == [[3], [4, 5], [6, 7], [8, 9]]
-    assert halved.asked == [(3, 10), (3, 6), (3, 4), (4, 6), (6, 10), (6, 8), (8, 10)]
-    assert halved.released == 3
+    assert Halving("rows", halved.release)(halved.run, slice(3, 10)) == [[3, 4, 5], [6, 7], [8, 9]]
+    assert halved.asked == [(3, 10), (3, 10), (3, 6), (6, 8), (8, 10)]
+    assert halved.released == 2
 
 
 @ERRORS
-def test_one_row_is_tried_again_before_it_fails(error: type[Exception]) -> None:
+def test_rows_are_halved_down_to_one_which_fails(error: Exception) -> None:
+    device = Device(1, error)
+    assert Halving("rows", device.release)(device.run, slice(0, 4)) == [[0], [1], [2], [3]]
     device = Device(0, error)
-    with pytest.raises(error):
-        in_parts(device.run, 0, 2, device.release)
-    assert (device.asked, device.released) == ([(0, 2), (0, 1), (0, 1)], 2)
+    with pytest.raises(type(error)):
+        Halving("rows", device.release)(device.run, slice(0, 2))
+    assert (device.asked, device.released) == ([(0, 2), (0, 2), (0, 1), (0, 1)], 3)
+
+
+def test_rows_that_find_memory_once_it_was_given_back_are_not_halved() -> None:
+    device = Device(0, MemoryError())
 
     def release() -> None:
-        device.room = 1
+        device.room = 9
 
-    device.room = 0
-    assert in_parts(device.run, 4, 5, release) == [[4]]
+    halving = Halving("rows", release)
+    for rows in (slice(4, 5), slice(0, 9)):
+        device.room = 0
+        assert halving(device.run, rows) == [[*range(rows.start, rows.stop)]]
+    assert device.asked == [(4, 5), (4, 5), (0, 9), (0, 9)]
+
+
+def test_a_size_that_failed_is_halved_at_once_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tercet.scheduler.executor.shortage._FORGOTTEN_AFTER", 5)
+    device = Device(4, MemoryError())
+    halving = Halving("rows", device.release)
+    with caplog.at_level(logging.WARNING):
+        halving(device.run, slice(0, 8))
+    assert caplog.messages[-1] == "no memory for 8 rows at once: for a while at most 4"
+    assert device.taken() == [(0, 8), (0, 8), (0, 4), (4, 8)]
+    device.room = 8
+    halving(device.run, slice(0, 8))
+    halving(device.run, slice(0, 3))
+    assert device.taken() == [(0, 4), (4, 8), (0, 3)]
+    halving(device.run, slice(0, 8))
+    assert device.taken() == [(0, 8)]
+
+
+def test_a_row_is_computed_however_large_it_is() -> None:
+    """Rows of 1, 2, 4, 8 and 40 units, where there is room for 3 rows at once."""
+    sizes = [1, 2, 4, 8, 40]
+    device = Device(3, MemoryError())
+    halving = Halving("units", device.release)
+    assert halving(device.run, slice(0, 5), lambda rows: sum(sizes[rows])) == [[0, 1], [2], [3], [4]]
+    assert device.taken() == [(0, 5), (0, 5), (0, 2), (2, 3), (3, 4), (4, 5)]
 
 
 @ERRORS
-def test_what_finds_no_memory_is_tried_once_more(error: type[Exception]) -> None:
+def test_what_finds_no_memory_is_tried_once_more(error: Exception) -> None:
     device = Device(0, error)
 
     def release() -> None:
@@ -64,7 +149,7 @@ def test_what_finds_no_memory_is_tried_once_more(error: type[Exception]) -> None
     def run() -> list[int]:
         return device.run(slice(0, 1))
 
-    with pytest.raises(error):
+    with pytest.raises(type(error)):
         again(run, release)
     assert again(run, release) == [0]
     assert again(run, release) == [0]
@@ -72,9 +157,9 @@ def test_what_finds_no_memory_is_tried_once_more(error: type[Exception]) -> None
 
 
 def test_other_errors_are_not_for_memory() -> None:
-    device = Device(0, RuntimeError)
+    device = Device(0, RuntimeError("shapes"))
     calls: list[Callable[[], object]] = [
-        lambda: in_parts(device.run, 0, 4, device.release),
+        lambda: Halving("rows", device.release)(device.run, slice(0, 4)),
         lambda: again(lambda: device.run(slice(0, 4)), device.release),
     ]
     for call in calls:

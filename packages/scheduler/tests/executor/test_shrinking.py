@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from tercet.scheduler.executor.shrinking import ShrinkingModel, halves
+from tercet.scheduler.executor.shrinking import ShrinkingModel
 
 FIRST = [(0, 1, 1), (1, 5, 5), (2, 3, 3)]
 MIXED = [(0, 1, 2), (1, 7, 12), (2, 4, 7), (3, 9, 9)]
@@ -74,12 +74,12 @@ def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog:
             model(batch.input_ids, batch.positions, batch)
     assert device.tried == [20, 20, 10, 10, 10, 10]
     assert [message for message in caplog.messages if "step" in message] == [
-        "no memory for a step of 20 tokens: for a while at most 10"
+        "no memory for 20 tokens of a step at once: for a while at most 10"
     ]
 
 
 def test_a_limit_is_forgotten(attending: Any, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.scheduler.executor.shrinking._FORGOTTEN_AFTER", 3)
+    monkeypatch.setattr("tercet.scheduler.executor.shortage._FORGOTTEN_AFTER", 3)
     device = Small(attending, 10)
     model = ShrinkingModel(device, lambda: None)
     given = steps()
@@ -143,17 +143,6 @@ def test_no_memory_for_one_token_is_an_error(attending: Any, steps: Any) -> None
     batch = steps().step([(0, 1, 1)])
     with pytest.raises(torch.OutOfMemoryError):
         ShrinkingModel(Small(attending, 0), lambda: None)(batch.input_ids, batch.positions, batch)
-
-
-def test_a_row_goes_on_where_it_was_cut(steps: Any) -> None:
-    first, second = halves(steps().step(MIXED))
-    assert (first.attention[0].host_query_lens, first.attention[0].host_kv_lens) == ([1, 7, 2], [2, 12, 5])
-    assert (second.attention[0].host_query_lens, second.attention[0].host_kv_lens) == ([2, 9], [7, 9])
-    assert first.attention[0].query_start.tolist() == [0, 1, 8, 10]
-    assert second.attention[0].kv_lens.tolist() == [7, 9]
-    assert second.positions[0] == 5
-    even, odd = halves(steps().step([(0, 2, 2), (1, 2, 4)]))
-    assert (even.attention[0].host_query_lens, odd.attention[0].host_query_lens) == ([2], [2])
 
 
 class Full(Small):

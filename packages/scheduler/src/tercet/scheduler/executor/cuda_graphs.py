@@ -20,6 +20,7 @@ from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import Model
+from tercet.scheduler.executor.shortage import lacks_memory
 
 logger = logging.getLogger(__name__)
 
@@ -173,11 +174,12 @@ class CudaGraphRunner:
         ids, positions = self._ids[:bucket].zero_(), self._positions[:bucket].zero_()
         try:
             self._graphs[bucket] = _Graph(*self._recorder.record(lambda: self._model(ids, positions, batch)), batch)
-        except torch.OutOfMemoryError:
-            logger.warning("no memory for a graph of %d rows: such steps are launched kernel by kernel", bucket)
-        except RuntimeError:
-            logger.exception("steps cannot be recorded here: they are launched kernel by kernel")
-            self._waiting.clear()
+        except (MemoryError, RuntimeError) as error:
+            if lacks_memory(error):
+                logger.warning("no memory for a graph of %d rows: such steps are launched kernel by kernel", bucket)
+            else:
+                logger.exception("steps cannot be recorded here: they are launched kernel by kernel")
+                self._waiting.clear()
         return bool(self._waiting)
 
     def _batch(self, bucket: int) -> ForwardBatch:

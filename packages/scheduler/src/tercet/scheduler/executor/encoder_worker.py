@@ -14,7 +14,7 @@ from tercet.scheduler.executor.cpu_threads import limit_torch
 from tercet.scheduler.executor.encoder_weights import load_encoder_weights
 from tercet.scheduler.executor.model_config import computed_dtype
 from tercet.scheduler.executor.pacing import tell_layers
-from tercet.scheduler.executor.shortage import release_cached
+from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, again, release_cached
 from tercet.scheduler.executor.weights import Progress, dummy_weights
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.model_task import Pooling, read_sentences
@@ -74,6 +74,7 @@ class EncoderWorker:
         sentences = read_sentences(options.model, causal=model.causal)
         self._model = model
         self._device = torch.device(device)
+        self._in_halves = Halving("tokens")
         self._pool = _POOLS[sentences.pooling]
         self._normalize = sentences.normalize
         self._capacity = EncoderCapacity(
@@ -104,21 +105,22 @@ class EncoderWorker:
 
     def _encode(self, rows: Sequence[EncodeRow]) -> tuple[torch.Tensor, list[int]]:
         """float32 [rows, width] of rows sorted by length, and those of them that there was no memory for."""
-        try:
-            return self._compute(rows), []
-        except (MemoryError, RuntimeError) as error:
-            if not lacks_memory(error):
-                raise
-        # Only here are the frames that failed gone, and with them the tensors that they held.
-        release_cached()
-        tokens = sum(len(row.input_ids) for row in rows) // 4
-        logger.warning("no memory for a step of %d inputs, %d tokens in all", len(rows), tokens)
-        if len(rows) == 1:
-            return torch.zeros(1, self._capacity.width, device=self._device), [0]
-        half = len(rows) // 2
-        shorter, none_of_them = self._encode(rows[:half])
-        longer, nor_of_them = self._encode(rows[half:])
-        return torch.cat([shorter, longer]), none_of_them + [half + place for place in nor_of_them]
+        too_large: list[int] = []
+
+        def tokens(part: slice) -> int:
+            return sum(len(row.input_ids) for row in rows[part]) // 4
+
+        def encode(part: slice) -> torch.Tensor:
+            if part.stop - part.start > 1:
+                return self._compute(rows[part])
+            with OutlivingShortage():
+                return again(lambda: self._compute(rows[part]), release_cached)
+            release_cached()
+            logger.warning("no memory for an input of %d tokens", tokens(part))
+            too_large.append(part.start)
+            return torch.zeros(1, self._capacity.width, device=self._device)
+
+        return torch.cat(self._in_halves(encode, slice(0, len(rows)), tokens)), too_large
 
     def _compute(self, rows: Sequence[EncodeRow]) -> torch.Tensor:
         packed = self._packed(rows)
@@ -161,11 +163,6 @@ class PendingVectors:
             failed=(~finite).nonzero().flatten().tolist(),
             too_large=self._too_large,
         )
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Whether it was memory that a computation lacked. Of the host's, torch says so in words alone."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _context_length(options: EncoderOptions, longest: int) -> int:

@@ -1,7 +1,7 @@
 """One step as a model sees it: flat tokens, their positions, and an `attend` that hides where the cache is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 import torch
@@ -38,6 +38,22 @@ class ForwardBatch:
     attention: Sequence[AttentionBatch]  # of each cache group
     backends: Sequence[AttentionBackend]  # of each cache group, planned for this step
     pool: KVPool
+
+    def part(self, tokens: slice) -> "ForwardBatch":
+        """Some of the step's tokens as a step. A row that is cut goes on in one part where it stopped in the other.
+
+        The backends are planned for it, and no longer for the step that it is part of.
+        """
+        attention = [_part(group, tokens) for group in self.attention]
+        for backend, group in zip(self.backends, attention, strict=True):
+            backend.plan(group)
+        return replace(
+            self,
+            mode=ForwardMode.of(attention[0].host_query_lens),
+            input_ids=self.input_ids[tokens],
+            positions=self.positions[tokens],
+            attention=attention,
+        )
 
     def attend(
         self,
@@ -77,3 +93,26 @@ class ForwardBatch:
         backend = self.backends[self.pool.group_of[layer_id]]
         out = backend.attend(q, keys, values, scale=scale * key_scale, window=window, softcap=softcap, sinks=sinks)
         return out if value_scale == 1.0 else out * value_scale  # attention is linear in values
+
+
+def _part(group: AttentionBatch, tokens: slice) -> AttentionBatch:
+    """The rows that have some of the tokens, with these alone and what the cache holds before them."""
+    rows, query_lens, kv_lens = [], [], []
+    end = 0
+    for row, (count, length) in enumerate(zip(group.host_query_lens, group.host_kv_lens, strict=True)):
+        begin, end = end, end + count
+        first, last = max(begin, tokens.start), min(end, tokens.stop)
+        if first < last:
+            rows.append(row)
+            query_lens.append(last - first)
+            kv_lens.append(length - (end - last))
+    device = group.kv_lens.device
+    return replace(
+        group,
+        query_start=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
+        kv_lens=torch.tensor(kv_lens, dtype=torch.int32).to(device),
+        page_table=group.page_table[rows[0] : rows[-1] + 1],
+        slot_mapping=group.slot_mapping[tokens],
+        host_query_lens=query_lens,
+        host_kv_lens=kv_lens,
+    )

@@ -17,7 +17,7 @@ from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.sampler import Sampled, Sampler, SamplingOps, joined
-from tercet.scheduler.executor.shortage import again, in_parts, release_cached
+from tercet.scheduler.executor.shortage import Halving, again, release_cached
 from tercet.scheduler.executor.slot_grammars import GuidedRows, Outcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
@@ -71,6 +71,8 @@ class ModelRunner:
         self._sampling_ops = sampling_ops
         self._grammars = grammars
         self._release = release
+        self._sampling = Halving("rows to sample", release)
+        self._scoring = Halving("positions to score", release)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
@@ -119,7 +121,7 @@ class ModelRunner:
         if not len(slots):
             return None
         run = partial(self._sample_rows, hidden, inputs, slots, guided)
-        sampled = joined(in_parts(run, 0, len(slots), self._release))
+        sampled = joined(self._sampling(run, slice(0, len(slots))))
         self._tables.write_sampled(inputs.sampled_places, sampled.tokens)
         return sampled
 
@@ -171,7 +173,7 @@ class ModelRunner:
 
         parts = []
         for first in range(0, len(targets), _PROMPT_CHUNK):
-            parts += in_parts(score, first, min(first + _PROMPT_CHUNK, len(targets)), self._release)
+            parts += self._scoring(score, slice(first, min(first + _PROMPT_CHUNK, len(targets))))
         chosen, top_ids, top_logprobs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return PromptLogprobs(index, chosen, top_ids, top_logprobs)
 

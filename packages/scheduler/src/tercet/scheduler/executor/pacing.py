@@ -8,7 +8,6 @@ from torch import nn
 
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.model_runner import Model
-from tercet.scheduler.executor.shrinking import halves
 from tercet.scheduler.ports import Advance
 
 LONGEST_CALL = 10.0
@@ -58,7 +57,8 @@ class PacedModel:
         """See `Model`."""
         tokens = len(input_ids)
         if tokens >= 2 * FEW and tokens * self._token_seconds > LONGEST_CALL:
-            return torch.cat([self._part(part) for part in halves(batch)])
+            cut = tokens // 2
+            return torch.cat([self._part(batch, half) for half in (slice(0, cut), slice(cut, tokens))])
         began = self._clock()
         hidden = self._model(input_ids, positions, batch)
         if tokens >= FEW:
@@ -73,7 +73,6 @@ class PacedModel:
         self._advance()
         return logits
 
-    def _part(self, batch: ForwardBatch) -> torch.Tensor:
-        for backend, group in zip(batch.backends, batch.attention, strict=True):
-            backend.plan(group)
-        return self(batch.input_ids, batch.positions, batch)
+    def _part(self, batch: ForwardBatch, tokens: slice) -> torch.Tensor:
+        part = batch.part(tokens)
+        return self(part.input_ids, part.positions, part)

@@ -10,6 +10,7 @@ from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampler import SamplingOps
+from tercet.scheduler.executor.shortage import lacks_memory
 
 _WORST = SamplingParams(
     max_new_tokens=1,
@@ -88,7 +89,9 @@ def measured_kv_bytes(available: Callable[[], int], run: Callable[[], None], sha
     """
     try:
         run()
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
         raise ValueError(
             f"the model leaves no memory for a step of {tokens} tokens: lower the step or the slots"
         ) from error

@@ -1,18 +1,52 @@
-"""What is done where there is no memory: what torch keeps is given back, and rows are computed in halves."""
+"""Where there is no memory: what says so, what torch keeps is given back, and rows are computed in halves."""
 
 import gc
 import logging
 from collections.abc import Callable
+from types import TracebackType
 from typing import TypeVar
 
 import torch
 
 logger = logging.getLogger(__name__)
 
-NO_MEMORY = torch.OutOfMemoryError, MemoryError
-"""What an accelerator's allocator raises, and what native kernels do."""
+_SAID = (
+    "DefaultCPUAllocator",  # torch, of the host's memory
+    "std::bad_alloc",
+    "CUDA error: out of memory",  # the driver, of what is not torch's allocator's: graphs, modules
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+"""Words by which a RuntimeError alone tells that there was no memory."""
+
+_FORGOTTEN_AFTER = 256
+"""Computations that found memory: then one as large as what failed may find it, too."""
 
 Given = TypeVar("Given")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether it was memory that a computation lacked, of the host or of an accelerator."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+
+
+class OutlivingShortage:
+    """A block that may find no memory: if so, what stands behind it goes on. Other errors pass.
+
+    What the block computed is free there: no error holds it any longer.
+    """
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None or not lacks_memory(error):
+            return False
+        logger.warning("no memory: %s", str(error))
+        return True
 
 
 def release_cached() -> None:
@@ -23,30 +57,54 @@ def release_cached() -> None:
 
 
 def again(run: Callable[[], Given], release: Callable[[], None]) -> Given:
-    """What `run` gives, if need be once memory was given back. Raises one of `NO_MEMORY` where that is not enough.
-
-    What the first try computed is free when `release` is called: no error holds it any longer.
-    """
-    try:
+    """What `run` gives, if need be once memory was given back. Raises what it raises where that is not enough."""
+    with OutlivingShortage():
         return run()
-    except NO_MEMORY as error:
-        logger.warning("no memory: what is kept for later is given back: %s", str(error))
     release()
     return run()
 
 
-def in_parts(run: Callable[[slice], Given], first: int, last: int, release: Callable[[], None]) -> list[Given]:
-    """What `run` gives of rows [first, last), in their order: at once, or in halves of halves where there is no memory.
+class Halving:
+    """Computes rows at once or, where there is no memory, in halves of halves, down to one row.
 
-    `run` may begin anew on rows that it did not finish. Raises one of `NO_MEMORY` where there is none for one row.
+    What was too large even when memory was given back is halved at once from then on, until other computations have
+    found memory for a while. `unit` names in the log what sizes are counted in.
     """
-    rows = last - first
-    try:
-        return [run(slice(first, last))]
-    except NO_MEMORY as error:
-        logger.warning("no memory for %d rows at once: %s", rows, str(error))
-    release()
-    if rows == 1:
-        return [run(slice(first, last))]
-    middle = first + rows // 2
-    return [*in_parts(run, first, middle, release), *in_parts(run, middle, last, release)]
+
+    def __init__(self, unit: str, release: Callable[[], None] = release_cached) -> None:
+        self._unit = unit
+        self._release = release
+        self._most: int | None = None
+        self._found = 0  # computations that found memory since one did not
+
+    def __call__(
+        self,
+        run: Callable[[slice], Given],
+        rows: slice,
+        size: Callable[[slice], int] = lambda rows: rows.stop - rows.start,
+    ) -> list[Given]:
+        """What `run` gives of the rows, in their order. `size` says how much some of them are, in units.
+
+        `run` may begin anew on rows that it did not finish. Raises what it raises where there is no memory for one row.
+        """
+        count = rows.stop - rows.start
+        if count <= 1:
+            return [self._noted(again(lambda: run(rows), self._release))]
+        if self._most is None or size(rows) <= self._most:
+            for _ in range(2):
+                with OutlivingShortage():
+                    return [self._noted(run(rows))]
+                self._release()
+            self._limit(size(rows))
+        middle = rows.start + count // 2
+        return [*self(run, slice(rows.start, middle), size), *self(run, slice(middle, rows.stop), size)]
+
+    def _noted(self, given: Given) -> Given:
+        self._found += 1
+        if self._found >= _FORGOTTEN_AFTER:
+            self._most = None
+        return given
+
+    def _limit(self, size: int) -> None:
+        self._most, self._found = size // 2, 0
+        logger.warning("no memory for %d %s at once: for a while at most %d", size, self._unit, self._most)
