@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +66,26 @@ def start(network: Network) -> Iterator[Start]:
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def running(network: Network, path: Path) -> Iterator[tuple[SchedulerProcess, Listener]]:
+    """A process in a thread, with the executor named fake, and a frontend that it has met. It is made to leave."""
+    process = SchedulerProcess(
+        ProcessOptions(peer="scheduler-0", listen=f"ipc://{network.directory}"),
+        ModelOptions(model=str(path), executor="fake"),
+        ScheduleOptions(),
+    )
+    thread = threading.Thread(target=process.run)
+    thread.start()
+    try:
+        frontend = Listener(network.node(Role.FRONTEND))
+        frontend.wait_for(PeerUp, timeout=PATIENCE)
+        yield process, frontend
+    finally:
+        process.stop()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 def tokens_at(detokenizer: Listener, count: int) -> dict[tuple[str, int], list[int]]:
@@ -125,39 +146,28 @@ def test_tokenizer_files_are_given_while_the_model_still_loads(
     loaded = threading.Event()
 
     def load(*arguments: Any) -> Executor:
-        assert arguments[-1] == process._board.advance
         assert loaded.wait(PATIENCE)
+        assert arguments[-1] == process._board.advance
         return build_fake(*arguments)
 
     monkeypatch.setitem(EXECUTORS, "fake", load)
     path = checkpoints("llama")
-    process = SchedulerProcess(
-        ProcessOptions(peer="scheduler-0", listen=f"ipc://{network.directory}"),
-        ModelOptions(model=str(path), executor="fake"),
-        ScheduleOptions(),
-    )
-    thread = threading.Thread(target=process.run)
-    thread.start()
-    frontend = Listener(network.node(Role.FRONTEND))
-    frontend.wait_for(PeerUp, timeout=PATIENCE)
-    assert frontend.node.send("scheduler-0", TokenizerFilesReq(id="t"))
-    answer = frontend.wait_for(TokenizerFiles, timeout=PATIENCE)
-    assert isinstance(answer.message, TokenizerFiles)
-    assert dict(zip(answer.message.names, map(bytes, answer.frames), strict=True)) == tokenizer_files(path)
-    assert not any(isinstance(delivery.message, PeerReady) for delivery in frontend.heard)
-    beat = frontend.wait_for(Heartbeat, timeout=PATIENCE).message
-    assert isinstance(beat, Heartbeat)
-    assert beat.phase == Phase.LOADING
-    loaded.set()
-    ready = frontend.wait_for(PeerReady, timeout=PATIENCE).message
-    assert isinstance(ready, PeerReady)
-    assert ready.ready.software == f"tercet-scheduler {__version__}"
-    assert ready.ready.limits is not None
-    assert (ready.ready.limits.context_length, ready.ready.limits.vocab_size) == (512, 389)
-    assert ready.ready.limits.grammars == ""
-    process.stop()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    with running(network, path) as (process, frontend):
+        assert frontend.node.send("scheduler-0", TokenizerFilesReq(id="t"))
+        answer = frontend.wait_for(TokenizerFiles, timeout=PATIENCE)
+        assert isinstance(answer.message, TokenizerFiles)
+        assert dict(zip(answer.message.names, map(bytes, answer.frames), strict=True)) == tokenizer_files(path)
+        assert not any(isinstance(delivery.message, PeerReady) for delivery in frontend.heard)
+        beat = frontend.wait_for(Heartbeat, timeout=PATIENCE).message
+        assert isinstance(beat, Heartbeat)
+        assert beat.phase == Phase.LOADING
+        loaded.set()
+        ready = frontend.wait_for(PeerReady, timeout=PATIENCE).message
+        assert isinstance(ready, PeerReady)
+        assert ready.ready.software == f"tercet-scheduler {__version__}"
+        assert ready.ready.limits is not None
+        assert (ready.ready.limits.context_length, ready.ready.limits.vocab_size) == (512, 389)
+        assert ready.ready.limits.grammars == ""
 
 
 def test_a_process_serves_and_finishes_what_it_holds_before_it_leaves(
@@ -270,26 +280,15 @@ def test_whoever_asks_for_files_before_the_model_is_found_gets_them_then(
         return Path(name)
 
     monkeypatch.setattr(wiring, "resolve_model", resolve)
-    process = SchedulerProcess(
-        ProcessOptions(peer="scheduler-0", listen=f"ipc://{network.directory}"),
-        ModelOptions(model=str(path), executor="fake"),
-        ScheduleOptions(),
-    )
-    thread = threading.Thread(target=process.run)
-    thread.start()
-    frontend = Listener(network.node(Role.FRONTEND))
-    frontend.wait_for(PeerUp, timeout=PATIENCE)
-    assert frontend.node.send("scheduler-0", TokenizerFilesReq(id="t"))
-    while not process._asked_early:
-        frontend.wait_for(Heartbeat, timeout=PATIENCE)
-    asked.set()
-    answer = frontend.wait_for(TokenizerFiles, timeout=PATIENCE).message
-    assert isinstance(answer, TokenizerFiles)
-    assert (answer.id, answer.model) == ("t", path.name)
-    frontend.wait_for(PeerReady, timeout=PATIENCE)
-    process.stop()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    with running(network, path) as (process, frontend):
+        assert frontend.node.send("scheduler-0", TokenizerFilesReq(id="t"))
+        while not process._asked_early:
+            frontend.wait_for(Heartbeat, timeout=PATIENCE)
+        asked.set()
+        answer = frontend.wait_for(TokenizerFiles, timeout=PATIENCE).message
+        assert isinstance(answer, TokenizerFiles)
+        assert (answer.id, answer.model) == ("t", path.name)
+        frontend.wait_for(PeerReady, timeout=PATIENCE)
 
 
 TOLD_TO_LEAVE_IN_VAIN = """
