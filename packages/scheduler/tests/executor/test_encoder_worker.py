@@ -14,7 +14,7 @@ import transformers
 from tercet.protocol.values import Task, pack_ints, unpack_floats
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeRow
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
-from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.model_files import ModelError, read_header
 from tercet.scheduler.models.packed import Packed
 
 VOCAB_SIZE = 97
@@ -350,6 +350,18 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(old: bool, make: Make
         save_file(tensors, path)
         with pytest.raises(ModelError, match=r"missing: encoder.layer.0.output.dense.bias; unexpected: .*extra.weight"):
             EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
+
+
+def test_progress_counts_every_byte_also_of_heads_that_are_left_out(make: Make) -> None:
+    directory, _ = make(*EMBEDDERS["bert_masked"])
+    told: list[tuple[int, int]] = []
+    EncoderWorker(
+        EncoderOptions(model=directory, task=Task.EMBED, device="cpu"), lambda done, total: told.append((done, total))
+    )
+    header = read_header(directory / "model.safetensors")
+    assert any(name.startswith("cls.") for name in header)
+    assert len(told) == len(header)
+    assert told[-1] == (told[0][1], sum(tensor.end - tensor.start for tensor in header.values()))
 
 
 @pytest.mark.parametrize(

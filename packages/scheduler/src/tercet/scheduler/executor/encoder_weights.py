@@ -3,10 +3,9 @@
 from collections.abc import Set
 from pathlib import Path
 
-from safetensors import safe_open
 from torch import nn
 
-from tercet.scheduler.executor.weights import Progress, Tally, check_fit, checkpoint_tensors
+from tercet.scheduler.executor.weights import Progress, check_fit, checkpoint_tensors, fill
 from tercet.scheduler.model_files import read_header, weight_files
 
 _PREFIXES = ("", "model.", "bert.", "roberta.")
@@ -30,13 +29,7 @@ def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress |
         for path, header in files.items()
     }
     check_fit(directory, targets, fitting, tied_head=False)
-    tally = Tally(progress, sum(tensor.end - tensor.start for header in files.values() for tensor in header.values()))
-    for path, header in files.items():
-        with safe_open(path, framework="pt") as file:
-            for name, tensor in header.items():
-                if target := names[name]:
-                    targets[target].copy_(file.get_tensor(name))
-                tally.add(tensor.end - tensor.start)
+    fill(files, {name: targets[target] for name, target in names.items() if target}, {}, progress)
 
 
 def _target(name: str, targets: Set[str]) -> str:

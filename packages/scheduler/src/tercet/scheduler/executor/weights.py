@@ -65,17 +65,20 @@ def load_weights(
     check_fit(directory, targets | _expected(linears, stored), files, tied_head=model.lm_head is None)
     if model.lm_head is None:
         _check_tied_head(directory, files, targets[_EMBEDDING].dtype)
-    _fill(files, targets, _matrices(model) if lend else {}, progress)
+    fill(files, targets, _matrices(model) if lend else {}, progress)
     _load_quantised(linears, files, targets[_EMBEDDING], dequantised=dequantised)
 
 
-def _fill(
+def fill(
     files: Mapping[Path, Mapping[str, StoredTensor]],
     targets: Mapping[str, torch.Tensor],
     borrowers: Mapping[str, tuple[Matrix, int]],
     progress: Progress | None,
 ) -> None:
-    """Copy what is stored to where it belongs, but for what somebody borrows, which counts as read when it is taken."""
+    """Copy each stored tensor that has a target, by its name in the files, there; the others count as read.
+
+    What somebody borrows is lent instead, and counts when it is taken.
+    """
     tally = Tally(progress, sum(tensor.end - tensor.start for header in files.values() for tensor in header.values()))
     for path, header in files.items():
         with safe_open(path, framework="pt") as file:  # tensors are views of the mapped file
