@@ -9,7 +9,7 @@ import torch
 from packages.kernels.tests.quick_interpreter import quicken
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.kernels.attention.torch_native import TorchNativeAttention
-from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
+from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 
 quicken()
@@ -63,9 +63,7 @@ class Steps:
             host_query_lens=counts,
             host_kv_lens=kv_lens,
         )
-        self.backend.plan(attention)
-        return ForwardBatch(
-            mode=ForwardMode.of(counts),
+        return ForwardBatch.planned(
             input_ids=torch.tensor([(7 * seq + 3 * place) % VOCAB for seq, place in places]),
             positions=torch.tensor([place for _, place in places]),
             sample_index=torch.tensor([0]),

@@ -11,7 +11,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.torch_native import TorchNativeAttention
-from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
+from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.weights import load_weights
@@ -67,15 +67,12 @@ class Paged:
             host_query_lens=counts,
             host_kv_lens=kv_lens,
         )
-        backend = TorchNativeAttention()
-        backend.plan(attention)
-        batch = ForwardBatch(
-            mode=ForwardMode.of(counts),
+        batch = ForwardBatch.planned(
             input_ids=torch.cat([tokens for _, tokens in rows]),
             positions=torch.cat(positions),
             sample_index=torch.empty(0, dtype=torch.int64),
             attention=[attention],
-            backends=[backend],
+            backends=[TorchNativeAttention()],
             pool=self.pool,
         )
         hidden = self.model(batch.input_ids, batch.positions, batch)

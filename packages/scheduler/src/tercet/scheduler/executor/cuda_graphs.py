@@ -197,15 +197,11 @@ class CudaGraphRunner:
             )
             for group in self._groups
         ]
-        backends = [make() for make in self._backends]
-        for backend, group in zip(backends, attention, strict=True):
-            backend.plan(group)
-        return ForwardBatch(
-            mode=ForwardMode.DECODE,
+        return ForwardBatch.planned(
             input_ids=self._ids[:bucket],
             positions=self._positions[:bucket],
             sample_index=self._positions[:0],
             attention=attention,
-            backends=backends,
+            backends=[make() for make in self._backends],
             pool=self._pool,
         )

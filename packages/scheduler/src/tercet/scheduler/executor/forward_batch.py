@@ -39,20 +39,42 @@ class ForwardBatch:
     backends: Sequence[AttentionBackend]  # of each cache group, planned for this step
     pool: KVPool
 
+    @classmethod
+    def planned(
+        cls,
+        *,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sample_index: torch.Tensor,
+        attention: Sequence[AttentionBatch],
+        backends: Sequence[AttentionBackend],
+        pool: KVPool,
+    ) -> "ForwardBatch":
+        """A step of such rows, for which its backends are planned: until they are for another."""
+        for backend, group in zip(backends, attention, strict=True):
+            backend.plan(group)
+        return cls(
+            mode=ForwardMode.of(attention[0].host_query_lens),
+            input_ids=input_ids,
+            positions=positions,
+            sample_index=sample_index,
+            attention=attention,
+            backends=backends,
+            pool=pool,
+        )
+
     def part(self, tokens: slice) -> "ForwardBatch":
         """Some of the step's tokens as a step. A row that is cut goes on in one part where it stopped in the other.
 
         The backends are planned for it, and no longer for the step that it is part of.
         """
-        attention = [_part(group, tokens) for group in self.attention]
-        for backend, group in zip(self.backends, attention, strict=True):
-            backend.plan(group)
-        return replace(
-            self,
-            mode=ForwardMode.of(attention[0].host_query_lens),
+        return self.planned(
             input_ids=self.input_ids[tokens],
             positions=self.positions[tokens],
-            attention=attention,
+            sample_index=self.sample_index,
+            attention=[_part(group, tokens) for group in self.attention],
+            backends=self.backends,
+            pool=self.pool,
         )
 
     def attend(

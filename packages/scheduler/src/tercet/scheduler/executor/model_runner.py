@@ -14,7 +14,7 @@ import torch
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
-from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
+from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.sampler import Sampled, Sampler, SamplingOps, joined
 from tercet.scheduler.executor.shortage import Halving, again, release_cached
@@ -102,10 +102,7 @@ class ModelRunner:
 
     def _batch(self, inputs: StepInputs) -> ForwardBatch:
         """What the model reads of a step."""
-        for backend, group in zip(self._backends, inputs.attention, strict=True):
-            backend.plan(group)
-        return ForwardBatch(
-            mode=ForwardMode.of(inputs.attention[0].host_query_lens),
+        return ForwardBatch.planned(
             input_ids=inputs.input_ids,
             positions=inputs.positions,
             sample_index=inputs.sample_index,
