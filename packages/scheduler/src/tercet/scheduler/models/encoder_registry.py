@@ -9,7 +9,7 @@ from torch import nn
 
 from tercet.protocol.values import Task
 from tercet.scheduler.executor.encoder_config import BertShape, Labels, ModernBertShape, parse_shape
-from tercet.scheduler.executor.model_config import parse_config, saved_torch_dtype
+from tercet.scheduler.executor.model_config import ModelConfig, parse_config, saved_torch_dtype
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.model_task import DECODERS, ENCODERS, family_of
 from tercet.scheduler.models.bert import Bert, BertClassifier, RobertaClassifier
@@ -74,33 +74,15 @@ def _bert(config: Mapping[str, Any], family: str, labels: Sequence[str], dtype: 
         module = BertClassifier(shape, len(labels), kind)
     else:
         module = RobertaClassifier(shape, len(labels), kind, first_position=skipped)
-    return EncoderModel(
-        module=module,
-        scores=_scores(module),
-        causal=False,
-        context_length=shape.max_position_embeddings - skipped,
-        vocab_size=shape.vocab_size,
-        token_types=shape.type_vocab_size,
-        hidden_size=shape.hidden_size,
-        labels=labels,
-        dtype=kind,
-    )
+    model = _model_of(module, shape, labels, kind, context_length=shape.max_position_embeddings - skipped)
+    return replace(model, token_types=shape.type_vocab_size)
 
 
 def _modernbert(config: Mapping[str, Any], labels: Sequence[str], dtype: str) -> EncoderModel:
     shape = parse_shape(config, ModernBertShape)
     kind = saved_torch_dtype(config, dtype)
     module = ModernBertClassifier(shape, len(labels), kind) if labels else ModernBert(shape, kind)
-    return EncoderModel(
-        module=module,
-        scores=_scores(module),
-        causal=False,
-        context_length=shape.max_position_embeddings,
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        labels=labels,
-        dtype=kind,
-    )
+    return _model_of(module, shape, labels, kind, context_length=shape.max_position_embeddings)
 
 
 def _decoder(
@@ -111,19 +93,27 @@ def _decoder(
     module = (
         DecoderClassifier(decoder, shape.hidden_size, len(labels), shape.dtype) if labels else DecoderEncoder(decoder)
     )
+    return _model_of(module, shape, labels, shape.dtype, context_length=shape.context_length, causal=True)
+
+
+def _model_of(
+    module: nn.Module,
+    shape: BertShape | ModernBertShape | ModelConfig,
+    labels: Sequence[str],
+    dtype: torch.dtype,
+    *,
+    context_length: int,
+    causal: bool = False,
+) -> EncoderModel:
+    """A module as a model, with its head where it has one."""
+    heads = BertClassifier | RobertaClassifier | ModernBertClassifier | DecoderClassifier
     return EncoderModel(
         module=module,
-        scores=_scores(module),
-        causal=True,
-        context_length=shape.context_length,
+        scores=module.scores if isinstance(module, heads) else None,
+        causal=causal,
+        context_length=context_length,
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         labels=labels,
-        dtype=shape.dtype,
+        dtype=dtype,
     )
-
-
-def _scores(module: nn.Module) -> Scores | None:
-    """The head of a module that has one."""
-    known = BertClassifier | RobertaClassifier | ModernBertClassifier | DecoderClassifier
-    return module.scores if isinstance(module, known) else None
