@@ -293,13 +293,23 @@ def test_whoever_asks_for_files_before_the_model_is_found_gets_them_then(
 
 TOLD_TO_LEAVE_IN_VAIN = """
 import signal
+import threading
 from tercet.scheduler import wiring
 from tercet.scheduler.__main__ import main
 
+told, leave = threading.Event(), wiring.SchedulerProcess._leave
+
+def late(process):
+    told.set()
+    threading.main_thread().join(0.5)  # which it must not end in
+    leave(process)
+
 def load(*_):
     signal.raise_signal(signal.SIGTERM)
+    told.wait()
     raise ImportError("half of a library")
 
+wiring.SchedulerProcess._leave = late
 wiring.EXECUTORS["fake"] = load
 main()
 """
