@@ -1,10 +1,5 @@
-"""Quantised checkpoints, written here by hand as their tools write them, against the weights they stand for.
+"""Quantised checkpoints, written by hand as their tools write them, against the weights they stand for."""
 
-The layouts are those of AutoAWQ (awq/modules/linear/gemm.py), AutoGPTQ (qlinear_cuda_old.py), compressed-tensors'
-float-quantized format, and DeepSeek-V3's fp8 checkpoints (inference/kernel.py, weight_dequant).
-"""
-
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tercet.kernels.ops.quantised import linear_quantised
+from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, linear_quantised
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.model_config import ModelConfig, parse_config
+from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear
 from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
 from tercet.scheduler.executor.weights import dummy_weights, load_weights
 from tercet.scheduler.model_files import ModelError
@@ -26,10 +22,15 @@ from tercet.scheduler.models.layer_ops import TorchLayerOps, use_ops
 from tercet.scheduler.models.layers import Linear
 from tercet.scheduler.models.packed import Packed
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.testing.quantized_checkpoints import (
+    KINDS,
+    Grain,
+    Tensors,
+    quantization_config,
+    write_checkpoint,
+)
 
-GROUP = 32
 HIDDEN, INNER, HEADS, LAYERS = 64, 96, 2, 2
-Tensors = dict[str, torch.Tensor]
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,118 +43,18 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 64,
     "dtype": "float32",
 }
-FP8_GROUP = {"num_bits": 8, "type": "float", "strategy": "channel"}
-QUANTIZATION: dict[str, dict[str, Any]] = {
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False},
-    "gptq row": {"quant_method": "gptq", "bits": 4, "group_size": -1, "checkpoint_format": "gptq_v2"},
-    "channel": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": FP8_GROUP}}},
-    "tensor": {
-        "quant_method": "compressed-tensors",
-        "config_groups": {"group_0": {"weights": {**FP8_GROUP, "strategy": "tensor"}}},
-    },
-    "deepseek": {"quant_method": "fp8", "weight_block_size": [16, 32]},
-}
-
-
-def random_codes(n: int, k: int, groups: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(codes [n, k], zeros [n, groups], scales float16 [n, groups], the weight they stand for)."""
-    codes, zeros = torch.randint(0, 16, (n, k)), torch.randint(1, 16, (n, groups))
-    scales = (torch.rand(n, groups) / 40 + 0.01).half()
-    spread = [x.repeat_interleave(k // groups, 1) for x in (zeros, scales.float())]
-    return codes, zeros, scales, (codes - spread[0]) * spread[1]
-
-
-def words(nibbles: torch.Tensor) -> torch.Tensor:
-    """int32 of eight nibbles in the last dimension, the first one lowest."""
-    total = sum(nibbles[..., i].long() << 4 * i for i in range(8))
-    assert isinstance(total, torch.Tensor)
-    return torch.where(total >= 1 << 31, total - (1 << 32), total).int()
-
-
-def awq(name: str, n: int, k: int) -> tuple[Tensors, torch.Tensor]:
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
-    codes, zeros, scales, weight = random_codes(n, k, k // GROUP)
-    qweight = words(codes.T.reshape(k, n // 8, 8)[..., order])
-    qzeros = words(zeros.T.reshape(-1, n // 8, 8)[..., order])
-    return {f"{name}.qweight": qweight, f"{name}.qzeros": qzeros, f"{name}.scales": scales.T.contiguous()}, weight
-
-
-def gptq(name: str, n: int, k: int, group: int = GROUP, stored_zero: int = 1) -> tuple[Tensors, torch.Tensor]:
-    codes, zeros, scales, weight = random_codes(n, k, k // group)
-    tensors = {
-        f"{name}.qweight": words(codes.T.reshape(k // 8, 8, n).transpose(1, 2)),
-        f"{name}.qzeros": words((zeros - stored_zero).T.reshape(-1, n // 8, 8)),
-        f"{name}.scales": scales.T.contiguous(),
-        f"{name}.g_idx": torch.arange(k, dtype=torch.int32) // group,
-    }
-    return tensors, weight
-
-
-def fp8(name: str, n: int, k: int, scale_shape: tuple[int, ...], suffix: str) -> tuple[Tensors, torch.Tensor]:
-    stored = torch.randn(n, k).mul(30).to(torch.float8_e4m3fn)
-    scales = torch.rand(scale_shape) / 200 + 0.001
-    if len(scale_shape) == 2 and scale_shape[1] > 1:
-        spread = scales.repeat_interleave(16, 0)[:n].repeat_interleave(32, 1)[:, :k]
-    else:
-        spread = scales.reshape(-1, 1)
-    return {f"{name}.weight": stored, f"{name}.{suffix}": scales}, stored.float() * spread
-
-
-WRITERS: dict[str, Callable[[str, int, int], tuple[Tensors, torch.Tensor]]] = {
-    "awq": awq,
-    "gptq": gptq,
-    "gptq row": lambda name, n, k: gptq(name, n, k, group=k, stored_zero=0),
-    "channel": lambda name, n, k: fp8(name, n, k, (n, 1), "weight_scale"),
-    "tensor": lambda name, n, k: fp8(name, n, k, (1,), "weight_scale"),
-    "deepseek": lambda name, n, k: fp8(name, n, k, (-(-n // 16), -(-k // 32)), "weight_scale_inv"),
-}
-LINEARS = {
-    "self_attn.q_proj": (HIDDEN, HIDDEN),
-    "self_attn.k_proj": (HIDDEN // HEADS, HIDDEN),
-    "self_attn.v_proj": (HIDDEN // HEADS, HIDDEN),
-    "self_attn.o_proj": (HIDDEN, HIDDEN),
-    "mlp.gate_proj": (INNER, HIDDEN),
-    "mlp.up_proj": (INNER, HIDDEN),
-    "mlp.down_proj": (HIDDEN, INNER),
-}
-
-
+GRAIN = Grain(group=32, block=(16, 32))
 EXPERTS = 8
 MIXTURE = {
     "architectures": ["MixtralForCausalLM"],
     "num_local_experts": EXPERTS,
     "num_experts_per_tok": 2,
 }
-MIXTURE_LINEARS = {name: size for name, size in LINEARS.items() if name.startswith("self_attn.")}
-MIXTURE_LINEARS["block_sparse_moe.gate"] = (EXPERTS, HIDDEN)
-for expert in range(EXPERTS):
-    for part, size in (("w1", (INNER, HIDDEN)), ("w2", (HIDDEN, INNER)), ("w3", (INNER, HIDDEN))):
-        MIXTURE_LINEARS[f"block_sparse_moe.experts.{expert}.{part}"] = size
 
 
 def write(kind: str, directory: Path, full: tuple[str, ...] = (), *, mixture: bool = False) -> Path:
-    """A checkpoint of a kind, and beside it in `full` the same weights without quantisation. Returns the latter."""
-    torch.manual_seed(0)
-    plain = {"model.embed_tokens.weight": torch.randn(50, HIDDEN), "lm_head.weight": torch.randn(50, HIDDEN)}
-    plain["model.norm.weight"] = torch.rand(HIDDEN)
-    stored = dict(plain)
-    for layer in range(LAYERS):
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            stored[f"model.layers.{layer}.{norm}.weight"] = plain[f"model.layers.{layer}.{norm}.weight"] = torch.rand(
-                HIDDEN
-            )
-        for part, (n, k) in (MIXTURE_LINEARS if mixture else LINEARS).items():
-            name = f"model.layers.{layer}.{part}"
-            tensors, weight = WRITERS[kind](name, n, k)
-            plain[f"{name}.weight"] = weight
-            stored |= {f"{name}.weight": weight} if part in full else tensors
-    other = directory.with_name(directory.name + "-full")
-    for path, weights, extra in ((directory, stored, {"quantization_config": QUANTIZATION[kind]}), (other, plain, {})):
-        path.mkdir()
-        (path / "config.json").write_text(json.dumps(CONFIG | (MIXTURE if mixture else {}) | extra))
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path / "model.safetensors")
-    return other
+    """A checkpoint of a kind, and beside it the same weights without quantisation. Returns the latter."""
+    return write_checkpoint(kind, directory, CONFIG | (MIXTURE if mixture else {}), GRAIN, full=full)
 
 
 def load(directory: Path, *, dequantised: bool = False) -> CausalLM:
@@ -169,7 +70,7 @@ def logits(model: CausalLM) -> torch.Tensor:
     return model.compute_logits(model(tokens, batch.positions, batch))
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_forward_equals_that_of_the_full_weights(kind: str, tmp_path: Path) -> None:
     full = write(kind, tmp_path / "model")
     expected = logits(load(full))
@@ -219,7 +120,7 @@ def test_layers_stored_in_full_stay_so(kind: str, tmp_path: Path) -> None:
 SOME = "block_sparse_moe.experts.3.w2"
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("full", [(), (SOME,)], ids=["all", "all but one"])
 def test_experts_stay_quantised_where_all_are(kind: str, full: tuple[str, ...], tmp_path: Path) -> None:
     other = write(kind, tmp_path / "model", full=("block_sparse_moe.gate", *full), mixture=True)
@@ -325,7 +226,7 @@ def test_what_does_not_fit_is_named(change: Callable[[Tensors], object], message
 )
 def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        parse_config({**CONFIG, "quantization_config": {**QUANTIZATION["gptq"], **change}}, {})
+        parse_config({**CONFIG, "quantization_config": {**quantization_config("gptq", GRAIN), **change}}, {})
 
 
 def test_dummy_weights_are_in_full(tmp_path: Path) -> None:
@@ -334,3 +235,44 @@ def test_dummy_weights_are_in_full(tmp_path: Path) -> None:
     model = build_model(ModelConfig.load(full))
     dummy_weights(model)
     assert logits(model).isfinite().all()
+
+
+def quantised(model: CausalLM) -> dict[str, QuantisedWeight]:
+    held = {name: getattr(module, "quantised", None) for name, module in model.named_modules()}
+    return {name: getattr(found, "weight", found) for name, found in held.items() if found is not None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mixture", [False, True])
+def test_dummy_weights_take_the_layout_of_a_checkpoint(kind: str, mixture: bool, tmp_path: Path) -> None:
+    write(kind, tmp_path / "model", full=("block_sparse_moe.gate",) if mixture else (), mixture=mixture)
+    config = ModelConfig.load(tmp_path / "model")
+    dummy = build_model(config)
+    dummy_weights(dummy, quantization=config.quantization)
+    read, made = quantised(load(tmp_path / "model")), quantised(dummy)
+    assert read.keys() == made.keys() != set()
+    for name, weight in read.items():
+        mine = made[name]
+        assert (mine.format, mine.block, mine.shape) == (weight.format, weight.block, weight.shape)
+        for theirs, ours in ((weight.codes, mine.codes), (weight.scales, mine.scales), (weight.zeros, mine.zeros)):
+            assert (None if ours is None else (ours.shape, ours.dtype, ours.is_contiguous())) == (
+                None if theirs is None else (theirs.shape, theirs.dtype, theirs.is_contiguous())
+            )
+        assert dequantise(mine).std().item() == pytest.approx(0.02, rel=0.1)
+    assert logits(dummy).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_unpacked_on_the_device(kind: str, tmp_path: Path) -> None:
+    """Here one that only knows shapes, and computes nothing with tensors of another device."""
+    write(kind, tmp_path / "model")
+    config = ModelConfig.load(tmp_path / "model")
+    stored, meta = load_file(tmp_path / "model" / "model.safetensors"), torch.device("meta")
+    linear = Linear(HIDDEN, INNER, bias=False, dtype=torch.bfloat16, quantised=True)
+    assert config.quantization is not None
+    given = QuantizedLinear(linear, {"model.layers.0.mlp.up_proj": INNER}, HIDDEN, config.quantization)
+    given.load(lambda name: stored[name].to(meta), meta, None)
+    weight = linear.quantised
+    assert weight is not None
+    assert weight.shape == (INNER, HIDDEN)
+    assert {x.device for x in (weight.codes, weight.scales, weight.zeros) if x is not None} == {meta}

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tercet.kernels.ops.moe import QuantisedExperts
-from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, pack_int4
+from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, pack_int4, quantise
 from tercet.scheduler.executor.checkpoint_names import ExpertNames
 from tercet.scheduler.executor.quantized_config import Quantization
 from tercet.scheduler.model_files import ModelError, StoredTensor
@@ -24,7 +24,7 @@ from tercet.scheduler.models.layers import FusedLinear, Linear
 from tercet.scheduler.models.moe import ExpertLinear, Experts
 
 Read = Callable[[str], torch.Tensor]
-"""The stored tensor of a name, on the host."""
+"""The stored tensor of a name, on the model's device: unpacking is work for a GPU where there is one."""
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _UNUSED = ("input_scale", "activation_scale")
@@ -75,7 +75,7 @@ class QuantizedLinear:
             self._put(read, memory.view(-1, self.inputs))
             self.target.weight = nn.Parameter(memory, requires_grad=False)
         else:
-            weight = _joined([self._part(prefix, read) for prefix in self.parts]).to(device)
+            weight = joined([self._part(prefix, read) for prefix in self.parts])
             if isinstance(self.target, Linear):
                 self.target.quantised = weight
             else:
@@ -123,6 +123,13 @@ def read_fp8(prefix: str, weight: torch.Tensor, scales: torch.Tensor, quantizati
     return QuantisedWeight(
         format="fp8", codes=weight.view(torch.uint8), scales=spread.contiguous(), zeros=None, block=(1, columns)
     )
+
+
+def quantised_as(weight: torch.Tensor, quantization: Quantization) -> QuantisedWeight:
+    """A weight [n, k] rounded to the layout that a checkpoint of this kind is turned into."""
+    if quantization.method == "fp8":
+        return quantise(weight, "fp8", (1, quantization.block[1] or weight.shape[1]))
+    return quantise(weight, "int4", (1, quantization.group or weight.shape[1]))
 
 
 def quantized_linears(
@@ -212,13 +219,13 @@ def _check_sizes(linear: QuantizedLinear) -> None:
 def _words(packed: torch.Tensor, dim: int, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> torch.Tensor:
     """The nibbles of int32 words along a dimension, int32; nibble i is element order[i] of the word's eight."""
     place = [order.index(element) for element in range(8)]
-    shifts = torch.tensor([4 * nibble for nibble in place], dtype=torch.int32)
+    shifts = torch.tensor([4 * nibble for nibble in place], dtype=torch.int32, device=packed.device)
     if dim == 0:
         return (packed[:, None] >> shifts[:, None] & 15).flatten(0, 1)
     return (packed[..., None] >> shifts & 15).flatten(1)
 
 
-def _joined(parts: list[QuantisedWeight]) -> QuantisedWeight:
+def joined(parts: list[QuantisedWeight]) -> QuantisedWeight:
     """Weights of the same inputs, one below the other."""
     first = parts[0]
     zeros = None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])

@@ -31,6 +31,7 @@ from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.pacing import telling
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
 from tercet.scheduler.executor.sampler import SamplingOps
+from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.shrinking import ShrinkingModel
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.step_output import StepOutput
@@ -59,7 +60,7 @@ class WorkerOptions:
     device: str = "auto"
     """auto (cuda where there is one), or a device as torch names it."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
-    """dummy fills a model with cheap random weights."""
+    """dummy fills a model with cheap random weights, quantised on a GPU where config.json says so."""
     slots: int = 64
     """Most choices that run at once."""
     context_length: int | None = None
@@ -232,9 +233,11 @@ def _load(
         limit_torch(options.threads)
     model = build_model(config, device)
     if options.load_format == "dummy":
-        dummy_weights(model)
+        dummy_weights(model, quantization=config.quantization if device.type == "cuda" else None)
     else:
         load_weights(model, options.model, progress, dequantised=device.type != "cuda", lend=not missing)
+    if device.type == "cuda":
+        release_cached()  # what loading needed for a while is free again, for the KV cache
     if options.threads is not None and native:
         load_library().set_threads(options.threads)
     if missing:

@@ -10,9 +10,11 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from tercet.kernels.ops.moe import QuantisedExperts
 from tercet.scheduler.executor.checkpoint_names import ExpertNames
 from tercet.scheduler.executor.kv_scales import SUFFIXES as KV_SCALES
-from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, quantized_linears
+from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, joined, quantised_as, quantized_linears
+from tercet.scheduler.executor.quantized_config import Quantization
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layers import FusedLinear, Lent, Linear, Matrix, RMSNorm
@@ -131,29 +133,46 @@ def _load_quantised(
             if name not in place:
                 raise ModelError(f"{name} is missing")
             tensor: torch.Tensor = opened[place[name]].get_tensor(name)
-            return tensor
+            return tensor.to(like.device)
 
         for linear in linears:
             linear.load(read, like.device, like.dtype if dequantised else None)
 
 
-def dummy_weights(model: nn.Module, seed: int = 0) -> None:
+def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: Quantization | None = None) -> None:
     """Fill a model of any size with cheap random weights: one block of normal(0, 0.02), repeated. Norms are 1.
 
-    They are in full, also of a model whose checkpoint would be quantised.
+    Layers that a checkpoint would have quantised become so, in the form that `quantization` is computed in; without it
+    they are in full.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
+    block = torch.randn(_DUMMY_BLOCK, generator=generator) * 0.02
     for module in model.modules():
         if isinstance(module, Linear | ExpertLinear) and module.weight.is_meta:
-            module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
-    block = torch.randn(_DUMMY_BLOCK, generator=generator) * 0.02
+            if quantization is None:
+                module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
+            else:
+                _dummy_quantised(module, block.to(device), quantization)
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if isinstance(module, RMSNorm):
                 parameter.fill_(1.0)
-            else:
+            elif not parameter.is_meta:
                 _tile(parameter.view(-1), block.to(parameter.device, parameter.dtype))
+
+
+def _dummy_quantised(linear: Linear | ExpertLinear, block: torch.Tensor, quantization: Quantization) -> None:
+    """Repeats of the block, rounded where it lies: an expert at a time, so that little lies there in full."""
+    *_, outputs, inputs = linear.weight.shape
+    full = torch.empty(outputs, inputs, device=block.device)
+    _tile(full.view(-1), block)
+    weight = quantised_as(full, quantization)
+    if isinstance(linear, Linear):
+        linear.quantised = weight
+    else:
+        experts = len(linear.weight)
+        linear.quantised = QuantisedExperts(joined([weight] * experts), experts)
 
 
 def checkpoint_tensors(model: nn.Module, stored: Iterable[str] = ()) -> dict[str, torch.Tensor]:

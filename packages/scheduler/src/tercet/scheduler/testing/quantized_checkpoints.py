@@ -1,0 +1,188 @@
+"""Quantised checkpoints of random weights, as the public tools write them, each beside the weights it stands for.
+
+The layouts are those of AutoAWQ (awq/modules/linear/gemm.py), AutoGPTQ (qlinear_cuda_old.py), compressed-tensors'
+float-quantized format, and DeepSeek-V3's fp8 checkpoints (inference/kernel.py, weight_dequant). Nothing here is shared
+with what reads them. Weights are of a size that keeps a model of any width well-behaved.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+Tensors = dict[str, torch.Tensor]
+Stored = tuple[Tensors, torch.Tensor]
+"""What is stored of a linear layer, and the weight float32 [n, k] that it stands for."""
+
+KINDS = ("awq", "gptq", "gptq row", "channel", "tensor", "deepseek")
+"""The forms: `gptq row` has one group for a whole row and zeros as they are; three are fp8, by what shares a scale."""
+
+_AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+@dataclass(frozen=True)
+class Grain:
+    """What shares a scale."""
+
+    group: int = 128
+    """Columns, in awq and gptq."""
+    block: tuple[int, int] = (128, 128)
+    """Rows and columns, in deepseek."""
+
+
+PUBLIC_GRAIN = Grain()
+"""That of nearly every public checkpoint."""
+
+
+def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
+    """What config.json says of a kind."""
+    match kind:
+        case "awq":
+            return {"quant_method": "awq", "bits": 4, "group_size": grain.group, "zero_point": True, "version": "gemm"}
+        case "gptq":
+            return {"quant_method": "gptq", "bits": 4, "group_size": grain.group, "desc_act": False, "sym": False}
+        case "gptq row":
+            return {"quant_method": "gptq", "bits": 4, "group_size": -1, "checkpoint_format": "gptq_v2"}
+        case "channel" | "tensor":
+            weights = {"num_bits": 8, "type": "float", "strategy": kind}
+            return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+        case "deepseek":
+            return {"quant_method": "fp8", "weight_block_size": [*grain.block]}
+    raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
+
+
+def linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of each linear layer of a decoder layer, of a Llama or a Mixtral."""
+    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim", hidden // heads)
+    queries, keys = heads * head_dim, config["num_key_value_heads"] * head_dim
+    found = {f"self_attn.{name}_proj": (size, hidden) for name, size in (("q", queries), ("k", keys), ("v", keys))}
+    found["self_attn.o_proj"] = (hidden, queries)
+    up, down = (inner, hidden), (hidden, inner)
+    experts = config.get("num_local_experts", 0)
+    if not experts:
+        return found | {"mlp.gate_proj": up, "mlp.up_proj": up, "mlp.down_proj": down}
+    found["block_sparse_moe.gate"] = (experts, hidden)
+    for expert in range(experts):
+        parts = {"w1": up, "w2": down, "w3": up}
+        found |= {f"block_sparse_moe.experts.{expert}.{part}": size for part, size in parts.items()}
+    return found
+
+
+def write_checkpoint(
+    kind: str,
+    directory: Path,
+    config: Mapping[str, Any],
+    grain: Grain,
+    *,
+    full: tuple[str, ...] = (),
+    beside: Tensors | None = None,
+) -> Path:
+    """A checkpoint of a kind, and next to it in `<directory>-full` the same weights in full. Returns the latter.
+
+    Linear layers named in `full` are stored so in both. Both get the tensors `beside`.
+    """
+    chance = torch.Generator().manual_seed(0)
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    plain = {
+        "model.embed_tokens.weight": torch.randn(vocab, hidden, generator=chance),
+        "lm_head.weight": torch.randn(vocab, hidden, generator=chance) * _narrow(hidden),
+        "model.norm.weight": torch.rand(hidden, generator=chance),
+        **(beside or {}),
+    }
+    stored = dict(plain)
+    for layer in range(config["num_hidden_layers"]):
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            name = f"model.layers.{layer}.{norm}.weight"
+            stored[name] = plain[name] = torch.rand(hidden, generator=chance)
+        for part, (n, k) in linears(config).items():
+            name = f"model.layers.{layer}.{part}"
+            tensors, weight = _linear(kind, name, n, k, grain, chance)
+            plain[f"{name}.weight"] = weight
+            stored |= {f"{name}.weight": weight} if part in full else tensors
+    other = directory.with_name(directory.name + "-full")
+    _write(directory, stored, {**config, "quantization_config": quantization_config(kind, grain)})
+    _write(other, plain, config)
+    return other
+
+
+def _write(directory: Path, tensors: Tensors, config: Mapping[str, Any]) -> None:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+
+
+def _linear(kind: str, name: str, n: int, k: int, grain: Grain, chance: torch.Generator) -> Stored:
+    match kind:
+        case "awq":
+            return _awq(name, n, k, grain.group, chance)
+        case "gptq":
+            return _gptq(name, n, k, grain.group, 1, chance)
+        case "gptq row":
+            return _gptq(name, n, k, k, 0, chance)
+        case "channel":
+            return _fp8(f"{name}.weight", "_scale", (n, k), (n, 1), (1, k), chance)
+        case "tensor":
+            return _fp8(f"{name}.weight", "_scale", (n, k), (1,), (n, k), chance)
+        case "deepseek":
+            rows, columns = grain.block
+            return _fp8(f"{name}.weight", "_scale_inv", (n, k), (-(-n // rows), -(-k // columns)), grain.block, chance)
+    raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
+
+
+def _awq(name: str, n: int, k: int, group: int, chance: torch.Generator) -> Stored:
+    codes, zeros, scales, weight = _codes(n, k, k // group, chance)
+    qweight = _words(codes.T.reshape(k, n // 8, 8)[..., _AWQ_ORDER])
+    qzeros = _words(zeros.T.reshape(-1, n // 8, 8)[..., _AWQ_ORDER])
+    return {f"{name}.qweight": qweight, f"{name}.qzeros": qzeros, f"{name}.scales": scales.T.contiguous()}, weight
+
+
+def _gptq(name: str, n: int, k: int, group: int, first_zero: int, chance: torch.Generator) -> Stored:
+    codes, zeros, scales, weight = _codes(n, k, k // group, chance)
+    tensors = {
+        f"{name}.qweight": _words(codes.T.reshape(k // 8, 8, n).transpose(1, 2)),
+        f"{name}.qzeros": _words((zeros - first_zero).T.reshape(-1, n // 8, 8)),
+        f"{name}.scales": scales.T.contiguous(),
+        f"{name}.g_idx": torch.arange(k, dtype=torch.int32) // group,
+    }
+    return tensors, weight
+
+
+def _fp8(
+    name: str,
+    suffix: str,
+    size: tuple[int, int],
+    scales: tuple[int, ...],
+    block: tuple[int, int],
+    chance: torch.Generator,
+) -> Stored:
+    n, k = size
+    stored = torch.randn(n, k, generator=chance).mul(30).to(torch.float8_e4m3fn)
+    scale = (torch.rand(scales, generator=chance) / 200 + 0.001) * _narrow(k)
+    spread = scale.view(-1, 1) if scale.ndim == 1 else scale
+    spread = spread.repeat_interleave(block[0], 0)[:n].repeat_interleave(block[1], 1)[:, :k]
+    return {name: stored, f"{name}{suffix}": scale}, stored.float() * spread
+
+
+def _codes(n: int, k: int, groups: int, chance: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """(codes [n, k], zeros [n, groups], scales float16 [n, groups], the weight they stand for)."""
+    codes = torch.randint(0, 16, (n, k), generator=chance)
+    zeros = torch.randint(1, 16, (n, groups), generator=chance)
+    scales = ((torch.rand(n, groups, generator=chance) / 40 + 0.01) * _narrow(k)).half()
+    spread = [x.repeat_interleave(k // groups, 1) for x in (zeros, scales.float())]
+    return codes, zeros, scales, (codes - spread[0]) * spread[1]
+
+
+def _words(nibbles: torch.Tensor) -> torch.Tensor:
+    """int32 of eight nibbles in the last dimension, the first one lowest."""
+    total = (nibbles.long() << torch.arange(0, 32, 4)).sum(-1)
+    return torch.where(total >= 1 << 31, total - (1 << 32), total).int()
+
+
+def _narrow(inputs: int) -> float:
+    """What weights of so many inputs are narrower by than those of 64."""
+    return float((64 / inputs) ** 0.5)
