@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from tercet.kernels.device import describe_machine
-from tools.gpu_stages import executor, kernels, serving
+from tools.gpu_stages import executor, kernels, quantised, serving
 from tools.gpu_stages.scale import FULL, Results, Scale
 from tools.gpu_stages.serving import MakeEngine
 from tools.gpu_stages.table import table
@@ -36,6 +36,7 @@ STAGES: dict[str, Callable[[Scale], Iterator[Results]]] = {
     "correctness": kernels.correctness,
     "model": executor.model,
     "operations": kernels.operations,
+    "quantised": quantised.quantised,
     "decode": executor.decode,
     "prefill": executor.prefill,
     "launches": executor.launches,

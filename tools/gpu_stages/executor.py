@@ -15,7 +15,7 @@ from tools.gpu_stages.scale import Results, Scale, Shape, model_directory
 from tools.gpu_stages.traces import idle_share, traced
 from tools.gpu_stages.worker import Decoding, Offline, make_worker, time_model, wait
 
-_SETTLING = 40
+SETTLING = 40
 """Steps after which every graph is recorded, one at a step."""
 
 
@@ -49,25 +49,30 @@ def decode(scale: Scale) -> Iterator[Results]:
     """Milliseconds a token of the large model, beside the time that its bytes take to be read."""
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
     shape, size = scale.large, scale.dtype.itemsize
-    decodes = scale.decodes + _SETTLING
+    decodes = scale.decodes + SETTLING
     with model_directory(shape, scale.context + decodes + 64) as directory:
         offline = Offline(directory, scale, slots=max(scale.batches), prompt=scale.context, decodes=decodes)
         for slot in range(max(scale.batches)):
             offline.prefill(slot, scale.context)
         for batch in scale.batches:
-            offline.rewind(scale.context)
-            offline.decode(batch, _SETTLING)
-            before = sum(offline.lengths[:batch])
-            steps, _ = offline.decode(batch, scale.decodes)
-            cached = (before + sum(offline.lengths[:batch])) / 2 * shape.cached * size
-            limit, median = (shape.weights * size + cached) / copy, statistics.median(steps)
-            yield {
-                f"batch {batch}": {
-                    "ms_per_token": median * 1e3,
-                    "limit_ms": limit * 1e3,
-                    "share_of_limit": limit / median,
-                }
-            }
+            read = shape.weights * size, shape.cached * size
+            yield {f"batch {batch}": decoded(offline, scale, batch, copy, weights=read[0], cached=read[1])}
+
+
+def decoded(
+    offline: Offline, scale: Scale, batch: int, copy: float, *, weights: float, cached: float
+) -> dict[str, float]:
+    """Of slots that hold `scale.context` tokens: milliseconds a token, beside the time that its bytes take to be read.
+
+    Each step reads `weights` bytes, and `cached` for every token there is, at `copy` bytes a second.
+    """
+    offline.rewind(scale.context)
+    offline.decode(batch, SETTLING)
+    before = sum(offline.lengths[:batch])
+    steps, _ = offline.decode(batch, scale.decodes)
+    tokens = (before + sum(offline.lengths[:batch])) / 2
+    limit, median = (weights + tokens * cached) / copy, statistics.median(steps)
+    return {"ms_per_token": median * 1e3, "limit_ms": limit * 1e3, "share_of_limit": limit / median}
 
 
 def prefill(scale: Scale) -> Iterator[Results]:
@@ -117,12 +122,12 @@ def step(scale: Scale) -> Iterator[Results]:
     """Milliseconds of Python in a decode step outside the model: planning, tensors, sampling, results."""
     turns = scale.traced
     for batch in reversed(scale.batches):
-        context = scale.context + _SETTLING + turns + 64
+        context = scale.context + SETTLING + turns + 64
         with model_directory(_shallow(scale.large), context) as directory:
             worker = make_worker(directory, scale, slots=batch, context=context, step=8192)
             timed = time_model(worker)
-            decoding = Decoding(worker, batch, scale.context, _SETTLING + turns + 32)
-            for _ in range(_SETTLING):
+            decoding = Decoding(worker, batch, scale.context, SETTLING + turns + 32)
+            for _ in range(SETTLING):
                 decoding.timed(timed)
             found = [decoding.timed(timed) for _ in range(turns)]
         parts = ("plan", "submit", "finish", "outside")
@@ -135,11 +140,11 @@ def idle(scale: Scale) -> Iterator[Results]:
     most = max(scale.batches)
     runs = [(f"batch {batch}", scale.large, batch) for batch in reversed(scale.batches)]
     for name, shape, batch in [*runs, *((name, shape, most) for name, shape in scale.others.items())]:
-        context = scale.context + _SETTLING + scale.traced + 64
+        context = scale.context + SETTLING + scale.traced + 64
         with model_directory(shape, context) as directory:
             worker = make_worker(directory, scale, slots=batch, context=context, step=8192)
-            decoding = Decoding(worker, batch, scale.context, _SETTLING + scale.traced + 32)
-            decoding.overlapped(_SETTLING)
+            decoding = Decoding(worker, batch, scale.context, SETTLING + scale.traced + 32)
+            decoding.overlapped(SETTLING)
             work = traced(partial(decoding.overlapped, scale.traced), scale.device)
         yield {name: {"idle_share": idle_share(work), "pieces": len(work), "steps": scale.traced}}
         worker.close()

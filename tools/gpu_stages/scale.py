@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tercet.scheduler.model_files import TOKENIZER_FILES, resolve_model
+from tercet.scheduler.testing.quantized_checkpoints import PUBLIC_GRAIN, Grain
 
 Results = dict[str, Any]
 
@@ -89,6 +90,11 @@ class Scale:
     small_requests: int = 256
     small_lengths: tuple[int, int] = (100, 1024)
     prefix: int = 2048
+    compared: Shape = Shape("LlamaForCausalLM", 1024, 2816, 2, 8, 2, 128, 4096)
+    """Of quantised checkpoints that are compared with what they stand for."""
+    grain: Grain = PUBLIC_GRAIN
+    compared_tokens: int = 128
+    quantised_batches: tuple[int, ...] = (1, 32)
     operation_tokens: int = 16384
     operation_width: int = 4096
     operation_rows: int = 256
@@ -107,15 +113,18 @@ FULL = Scale(
 
 
 @contextmanager
-def model_directory(shape: Shape, context: int) -> Iterator[Path]:
-    """A model of a shape without weights, with the embedded model's tokenizer, which nothing here asks."""
+def model_directory(shape: Shape, context: int, **more: Any) -> Iterator[Path]:
+    """A model of a shape without weights, with the embedded model's tokenizer, which nothing here asks.
+
+    What config.json says besides is `more`.
+    """
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)
         embedded = resolve_model("embedded")
         for file in TOKENIZER_FILES:
             if file not in ("config.json", "generation_config.json") and (embedded / file).is_file():
                 shutil.copy(embedded / file, path / file)
-        (path / "config.json").write_text(json.dumps(shape.config(context)), encoding="utf-8")
+        (path / "config.json").write_text(json.dumps(shape.config(context) | more), encoding="utf-8")
         yield path
 
 

@@ -101,6 +101,25 @@ def _model(results: Mapping[str, Any]) -> Found:
     return ", ".join(parts), all(found["alike"] > 0 for found in results.values())
 
 
+def _alike(results: Mapping[str, Any]) -> Found:
+    wrong, right = results["wrong"], sum(found["right"] for found in results["compared"].values())
+    return f"wrong: {', '.join(wrong)}" if wrong else f"{right} forms right", not wrong
+
+
+def _form(name: str) -> Callable[[Mapping[str, Any]], Found]:
+    def read(results: Mapping[str, Any]) -> Found:
+        found = results["timed"][name]
+        if "trouble" in found:
+            return found["trouble"], False
+        batches = [batch for batch in found if batch.startswith("batch ")]
+        times = [f"{batch}: {found[batch]['ms_per_token']:.2f} ms" for batch in batches]
+        limits = ", ".join(f"{found[batch]['share_of_limit']:.0%}" for batch in batches)
+        said = f"{', '.join(times)} ({limits} of the limits)"
+        return f"{said}, {found['layers']} layers; prompts {found['prefill_tokens_per_s']:,.0f} tokens/s", None
+
+    return read
+
+
 ROWS: Sequence[Row] = [
     Row("every kernel and attention backend against its definition", "all right", "correctness", _correct),
     Row("greedy tokens alike with plain torch attention, two layers", "report", "model", _model),
@@ -110,6 +129,12 @@ ROWS: Sequence[Row] = [
     Row("Llama-3.1-8B, batch 256, 1k context", ">= 80% of the limit", "decode", _decoded(256, 0.8)),
     Row("prefill of 8k-token prompts", ">= 65% of the matrix rate", "prefill", _prefill),
     Row("prefill: does launching hold the device up?", "no", "launches", _launches),
+    Row("weights and caches in 8 and 4 bits against plain torch, two layers", "all right", "quantised", _alike),
+    Row("a token of Llama-3.1-8B, 1k context: weights in full", "report", "quantised", _form("full")),
+    Row("the same, keys and values in 8 bits", "report", "quantised", _form("full, fp8 cache")),
+    Row("the same, fp8 weights", "report", "quantised", _form("fp8")),
+    Row("the same, fp8 weights in blocks", "report", "quantised", _form("fp8 block")),
+    Row("the same, int4 weights (AWQ, GPTQ)", "report", "quantised", _form("int4")),
     Row("offline, 500 requests, input U(1..4096), output U(1..2048)", ">= 5,500 output tokens/s", "offline", _offline),
     Row("Qwen3-0.6B, 256 requests, in/out U(100..1024)", "report", "small_models", _small("qwen3-0.6b")),
     Row("Qwen3-14B, 256 requests, in/out U(100..1024)", "report", "small_models", _small("qwen3-14b")),

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -24,20 +25,29 @@ PAGE_SIZE = 16
 
 
 def make_worker(
-    directory: Path, scale: Scale, *, slots: int, context: int, step: int, attention: str = "auto"
+    directory: Path,
+    scale: Scale,
+    *,
+    slots: int,
+    context: int,
+    step: int,
+    attention: str = "auto",
+    load_format: Literal["safetensors", "dummy"] = "dummy",
+    cache: str = "auto",
 ) -> TpModelWorker:
-    """With random weights."""
+    """With random weights, unless others are to be loaded; `cache` is the dtype of keys and values."""
     release_cached()  # what a worker before this one left
     return TpModelWorker(
         WorkerOptions(
             model=directory,
             dtype=str(scale.dtype).removeprefix("torch."),
             device=str(scale.device),
-            load_format="dummy",
+            load_format=load_format,
             slots=slots,
             context_length=context,
             page_size=PAGE_SIZE,
             step_tokens=max(step, slots),
+            kv_cache_dtype=cache,
             attention_backend=attention,
             grammar_backend="none",
         )
@@ -48,11 +58,21 @@ class Offline:
     """A worker whose plans are made here: every slot has pages for all its tokens from the first."""
 
     def __init__(
-        self, directory: Path, scale: Scale, *, slots: int, prompt: int, decodes: int, attention: str = "auto"
+        self,
+        directory: Path,
+        scale: Scale,
+        *,
+        slots: int,
+        prompt: int,
+        decodes: int,
+        attention: str = "auto",
+        cache: str = "auto",
     ) -> None:
         self.pages = -(-(prompt + decodes + 8) // PAGE_SIZE)
         context = self.pages * PAGE_SIZE
-        self.worker = make_worker(directory, scale, slots=slots, context=context, step=prompt, attention=attention)
+        self.worker = make_worker(
+            directory, scale, slots=slots, context=context, step=prompt, attention=attention, cache=cache
+        )
         room = self.worker.capacity.groups[0].pages
         if room < slots * self.pages:
             raise RuntimeError(

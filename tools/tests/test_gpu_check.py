@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ import torch
 pytest.importorskip("triton", reason="the GPU path needs it")
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.ops.quantised import QuantisedWeight, dequantise
 from tercet.kernels.triton import missing_triton
 from tercet.kernels.triton.checks import CHECKS
+from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.testing.quantized_checkpoints import Grain
 from tools import gpu_check
 from tools.gpu_check import SERVED_STAGES, STAGES
-from tools.gpu_stages import kernels, serving
+from tools.gpu_stages import kernels, quantised, serving
 from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Request, Results, Scale, Shape, model_directory
 from tools.gpu_stages.table import ROWS, table
 from tools.gpu_stages.traces import idle_share
@@ -46,6 +50,10 @@ TINY = Scale(
     small_requests=11,
     small_lengths=(1, 4),
     prefix=8,
+    compared=Shape("LlamaForCausalLM", 64, 96, 2, 2, 1, 32, 128),
+    grain=Grain(group=32, block=(16, 32)),
+    compared_tokens=32,
+    quantised_batches=(1, 2),
     operation_tokens=16,
     operation_width=64,
     operation_rows=2,
@@ -92,7 +100,7 @@ def _short() -> Iterator[None]:
         patch.setattr("tercet.kernels.attention.verifying._HEAD_DIMS", (8,))
         patch.setattr("tercet.kernels.attention.verifying._PAGE_SIZES", (4,))
         patch.setattr("tercet.kernels.attention.verifying._ROWS", [(1, 9), (3, 5)])
-        patch.setattr("tools.gpu_stages.executor._SETTLING", 2)
+        patch.setattr("tools.gpu_stages.executor.SETTLING", 2)
         patch.setattr(serving, "continuous_batching", peer)
         yield
 
@@ -133,6 +141,14 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
             assert results["torch_native"] == results["triton"] == {"tokens": 4, "alike": 4}
         case "offline":
             assert results["output_tokens"] >= 3
+        case "quantised":
+            assert results["wrong"] == []
+            assert results["compared"].keys() == quantised._COMPARED.keys()
+            assert all(0 < row["allowed"] < 0.1 for row in results["compared"].values())
+            assert results["timed"].keys() == quantised._TIMED.keys()
+            for row in results["timed"].values():
+                assert row["layers"] == 1
+                assert row.keys() > {"batch 1", "batch 2", "prefill_tokens_per_s"}
         case "shared_prefix":
             assert results["cached"]["output_tokens"] == results["plain"]["output_tokens"] == 11 * 32
         case "small_models":
@@ -208,6 +224,60 @@ def test_a_wrong_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchNativeAttention, "attend", lambda _, q, *__, **___: q)
     *_, last = kernels.correctness(TINY)
     assert last["wrong"] == ["attention torch_native"]
+
+
+def test_a_weight_that_is_put_in_full_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scale that is a hundredth too large."""
+
+    def slightly(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
+        return dequantise(replace(weight, scales=weight.scales * 1.01), dtype)
+
+    monkeypatch.setattr("tercet.scheduler.executor.quantized_checkpoints.dequantise", slightly)
+    *_, last = quantised.compare(TINY)
+    assert last["wrong"] == sorted(name for name, form in quantised._COMPARED.items() if form.kind)
+
+
+def test_a_cache_whose_scales_are_not_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever stores and widens keys and values, but not by the reference, which was computed before."""
+    scored, calls = quantised._scored, list[Any]()
+
+    def once(*given: Any, **options: Any) -> torch.Tensor:
+        if len(calls) == 3:
+            monkeypatch.setattr(KVPool, "scales_of", lambda *_: (1.0, 0.5))
+        calls.append(given)
+        return scored(*given, **options)
+
+    monkeypatch.setattr(quantised, "_scored", once)
+    monkeypatch.setattr(quantised, "_COMPARED", {"full, fp8 cache": quantised._COMPARED["full, fp8 cache"]})
+    *_, last = quantised.compare(TINY)
+    assert last["wrong"] == ["full, fp8 cache"]
+
+
+def test_a_form_that_fails_keeps_no_other_from_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(name: str, part: str) -> Any:
+        run = getattr(quantised, name)
+
+        def instead(form: Any, *given: Any) -> Any:
+            if form.kind == "awq":
+                raise ValueError(f"no {part}")
+            return run(form, *given)
+
+        return instead
+
+    for name, part in (("_compared", "comparison"), ("_timed", "time")):
+        monkeypatch.setattr(quantised, name, breaks(name, part))
+    for where in ("_COMPARED", "_TIMED"):
+        forms = {name: form for name, form in getattr(quantised, where).items() if form.kind in ("", "awq")}
+        monkeypatch.setattr(quantised, where, {name: forms[name] for name in reversed(forms)})
+    results: Results = {}
+    for found in quantised.quantised(TINY):
+        results |= found
+    assert results["wrong"] == ["awq"]
+    assert results["compared"]["full"]["right"]
+    assert results["timed"]["full"]["batch 2"]["ms_per_token"] > 0
+    said = table({"quantised": {"results": results, "complete": True}})
+    assert "| wrong: awq | **no** |" in said
+    assert "| ValueError: no time | **no** |" in said
 
 
 def test_what_is_decoded_again_is_the_same() -> None:
