@@ -107,6 +107,15 @@ DRAWS = """
 """
 
 
+PRODUCTS = """
+    for rows in (1, 2, 15, 16, 65, 100, 512, 1000):
+        for kind in ("fp8", "int4"):
+            launches._quantised(kind, rows, (1, 128))
+    for tokens in (1, 3, 8, 16, 1000, 1024):
+        launches._moe(tokens, "fp8")
+"""
+
+
 def compiled(steps: str) -> list[str]:
     """A kernel's name as often as steps have it compiled, in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -123,6 +132,11 @@ def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
 def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:
     once, twice = ["highest_kernel", "nearly_kernel", "winner_kernel"], ["level_kernel", "settle_kernel"]
     assert compiled(DRAWS) == sorted(once + twice * 2), "some are compiled for counts and for masses"
+
+
+def test_products_of_other_numbers_of_rows_compile_nothing_again() -> None:
+    names = [name for name in compiled(PRODUCTS) if name != "gated_kernel"]
+    assert names == [*["grouped_gemm_kernel"] * 4, *["quantised_linear_kernel"] * 4], "of few and of many rows"
 
 
 def test_what_a_gpu_has_no_room_for_is_trouble() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps, layer_ops, use_ops
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.testing.quantized_checkpoints import KINDS, Grain, write_checkpoint
 
 quicken()
 
@@ -93,6 +95,35 @@ def test_a_fused_model_with_a_cache_of_8_bits_says_the_same(checkpoints: Callabl
     assert scores == pytest.approx(expected, abs=1e-4)
     _, exact = generate(checkpoints("llama_tied"), fused=False)
     assert scores != pytest.approx(exact, abs=1e-2)
+
+
+QUANTISED = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 250,
+    "max_position_embeddings": 64,
+    "dtype": "float32",
+}
+MIXTURE = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize("cached", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("kind", "more"), [*((kind, {}) for kind in KINDS), ("channel", MIXTURE), ("awq", MIXTURE)])
+def test_a_quantised_fused_model_says_what_its_weights_in_full_say(
+    kind: str, more: dict[str, Any], cached: torch.dtype | None, tmp_path: Path
+) -> None:
+    kept = ("block_sparse_moe.gate",) if more else ()
+    grain = Grain(group=32, block=(32, 32))
+    full = write_checkpoint(kind, tmp_path / "model", QUANTISED | more, grain, full=kept)
+    with np.errstate(all="ignore"):
+        fused, scores = generate(tmp_path / "model", fused=True, cached=cached)
+    plain, expected = generate(full, fused=False, cached=cached)
+    assert fused == plain
+    assert scores == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_cpu_is_served_by_torch() -> None:

@@ -148,11 +148,13 @@ CASES: dict[str, Callable[[], object]] = {
     "bitmask": lambda: apply_bitmask_(_logits(), torch.zeros(2, VOCAB // 32, dtype=torch.int32)),
     "fp8 blocks": partial(_quantised, "fp8", 4, (128, 128)),
     "fp8 blocks, prefill": partial(_quantised, "fp8", 512, (128, 128)),
+    "fp8 rows, prefill": partial(_quantised, "fp8", 512, (1, HIDDEN)),
     "int8": partial(_quantised, "int8", 4, (1, HIDDEN)),
     "int4": partial(_quantised, "int4", 4, (1, 128)),
     "int4, prefill": partial(_quantised, "int4", 512, (1, 128)),
     "moe": partial(_moe, 4),
     "moe, prefill": partial(_moe, 512),
     "moe, fp8": partial(_moe, 4, "fp8"),
+    "moe, fp8, prefill": partial(_moe, 512, "fp8"),
     "moe, int4, prefill": partial(_moe, 512, "int4"),
 }

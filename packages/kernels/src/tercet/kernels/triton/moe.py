@@ -41,7 +41,7 @@ def _full_product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def grouped_gemm_kernel(
     x_ptr,
     weight_ptr,  # [experts, n, k], or the codes of [experts * n, k]

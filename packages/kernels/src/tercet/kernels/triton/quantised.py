@@ -79,7 +79,7 @@ def product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def quantised_linear_kernel(
     x_ptr,
     codes_ptr,
