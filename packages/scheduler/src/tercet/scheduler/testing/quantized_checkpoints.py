@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 Tensors = dict[str, torch.Tensor]
-Stored = tuple[Tensors, torch.Tensor]
+_Stored = tuple[Tensors, torch.Tensor]
 """What is stored of a linear layer, and the weight float32 [n, k] that it stands for."""
 
 KINDS = ("awq", "gptq", "gptq row", "channel", "tensor", "deepseek")
@@ -55,7 +55,7 @@ def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
     raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
 
 
-def linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def _linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """(outputs, inputs) of each linear layer of a decoder layer, of a Llama or a Mixtral."""
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
@@ -99,7 +99,7 @@ def write_checkpoint(
         for norm in ("input_layernorm", "post_attention_layernorm"):
             name = f"model.layers.{layer}.{norm}.weight"
             stored[name] = plain[name] = torch.rand(hidden, generator=chance)
-        for part, (n, k) in linears(config).items():
+        for part, (n, k) in _linears(config).items():
             name = f"model.layers.{layer}.{part}"
             tensors, weight = _linear(kind, name, n, k, grain, chance)
             plain[f"{name}.weight"] = weight
@@ -116,7 +116,7 @@ def _write(directory: Path, tensors: Tensors, config: Mapping[str, Any]) -> None
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
 
 
-def _linear(kind: str, name: str, n: int, k: int, grain: Grain, chance: torch.Generator) -> Stored:
+def _linear(kind: str, name: str, n: int, k: int, grain: Grain, chance: torch.Generator) -> _Stored:
     match kind:
         case "awq":
             return _awq(name, n, k, grain.group, chance)
@@ -134,14 +134,14 @@ def _linear(kind: str, name: str, n: int, k: int, grain: Grain, chance: torch.Ge
     raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
 
 
-def _awq(name: str, n: int, k: int, group: int, chance: torch.Generator) -> Stored:
+def _awq(name: str, n: int, k: int, group: int, chance: torch.Generator) -> _Stored:
     codes, zeros, scales, weight = _codes(n, k, k // group, chance)
     qweight = _words(codes.T.reshape(k, n // 8, 8)[..., _AWQ_ORDER])
     qzeros = _words(zeros.T.reshape(-1, n // 8, 8)[..., _AWQ_ORDER])
     return {f"{name}.qweight": qweight, f"{name}.qzeros": qzeros, f"{name}.scales": scales.T.contiguous()}, weight
 
 
-def _gptq(name: str, n: int, k: int, group: int, first_zero: int, chance: torch.Generator) -> Stored:
+def _gptq(name: str, n: int, k: int, group: int, first_zero: int, chance: torch.Generator) -> _Stored:
     codes, zeros, scales, weight = _codes(n, k, k // group, chance)
     tensors = {
         f"{name}.qweight": _words(codes.T.reshape(k // 8, 8, n).transpose(1, 2)),
@@ -159,7 +159,7 @@ def _fp8(
     scales: tuple[int, ...],
     block: tuple[int, int],
     chance: torch.Generator,
-) -> Stored:
+) -> _Stored:
     n, k = size
     stored = torch.randn(n, k, generator=chance).mul(30).to(torch.float8_e4m3fn)
     scale = (torch.rand(scales, generator=chance) / 200 + 0.001) * _narrow(k)
