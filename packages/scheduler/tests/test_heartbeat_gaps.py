@@ -80,7 +80,7 @@ class Served:
         self._chance = random.Random(1)
         self._number = itertools.count()
         self.loading = loading
-        until(lambda: self._frontend.ready)
+        until(lambda: self._frontend.ready and bool(self._frontend.beats))
         loading.append(self._frontend.worst_gap(self._frontend.beats[0][0], time.monotonic()))
 
     @property

@@ -37,7 +37,8 @@ def _cgroup() -> int:
             stat = dict(
                 line.split() for line in (used_path.parent / "memory.stat").read_text(encoding="ascii").splitlines()
             )
-            return max(0, int(limit) - int(used_path.read_text(encoding="ascii")) + int(stat.get("inactive_file", 0)))
+            files = sum(int(stat.get(name, 0)) for name in ("inactive_file", "active_file"))
+            return max(0, int(limit) - int(used_path.read_text(encoding="ascii")) + files)
         except OSError:
             continue
     return unlimited
