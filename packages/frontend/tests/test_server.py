@@ -59,6 +59,14 @@ class Server:
         return self.process.wait(30)
 
 
+@pytest.fixture(autouse=True)
+def interrupted() -> Iterator[None]:
+    """A shell without a terminal starts what runs beside it with SIGINT ignored, which all that follows inherits."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
