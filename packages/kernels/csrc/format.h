@@ -104,6 +104,11 @@ inline int64_t panel_rows(int64_t k) {
     return round_up((k + Format::GROUP - 1) / Format::GROUP, TILE_ROWS);
 }
 
+template <class Format>
+inline int64_t panel_bytes(int64_t k) {
+    return panel_rows<Format>(k) * ROW_BYTES;
+}
+
 // Of one row of inputs, in bytes.
 template <class Format>
 inline int64_t input_bytes(int64_t k) {

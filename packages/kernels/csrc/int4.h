@@ -110,10 +110,15 @@ inline void multiply(const char* x, int64_t stride, int rows, const char* panels
 
 }  // namespace int4
 
-// What the loops of linear.cpp need to know of it.
+// What loops over all formats need to know of it.
 struct Nibbles {
     using Element = uint8_t;
     using Input = int8_t;
     using Sums = F32;
     static constexpr int GROUP = 8;
 };
+
+template <>
+inline int64_t panel_bytes<Nibbles>(int64_t k) {
+    return int4::panel_bytes(k);
+}

@@ -21,12 +21,6 @@ constexpr int64_t WIDE_ROWS = LANES == 16 ? 6 : 4;
 template <class Format>
 constexpr bool IS_INT4 = std::is_same_v<Format, Nibbles>;
 
-template <class Format>
-int64_t panel_bytes(int64_t k) {
-    if constexpr (IS_INT4<Format>) return int4::panel_bytes(k);
-    return panel_rows<Format>(k) * ROW_BYTES;
-}
-
 inline F32 as_floats(F32 x) { return x; }
 inline F32 as_floats(I32 x) { return __builtin_convertvector(x, F32); }
 

@@ -17,7 +17,7 @@ constexpr int64_t GRAIN = 4;  // panels of a task
 template <class T>
 using Plain = std::conditional_t<std::is_same_v<T, float>, Floats, Bfloats>;
 
-// LANES rows of n elements into columns of a panel; a null is a row of zeros.
+// LANES rows of k elements into columns of a panel; a null is a row of zeros.
 template <class Format>
 void put_columns(const typename Format::Element* const* rows, bool all, int64_t k, char* panel) {
     bool whole = all && k % (TILE_ROWS * Format::GROUP) == 0;
@@ -60,18 +60,12 @@ void pack_int8(const T* weight, int64_t n, int64_t k, int64_t first, int8_t* ste
 }
 
 // Rounds a block of 32 inputs to 4 bits, 8 more than they mean: of what is largest, the first becomes -8 or nearly,
-// because there is no 8. Returns what a step means.
+// because there is no 8. Returns what a step means, which is NaN as in `quantise`.
 Bf16 round_block(const float* x, uint8_t* codes) {
-    F32 most = {}, poison = {};
-    for (int64_t i = 0; i < int4::BLOCK; i += LANES) {
-        F32 value = load(x + i);
-        most = max(value, max(-value, most));
-        poison = poison + value * 0.0f;
-    }
-    float largest = max(most), extreme = 0;
-    for (int64_t i = 0; i < int4::BLOCK && extreme == 0; i++)
-        if (x[i] == largest || x[i] == -largest) extreme = x[i];
-    Bf16 scale = to_bf16(extreme / -8 + sum(poison));
+    float most = largest(x, int4::BLOCK), extreme = most;
+    for (int64_t i = int4::BLOCK - 1; i >= 0; i--)
+        if (x[i] == most || x[i] == -most) extreme = x[i];
+    Bf16 scale = to_bf16(extreme / -8);
     float divisor = to_float(scale) == 0 ? 1 : to_float(scale);
     for (int64_t i = 0; i < int4::BLOCK; i += LANES) {
         I32 steps = nearest(load(x + i) / divisor);
@@ -125,10 +119,10 @@ void pack_rows(const T* weight, bool as_it_is, int64_t n, int64_t k, const Packi
 int64_t packed_bytes(int64_t n, int64_t k, int64_t format) {
     int64_t panels = round_up(n, PANEL) / PANEL;
     switch (format) {
-        case FLOAT32: return panels * panel_rows<Floats>(k) * ROW_BYTES;
-        case BFLOAT16: return panels * panel_rows<Bfloats>(k) * ROW_BYTES;
-        case INT8: return panels * panel_rows<Bytes>(k) * ROW_BYTES;
-        default: return panels * int4::panel_bytes(k);
+        case FLOAT32: return panels * panel_bytes<Floats>(k);
+        case BFLOAT16: return panels * panel_bytes<Bfloats>(k);
+        case INT8: return panels * panel_bytes<Bytes>(k);
+        default: return panels * panel_bytes<Nibbles>(k);
     }
 }
 

@@ -7,8 +7,8 @@
 
 // To the nearest whole number, ties to even; of less than 2^22 in size, and anything where it is more or no number.
 inline I32 nearest(F32 x) {
-    U32 shifted = bit_cast<U32>(x + broadcast(12582912.0f));  // 1.5 * 2^23 leaves an integer in the lowest bits
-    return bit_cast<I32>(shifted - 0x4B400000u);
+    const F32 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it leaves no fraction
+    return __builtin_convertvector(x + magic - magic, I32);
 }
 
 typedef int8_t S8 __attribute__((vector_size(LANES)));
@@ -19,18 +19,23 @@ inline void store_bytes(void* p, I32 x, int64_t count) {
     count == LANES ? std::memcpy(p, &narrow, LANES) : std::memcpy(p, &narrow, size_t(count));
 }
 
-// Rounds a row to 8 bits: what is largest in it becomes 127 or -127, and put(i, steps, count) is told of LANES elements
-// from i on, of which `count` are in the row. Returns what a step means, which is NaN for a row with a NaN or an
-// infinity.
-template <class T, class Put>
-float quantise(const T* x, int64_t k, const Put& put) {
+// The largest of a row without its sign; NaN for a row with a NaN or an infinity.
+template <class T>
+float largest(const T* x, int64_t k) {
     F32 most = {}, poison = {};
     over(k, [&](int64_t i, auto get, auto) {
         F32 value = get(x + i);
         most = max(value, max(-value, most));
         poison = poison + value * 0.0f;
     });
-    float scale = max(most) / 127.0f + sum(poison);
+    return max(most) + sum(poison);
+}
+
+// Rounds a row to 8 bits: what is largest in it becomes 127 or -127, and put(i, steps, count) is told of LANES elements
+// from i on, of which `count` are in the row. Returns what a step means, which is NaN where `largest` is.
+template <class T, class Put>
+float quantise(const T* x, int64_t k, const Put& put) {
+    float scale = largest(x, k) / 127.0f;
     float divisor = scale >= FLT_MIN ? scale : FLT_MIN;  // a NaN among them, of which no step counts
     over(k, [&](int64_t i, auto get, auto) { put(i, nearest(get(x + i) / divisor), k - i < LANES ? k - i : LANES); });
     return scale;

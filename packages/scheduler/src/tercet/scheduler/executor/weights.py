@@ -29,7 +29,7 @@ _ELSEWHERE = (".rotary_emb.inv_freq", *KV_SCALES)
 _DUMMY_BLOCK = 1_048_573  # a prime, so that repeats of the block fall differently on every row
 
 
-class Tally:
+class _Tally:
     """The bytes of a checkpoint that have been read, and who wants to be told of them."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
@@ -81,7 +81,7 @@ def fill(
 
     What somebody borrows is lent instead, and counts when it is taken.
     """
-    tally = Tally(progress, sum(tensor.end - tensor.start for header in files.values() for tensor in header.values()))
+    tally = _Tally(progress, sum(tensor.end - tensor.start for header in files.values() for tensor in header.values()))
     for path, header in files.items():
         with safe_open(path, framework="pt") as file:  # tensors are views of the mapped file
             for name, tensor in header.items():
