@@ -16,10 +16,12 @@ TESTS = [KERNELS / "tests/native", KERNELS / "tests/attention", ROOT / "packages
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1"]
 
 
-PLUGIN = """
+PLUGIN = f"""
 from pathlib import Path
+from packages.kernels.tests import emulated
 from tercet.kernels.native import library
 library.FOLDER = Path(__file__).parent
+emulated.OPTIONS = {SANITIZERS}
 """
 
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +45,32 @@ class NativeBuildHook(BuildHookInterface[Any]):
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        built = build(root / "csrc", root / LIBRARIES, self.app.display_warning)
+        built = build(root / "csrc", root / LIBRARIES, self.app.display_warning, levels_here())
         if built:
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
             build_data["artifacts"] += [str(path.relative_to(root)) for path in built]
 
 
-def build(sources: Path, target: Path, warn: Callable[[str], object], extra: Sequence[str] = ()) -> list[Path]:
+def levels_here() -> Mapping[str, Sequence[str]]:
+    """The instruction sets of processors like this one, each with its compiler flags."""
+    x86 = platform.machine().lower() in {"x86_64", "amd64"}
+    return LEVELS if x86 else {"portable": LEVELS["portable"]}
+
+
+def build(
+    sources: Path, target: Path, warn: Callable[[str], object], levels: Mapping[str, Sequence[str]]
+) -> list[Path]:
     """Compile every instruction set into `target`; returns the libraries. One that cannot be compiled is left out."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None or sys.platform == "win32":
         warn("no C++ compiler: tercet-kernels is installed without its native library, and runs on torch alone")
         return []
-    x86 = platform.machine().lower() in {"x86_64", "amd64"}
-    levels = LEVELS if x86 else {"portable": LEVELS["portable"]}
     target.mkdir(parents=True, exist_ok=True)
     running = {}
     for level, flags in levels.items():
         library = target / f"libtercet_{level}.so"
-        command = [compiler, *FLAGS, *flags, *extra, *map(str, sorted(sources.glob("*.cpp")))]
+        command = [compiler, *FLAGS, *flags, *map(str, sorted(sources.glob("*.cpp")))]
         partial = library.with_suffix(f".{os.getpid()}")
         process = subprocess.Popen([*command, "-o", str(partial)], stderr=subprocess.PIPE, text=True)
         running[library] = partial, process
@@ -83,7 +89,8 @@ def main(arguments: list[str]) -> int:
     """`python hatch_build.py [FOLDER [COMPILER FLAG ...]]` builds there, by default where the package looks."""
     here = Path(__file__).parent
     target = Path(arguments[0]) if arguments else here / LIBRARIES
-    return 0 if build(here / "csrc", target, lambda text: sys.stderr.write(f"{text}\n"), arguments[1:]) else 1
+    levels = {level: [*flags, *arguments[1:]] for level, flags in levels_here().items()}
+    return 0 if build(here / "csrc", target, lambda text: sys.stderr.write(f"{text}\n"), levels) else 1
 
 
 if __name__ == "__main__":
