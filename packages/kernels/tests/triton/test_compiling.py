@@ -136,7 +136,9 @@ def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:
 
 def test_products_of_other_numbers_of_rows_compile_nothing_again() -> None:
     names = [name for name in compiled(PRODUCTS) if name != "gated_kernel"]
-    assert names == [*["grouped_gemm_kernel"] * 4, *["quantised_linear_kernel"] * 4], "of few and of many rows"
+    twice = [*["dequantise_kernel"] * 2, *["grouped_gemm_kernel"] * 4]
+    twice += [*["quantised_linear_kernel"] * 4, *["quantised_row_kernel"] * 2]
+    assert names == twice, "of every kind, and for few and for many rows"
 
 
 def test_what_a_gpu_has_no_room_for_is_trouble() -> None:

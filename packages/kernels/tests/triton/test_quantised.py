@@ -4,13 +4,14 @@ import torch
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import quantised as reference
+from tercet.kernels.triton.dequantise import dequantise
 from tercet.kernels.triton.quantised import linear_quantised
 
 BLOCKS = {"fp8": [(128, 128), (1, 4096), (4096, 4096)], "int8": [(1, 4096)], "int4": [(1, 32), (1, 128)]}
 
 
 @pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in BLOCKS.items() for block in blocks])
-@pytest.mark.parametrize("m", [1, 20])
+@pytest.mark.parametrize("m", [1, 20, 300])
 def test_linear(kind: reference.Format, block: tuple[int, int], m: int, device: torch.device) -> None:
     weight = reference.quantise(torch.randn(50, 288, device=device) * torch.rand(50, 1, device=device), kind, block)
     x, bias = torch.randn(2, m, 288, device=device), torch.randn(50, device=device)
@@ -19,13 +20,50 @@ def test_linear(kind: reference.Format, block: tuple[int, int], m: int, device: 
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
 
 
-def test_zeros_of_their_own_and_half_precision(device: torch.device) -> None:
-    codes = torch.randint(0, 16, (40, 64), dtype=torch.uint8, device=device)
-    scales, zeros = torch.rand(40, 2, device=device), torch.randint(0, 16, (40, 2), device=device).float()
+@pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in BLOCKS.items() for block in blocks])
+@pytest.mark.parametrize("k", [256, 4096 + 512])
+def test_one_row(kind: reference.Format, block: tuple[int, int], k: int, device: torch.device) -> None:
+    weight = reference.quantise(torch.randn(131, k, device=device) * torch.rand(131, 1, device=device), kind, block)
+    x, bias = torch.randn(1, k, device=device), torch.randn(131, device=device)
+    for given in (None, bias):
+        actual, expected = linear_quantised(x, weight, given), reference.linear_quantised(x, weight, given)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_every_code_of_one_row(kind: reference.Format, device: torch.device) -> None:
+    codes = torch.arange(256, dtype=torch.uint8, device=device)[None]
+    if kind == "fp8":
+        codes = torch.where(codes % 128 == 127, 0, codes)  # not a number
+    elif kind == "int8":
+        codes = codes.view(torch.int8)
+    else:
+        codes = codes[:, :128] // 4 % 16 * 17  # both halves of every byte of a word
+    count = 2 * codes.shape[1] if kind == "int4" else codes.shape[1]
+    zeros = torch.full((1, 1), 3.0, device=device) if kind == "int4" else None
+    weight = reference.QuantisedWeight(
+        format=kind, codes=codes, scales=torch.ones(1, 1, device=device), zeros=zeros, block=(1, count)
+    )
+    actual = [linear_quantised(x[None], weight).item() for x in torch.eye(count, device=device)]
+    assert actual == reference.dequantise(weight)[0].tolist()
+
+
+@pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in BLOCKS.items() for block in blocks])
+@pytest.mark.parametrize("k", [288, 4096 + 32])
+def test_weights_in_full(kind: reference.Format, block: tuple[int, int], k: int, device: torch.device) -> None:
+    weight = reference.quantise(torch.randn(50, k, device=device) * torch.rand(50, 1, device=device), kind, block)
+    for dtype in (torch.float32, torch.float16):
+        assert torch.equal(dequantise(weight, dtype), reference.dequantise(weight, dtype))
+
+
+@pytest.mark.parametrize(("m", "k"), [(3, 64), (1, 512)])
+def test_zeros_of_their_own_and_half_precision(m: int, k: int, device: torch.device) -> None:
+    codes = torch.randint(0, 16, (40, k), dtype=torch.uint8, device=device)
+    scales, zeros = torch.rand(40, k // 32, device=device), torch.randint(0, 16, (40, k // 32), device=device).float()
     weight = reference.QuantisedWeight(
         format="int4", codes=reference.pack_int4(codes), scales=scales, zeros=zeros, block=(1, 32)
     )
-    x = torch.randn(3, 64, device=device).half()
+    x = torch.randn(m, k, device=device).half()
     torch.testing.assert_close(linear_quantised(x, weight), reference.linear_quantised(x, weight), rtol=4e-3, atol=4e-2)
 
 

@@ -24,7 +24,7 @@ class QuantisedWeight:
     format: Format
     codes: torch.Tensor  # fp8: the bits of e4m3, uint8 [n, k]; int8: int8 [n, k]; int4: uint8 [n, k / 2], `pack_int4`
     scales: torch.Tensor  # float32 [blocks of rows, blocks of columns]
-    zeros: torch.Tensor | None  # float32, as the scales; none for fp8 and int8, whose codes are signed
+    zeros: torch.Tensor | None  # float32, whole numbers, as the scales; none for fp8 and int8, whose codes are signed
     block: tuple[int, int]
 
     @property

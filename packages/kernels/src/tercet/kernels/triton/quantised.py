@@ -1,24 +1,25 @@
 """Linear layers whose weights are unpacked on their way to the tensor cores.
 
 The reference is `tercet.kernels.ops.quantised.linear_quantised`. Codes are exact in 16 bits; a block's scale is applied
-to its part of the sum, in float32.
+to its part of the sum, in float32. One row needs no tensor cores (`quantised_row`). Many rows have the weight unpacked
+before (`dequantise`), which is better than once for every tile of them.
 """
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 import triton
 import triton.language as tl
 
 from tercet.kernels.ops.quantised import HALF, QuantisedWeight
+from tercet.kernels.triton.codes import e4m3_number, int4_number
+from tercet.kernels.triton.dequantise import dequantise
 from tercet.kernels.triton.launch import power_of_two
+from tercet.kernels.triton.quantised_row import is_row, row_linear_quantised
 
 HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
 
-
-@triton.jit
-def _e4m3(bits, dtype: tl.constexpr):
-    """The numbers of these bits, divided by 256: shifted, they are float16's, whose exponents begin 8 lower."""
-    wide = bits.to(tl.int16)
-    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True).to(dtype)
+_TILED_ROWS = 256
+"""With more rows than that, to write a weight in full and read it again takes less than to unpack it for each tile."""
 
 
 @triton.jit
@@ -63,8 +64,8 @@ def product(
             at = codes_ptr + output[:, None] * (k // 2) + start // 2 + byte[None, :]
             packed = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
             zero = tl.load(zeros_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)[:, None]
-            low = (packed & 15).to(tl.float32) - zero
-            high = (packed >> 4).to(tl.float32) - zero
+            low = int4_number(packed & 15, zero, x_ptr.dtype.element_ty)
+            high = int4_number(packed >> 4, zero, x_ptr.dtype.element_ty)
             part = _dot(x_ptr, x_rows, low, column, m_there, k, part)
             part = _dot(x_ptr, x_rows, high, column + HALF_BYTE, m_there, k, part)
         else:
@@ -72,8 +73,7 @@ def product(
             at = codes_ptr + output[:, None] * k + column[None, :]
             codes = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
             if FORMAT == "fp8":
-                codes = _e4m3(codes, x_ptr.dtype.element_ty)
-                scale = scale * 256.0
+                codes = e4m3_number(codes, x_ptr.dtype.element_ty)
             part = _dot(x_ptr, x_rows, codes, column, m_there, k, part)
         acc += part * scale[None, :]
     return acc
@@ -131,9 +131,13 @@ def quantised_linear_kernel(
 def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """As the reference, for blocks as `columns_of` has them."""
     n, k = weight.shape
+    columns, block_k = columns_of(weight)
+    if is_row(x, weight):
+        return row_linear_quantised(x, weight, bias, columns)
     rows = x.reshape(-1, k)
     m = len(rows)
-    columns, block_k = columns_of(weight)
+    if m > _TILED_ROWS:
+        return F.linear(x, dequantise(weight, x.dtype), bias)
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     block_m = min(64, max(16, power_of_two(m)))
     block_n = 32 if m <= 64 else 128
