@@ -5,31 +5,48 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import logprobs as logprobs_reference
 from tercet.kernels.ops import sampling as reference
-from tercet.kernels.triton.largest import largest, top_candidates
+from tercet.kernels.triton.largest import TILINGS, largest, top_candidates
+from tercet.kernels.triton.launch import Tiling
+from tercet.kernels.triton.logprobs import TILINGS as LOGPROBS_TILINGS
 from tercet.kernels.triton.logprobs import token_logprobs
 
 INF, NAN = float("inf"), float("nan")
 
 
 def rows(device: torch.device, vocab: int = 9001) -> torch.Tensor:
-    """Random logits, ties across blocks, infinities and a NaN."""
-    logits = torch.randn(6, vocab, device=device).mul(8).round().div(4)
+    """Random logits, ties within lanes and across blocks, infinities and NaN."""
+    logits = torch.randn(8, vocab, device=device).mul(8).round().div(4)
     logits[1] = -INF
-    logits[2, [5, 4100, 8200]] = 100.0
+    logits[2, [5, 517, 4101, 8197]] = 100.0
     logits[3, [7, 9000]] = torch.tensor([-NAN, INF], device=device)
     logits[4] = torch.where(logits[4] > 0, -0.0, logits[4])
     logits[4, 4500] = 0.0
     logits[5, 8999] = INF
+    logits[6] = NAN
+    logits[7, [4100, 8197]] = INF
+    logits[7, [4100 + 512, 4100 + 2048]] = NAN
     return logits
 
 
-def test_largest_is_the_reference(device: torch.device) -> None:
-    logits = rows(device)
-    values, tokens = largest(logits)
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_largest_is_the_reference(dtype: torch.dtype, tiling: Tiling, device: torch.device) -> None:
+    logits = rows(device, max(9001, tiling.block + 700)).to(dtype)
+    values, tokens = largest(logits, tiling=tiling)
     expected, ids = reference.largest(logits)
     assert torch.equal(tokens, ids)
     torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
-    assert tokens[2:4].tolist() == [5, 7]
+    assert tokens[[1, 2, 3, 6, 7]].tolist() == [0, 5, 7, 0, 4612]
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 513])
+def test_largest_of_rows_that_go_on_behind_the_vocabulary(vocab: int, device: torch.device) -> None:
+    rows = torch.randn(3, vocab + 3, device=device)
+    rows[1] = -INF
+    rows[2, vocab // 512] = 50.0
+    rows[:, vocab:] = 100.0
+    logits = rows[:, :vocab]
+    assert torch.equal(largest(logits)[1], reference.greedy(logits))
 
 
 def test_candidates_in_order(device: torch.device) -> None:
@@ -44,6 +61,15 @@ def test_candidates_in_order(device: torch.device) -> None:
 def test_all_of_a_small_vocabulary(device: torch.device) -> None:
     logits = torch.randn(2, 5, device=device)
     assert torch.equal(top_candidates(logits, 20)[1], reference.top_candidates(logits, 20)[1])
+
+
+@pytest.mark.parametrize("tiling", LOGPROBS_TILINGS, ids=str)
+def test_logprobs_are_the_same_however_they_are_cut_up(tiling: Tiling, device: torch.device) -> None:
+    logits = torch.randn(3, max(9001, tiling.block + 700), device=device).mul(3)
+    logits[1, 1:] = -INF
+    tokens = torch.tensor([3, 0, 9000], device=device)
+    actual = token_logprobs(logits, tokens, 0, tiling=tiling)[0]
+    torch.testing.assert_close(actual, logprobs_reference.token_logprobs(logits, tokens, 0)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -6,12 +6,17 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import E4M3, store_kv
-from tercet.kernels.triton.rope import rope_store
+from tercet.kernels.triton.launch import Tiling
+from tercet.kernels.triton.rope import TILINGS, rope_store
 
 
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (7, 1, 80), (3, 3, 24)])
-def test_rotates_and_stores(norms: bool, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (7, 1, 80), (9, 3, 24), (40, 10, 8)])
+def test_rotates_and_stores(
+    tiling: Tiling, norms: bool, heads: int, kv_heads: int, head_dim: int, device: torch.device
+) -> None:
+    """Also where heads are no power of two, and where the last program of a token has fewer of them."""
     projection = torch.randn(5, heads + 2 * kv_heads, head_dim, device=device)
     q, k, v = torch.split(projection, [heads, kv_heads, kv_heads], 1)
     table = rope_cache(64, head_dim, 100.0).to(device)
@@ -19,7 +24,7 @@ def test_rotates_and_stores(norms: bool, heads: int, kv_heads: int, head_dim: in
     actual_k, actual_v, expected_k, expected_v = torch.randn(4, 3, 4, kv_heads, head_dim, device=device).unbind()
     expected_k, expected_v = actual_k.clone(), actual_v.clone()
     weights = (torch.randn(head_dim, device=device), torch.randn(head_dim, device=device)) if norms else None
-    out = rope_store(q, k, v, positions, table, actual_k, actual_v, slots, norms=weights, eps=1e-6)
+    out = rope_store(q, k, v, positions, table, actual_k, actual_v, slots, norms=weights, eps=1e-6, tiling=tiling)
     if weights is not None:
         q, k = rmsnorm(q, weights[0], 1e-6), rmsnorm(k, weights[1], 1e-6)
     expected, k = apply_rope(q, k, positions, table)

@@ -10,6 +10,7 @@ from tercet.kernels.ops import sampling as reference
 from tercet.kernels.ops.philox import NoiseKey, gumbel_reference, uniform_reference
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.triton import sampling
+from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.noise import gumbel, gumbel_nearly, unit_interval
 
 OFF = (0, 1.0, 0.0)
@@ -46,29 +47,35 @@ def test_noise_is_the_reference_to_the_bit(seed: int, device: torch.device) -> N
     assert (exact - nearly).abs().max() < 1e-3
 
 
-def compare(logits: torch.Tensor, temperature: torch.Tensor, given: Filters | None) -> torch.Tensor:
+def compare(
+    logits: torch.Tensor, temperature: torch.Tensor, given: Filters | None, tiling: Tiling = sampling.TILINGS[0]
+) -> torch.Tensor:
     noise = keys(len(logits), logits.device)
-    actual = sampling.sample(logits, temperature, given, noise)
+    actual = sampling.sample(logits, temperature, given, noise, tiling=tiling)
     assert torch.equal(actual, reference.sample(logits, temperature, given, noise))
     return actual
 
 
-def test_unfiltered(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_BLOCK", 256)
+def test_unfiltered(device: torch.device) -> None:
     logits = torch.randn(4, 1000, device=device) * 3
     logits[1, 500:] = float("-inf")
-    tokens = compare(logits, torch.tensor([1.0, 0.5, 1.7, 1e-35], device=device), None)
+    tokens = compare(logits, torch.tensor([1.0, 0.5, 1.7, 1e-35], device=device), None, Tiling(256, 4))
     assert tokens[3] == logits[3].argmax()
+
+
+@pytest.mark.parametrize("tiling", sampling.TILINGS, ids=str)
+def test_draws_are_the_same_however_they_are_cut_up(tiling: Tiling, device: torch.device) -> None:
+    logits = torch.randn(4, tiling.block + 700, device=device)
+    one = torch.ones(4, device=device)
+    compare(logits, one, None, tiling)
+    compare(logits, one, filters(device, (50, 1.0, 0.0), (0, 0.9, 0.0), (40, 0.8, 0.01), OFF), tiling)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spread", [0.0, 0.3, 10.0])
-def test_the_winner_may_lie_in_any_block(
-    spread: float, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "_BLOCK", 128)
+def test_the_winner_may_lie_in_any_block(spread: float, dtype: torch.dtype, device: torch.device) -> None:
     logits = (torch.randn(8, 1001, device=device) * spread).to(dtype)
-    tokens = compare(logits, torch.full((8,), 0.9, device=device), None)
+    tokens = compare(logits, torch.full((8,), 0.9, device=device), None, Tiling(128, 4))
     assert len({token // 128 for token in tokens.tolist()}) > 2
 
 
@@ -81,10 +88,9 @@ def test_the_winner_may_lie_in_any_block(
         [OFF, (0, 1.0, 1.0), (2, 0.5, 0.5), (0, 0.3, 0.01)],
     ],
 )
-def test_filters(kept: list[tuple[int, float, float]], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_BLOCK", 512)
+def test_filters(kept: list[tuple[int, float, float]], device: torch.device) -> None:
     logits = torch.randn(4, 1000, device=device) * 3
-    compare(logits, torch.tensor([1.0, 2.5, 0.7, 1.3], device=device), filters(device, *kept))
+    compare(logits, torch.tensor([1.0, 2.5, 0.7, 1.3], device=device), filters(device, *kept), Tiling(512, 4))
 
 
 @pytest.mark.parametrize("kept", [(7, 1.0, 0.0), (0, 0.35, 0.0), (11, 0.5, 0.0)])
@@ -109,17 +115,14 @@ def test_rows_without_a_token(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_ties_across_blocks_are_kept_by_id(
-    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ties_across_blocks_are_kept_by_id(dtype: torch.dtype, device: torch.device) -> None:
     """Forty equal tokens lie in two blocks; what is kept of them ends in the first or the second."""
-    monkeypatch.setattr(sampling, "_BLOCK", 128)
     kept = [(7, 1.0, 0.0), (21, 1.0, 0.0), (38, 1.0, 0.0), (0, 0.3, 0.0), (0, 0.6, 0.0), (30, 0.9, 0.5)]
     logits = torch.full((len(kept) * 2, 300), -9.0, device=device, dtype=dtype)
     logits[:, 54:64] = 1.0
     logits[:, 100:130] = 1.0
     logits[:, 299] = 2.0
-    tokens = compare(logits, torch.full((len(logits),), 3.0, device=device), filters(device, *kept * 2))
+    tokens = compare(logits, torch.full((len(logits),), 3.0, device=device), filters(device, *kept * 2), Tiling(128, 4))
     assert len(set(tokens.tolist())) > 5
 
 
@@ -132,9 +135,8 @@ def test_logits_that_rounding_makes_equal_are_kept_by_id(device: torch.device) -
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_filters_of_any_logits(seed: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_filters_of_any_logits(seed: int, device: torch.device) -> None:
     """Rows with different filters in one call, flat and peaked, of every type, a vocabulary of no round number."""
-    monkeypatch.setattr(sampling, "_BLOCK", 256)
     torch.manual_seed(seed)
     rows, vocab = 6, 777 + seed
     spread = 10 ** (torch.rand(rows, 1) * 3 - 1.5)
@@ -145,7 +147,8 @@ def test_any_filters_of_any_logits(seed: int, device: torch.device, monkeypatch:
     top_k = torch.randint(1, 2 * vocab, (rows,)) // 10 ** torch.randint(0, 4, (rows,)) * (torch.rand(rows) < 0.5)
     top_p = torch.where(torch.rand(rows) < 0.7, torch.rand(rows), 1.0)
     min_p = torch.where(torch.rand(rows) < 0.3, torch.rand(rows) / 5, 0.0)
-    compare(logits, temperature.to(device), Filters(top_k.to(device), top_p.to(device), min_p.to(device)))
+    given = Filters(top_k.to(device), top_p.to(device), min_p.to(device))
+    compare(logits, temperature.to(device), given, Tiling(256, 4))
 
 
 @pytest.mark.parametrize("on", [(5, 1.0, 0.2), (0, 0.5, 0.2), (0, 1.0, 0.2)])

@@ -4,28 +4,54 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import await_previous, early_start, release_next
+from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
 
-_BLOCK = 1024
+TILINGS = (
+    Tiling(1024, 4),
+    Tiling(1024, 2),
+    Tiling(2048, 2),
+    Tiling(2048, 4),
+    Tiling(2048, 8),
+    Tiling(4096, 4),
+    Tiling(4096, 8),
+    Tiling(8192, 8),
+    Tiling(8192, 16),
+)
+"""Numbers of a vector, or of several short ones. The first is the one in use."""
 
 
-@triton.jit
-def embedding_kernel(ids_ptr, weight_ptr, out_ptr, vocab, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """One block of one token's vector; an id that is not in the vocabulary gives zeros."""
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+@triton.jit(do_not_specialize=["tokens"])
+def embedding_kernel(
+    ids_ptr, weight_ptr, out_ptr, tokens, vocab, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    """One block of the vectors of some tokens; an id that is not in the vocabulary gives zeros."""
+    token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     await_previous(EARLY)
-    row = tl.load(ids_ptr + token).to(tl.int64)
-    known = (row >= 0) & (row < vocab)
-    vector = tl.load(weight_ptr + row * size + column, mask=known & (column < size), other=0.0)
+    row = tl.load(ids_ptr + token, mask=token < tokens, other=-1).to(tl.int64)
+    known = ((row >= 0) & (row < vocab))[:, None]
+    vector = tl.load(weight_ptr + row[:, None] * size + column, mask=known & (column < size), other=0.0)
     release_next(EARLY)
-    tl.store(out_ptr + token * size + column, vector, mask=column < size)
+    tl.store(out_ptr + token[:, None] * size + column, vector, mask=(token < tokens)[:, None] & (column < size))
 
 
-def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def embedding(ids: torch.Tensor, weight: torch.Tensor, *, tiling: Tiling = TILINGS[0]) -> torch.Tensor:
     """weight[ids]: [tokens] -> [tokens, size]."""
     vocab, size = weight.shape
-    out = torch.empty(len(ids), size, dtype=weight.dtype, device=weight.device)
-    early = early_start(weight.device)
-    embedding_kernel[len(ids), triton.cdiv(size, _BLOCK)](ids, weight, out, vocab, size, BLOCK=_BLOCK, **early)
+    tokens = len(ids)
+    out = torch.empty(tokens, size, dtype=weight.dtype, device=weight.device)
+    block = min(tiling.block, power_of_two(size))
+    rows = tiling.block // block
+    embedding_kernel[triton.cdiv(tokens, rows), triton.cdiv(size, block)](
+        ids,
+        weight,
+        out,
+        tokens,
+        vocab,
+        size,
+        ROWS=rows,
+        BLOCK=block,
+        num_warps=tiling.warps,
+        **early_start(weight.device),
+    )
     return out

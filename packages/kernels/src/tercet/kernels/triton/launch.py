@@ -1,5 +1,6 @@
 """What every launch needs to know: block sizes are powers of two, how wide the machine is, and what it can overlap."""
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,17 @@ _INTERPRETED = 32
 
 _COMPILED_FOR = 163 << 10
 """Shared memory of the GPU that is not here: an A100's."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """What one program of an operation takes, in the operation's own terms, and how many warps share it."""
+
+    block: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.block} x {self.warps}"
 
 
 def power_of_two(least: int) -> int:

@@ -13,18 +13,15 @@ from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.quantised import Format, QuantisedWeight
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.ops.store_kv import E4M3
+from tercet.kernels.triton import embedding, largest, logprobs, rope, sampling
 from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.bitmask import apply_bitmask_
-from tercet.kernels.triton.embedding import embedding
-from tercet.kernels.triton.largest import best_of_blocks, largest
+from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.linear import gated_linear, linear
-from tercet.kernels.triton.logprobs import token_logprobs
 from tercet.kernels.triton.moe import fused_moe
 from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.quantised import linear_quantised
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
-from tercet.kernels.triton.rope import rope_store
-from tercet.kernels.triton.sampling import sample
 
 HEADS, KV_HEADS = 32, 8
 HIDDEN, VOCAB = 4096, 128_256
@@ -55,17 +52,18 @@ def _attention(
     backend.attend(q, cache, cache, scale=0.1, window=window, softcap=softcap, sinks=given)
 
 
-def _rope(norms: bool, cached: torch.dtype = BF16) -> None:
+def _rope(norms: bool, cached: torch.dtype = BF16, tiling: Tiling = rope.TILINGS[0]) -> None:
     q, k, v = torch.empty(4, HEADS + 2 * KV_HEADS, 128, dtype=BF16).split([HEADS, KV_HEADS, KV_HEADS], 1)
     cache, table = torch.empty(2, 16, KV_HEADS, 128, dtype=cached), torch.empty(64, 128)
     index = torch.arange(4)
     weights = (torch.empty(128, dtype=BF16), torch.empty(128, dtype=BF16)) if norms else None
-    rope_store(q, k, v, index, table, cache, cache, index, norms=weights, eps=1e-6)
+    rope.rope_store(q, k, v, index, table, cache, cache, index, norms=weights, eps=1e-6, tiling=tiling)
 
 
-def _sample(filtered: bool, dtype: torch.dtype = BF16) -> None:
+def _sample(filtered: bool, dtype: torch.dtype = BF16, tiling: Tiling = sampling.TILINGS[0]) -> None:
     one, zero = torch.ones(2), torch.zeros(2, dtype=torch.int64)
-    sample(_logits(dtype), one, Filters(zero, one, one) if filtered else None, NoiseKey(zero, zero, zero, zero))
+    filters, noise = Filters(zero, one, one) if filtered else None, NoiseKey(zero, zero, zero, zero)
+    sampling.sample(_logits(dtype), one, filters, noise, tiling=tiling)
 
 
 def _penalties() -> None:
@@ -108,6 +106,18 @@ def _logits(dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.zeros(2, VOCAB, dtype=dtype)
 
 
+def _embedding(tiling: Tiling) -> None:
+    embedding.embedding(torch.arange(4), _hidden(100), tiling=tiling)
+
+
+def _largest(tiling: Tiling) -> None:
+    largest.largest(_logits(), tiling=tiling)
+
+
+def _logprobs(tiling: Tiling, rows: torch.Tensor | None = None) -> None:
+    logprobs.token_logprobs(_logits(), torch.zeros(2, dtype=torch.int64), 0, rows, tiling=tiling)
+
+
 CASES: dict[str, Callable[[], object]] = {
     "decode": partial(_attention, [(1, 1024)] * 2),
     "decode many splits": partial(_attention, [(1, 8192)]),
@@ -134,13 +144,13 @@ CASES: dict[str, Callable[[], object]] = {
     "gelu_and_mul tanh": lambda: gelu_and_mul(_hidden(4, 28672), "tanh"),
     "linear of one row": lambda: linear(_hidden(1), _hidden(), _hidden(1)[0]),
     "gated_linear of one row": lambda: gated_linear(_hidden(1), _hidden(8)),
-    "embedding": lambda: embedding(torch.arange(4), _hidden(100)),
-    "largest": lambda: largest(_logits()),
-    "largest float32": lambda: largest(_logits(torch.float32)),
-    "logprobs": lambda: token_logprobs(_logits(), torch.zeros(2, dtype=torch.int64), 0),
-    "logprobs of rows": lambda: token_logprobs(_logits(), torch.zeros(1, dtype=torch.int64), 0, torch.ones(1).long()),
-    "candidates": lambda: best_of_blocks(_logits(), 5),
-    "candidates of rows": lambda: best_of_blocks(_logits(), 5, torch.ones(1).long()),
+    "embedding": partial(_embedding, embedding.TILINGS[0]),
+    "largest": partial(_largest, largest.TILINGS[0]),
+    "largest float32": lambda: largest.largest(_logits(torch.float32)),
+    "logprobs": partial(_logprobs, logprobs.TILINGS[0]),
+    "logprobs of rows": partial(_logprobs, logprobs.TILINGS[0], torch.ones(2).long()),
+    "candidates": lambda: largest.best_of_blocks(_logits(), 5),
+    "candidates of rows": lambda: largest.best_of_blocks(_logits(), 5, torch.ones(1).long()),
     "sample": partial(_sample, filtered=False),
     "sample, filters": partial(_sample, filtered=True),
     "sample, filters, float32": partial(_sample, filtered=True, dtype=torch.float32),
@@ -165,3 +175,13 @@ CASES: dict[str, Callable[[], object]] = {
     "moe, fp8, prefill": partial(_moe, 512, "fp8"),
     "moe, int4, prefill": partial(_moe, 512, "int4"),
 }
+
+TILED: dict[str, tuple[tuple[Tiling, ...], Callable[[Tiling], None]]] = {
+    "embedding": (embedding.TILINGS, _embedding),
+    "rope_store": (rope.TILINGS, lambda tiling: _rope(norms=False, tiling=tiling)),
+    "largest": (largest.TILINGS, _largest),
+    "logprobs": (logprobs.TILINGS, _logprobs),
+    "sample": (sampling.TILINGS, lambda tiling: _sample(filtered=False, tiling=tiling)),
+}
+"""Operations that may be cut up otherwise than they are."""
+CASES |= {f"{name} {tiling}": partial(run, tiling) for name, (tilings, run) in TILED.items() for tiling in tilings[1:]}

@@ -8,20 +8,36 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.largest import top_candidates
-from tercet.kernels.triton.launch import power_of_two
+from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
 
-_BLOCK = 4096
+TILINGS = (
+    Tiling(4096, 4),
+    Tiling(1024, 2),
+    Tiling(1024, 4),
+    Tiling(2048, 4),
+    Tiling(2048, 8),
+    Tiling(4096, 8),
+    Tiling(8192, 4),
+    Tiling(8192, 8),
+    Tiling(8192, 16),
+    Tiling(16384, 16),
+)
+"""Logits of one row. The first is the one in use."""
 
 
 @triton.jit
-def partial_sum_kernel(logits_ptr, rows_ptr, highest_ptr, sum_ptr, vocab, stride, BLOCK: tl.constexpr):
+def partial_sum_kernel(
+    logits_ptr, rows_ptr, highest_ptr, sum_ptr, vocab, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """The largest logit of one block of one row, and the sum of exponentials below it."""
     index = tl.program_id(0).to(tl.int64)
     row = index
+    await_previous(EARLY)
     if rows_ptr is not None:
         row = tl.load(rows_ptr + index)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    release_next(EARLY)
     highest = tl.max(logits, 0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
     at = index * tl.num_programs(1) + tl.program_id(1)
@@ -31,11 +47,14 @@ def partial_sum_kernel(logits_ptr, rows_ptr, highest_ptr, sum_ptr, vocab, stride
 
 @triton.jit
 def logsumexp_kernel(
-    logits_ptr, rows_ptr, tokens_ptr, highest_ptr, sum_ptr, total_ptr, chosen_ptr, stride, blocks, BLOCK: tl.constexpr
-):
+    logits_ptr, rows_ptr, tokens_ptr, highest_ptr, sum_ptr, total_ptr, chosen_ptr, stride, blocks,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """log(sum(exp(logits))) of one row, and the log-probability of its token."""
     index = tl.program_id(0).to(tl.int64)
     row = index
+    await_previous(EARLY)
+    release_next(EARLY)
     if rows_ptr is not None:
         row = tl.load(rows_ptr + index)
     block = tl.arange(0, BLOCK)
@@ -50,18 +69,26 @@ def logsumexp_kernel(
 
 
 def token_logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, top: int, rows: torch.Tensor | None = None
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    top: int,
+    rows: torch.Tensor | None = None,
+    *,
+    tiling: Tiling = TILINGS[0],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As the reference, for a `top` of a few tens at most."""
     count, vocab = len(tokens), logits.shape[1]
-    blocks = triton.cdiv(vocab, _BLOCK)
+    blocks = triton.cdiv(vocab, tiling.block)
     highest = torch.empty(count, blocks, dtype=torch.float32, device=logits.device)
     sums = torch.empty_like(highest)
     total = torch.empty(count, dtype=torch.float32, device=logits.device)
     chosen = torch.empty_like(total)
-    partial_sum_kernel[count, blocks](logits, rows, highest, sums, vocab, logits.stride(0), BLOCK=_BLOCK)
+    stride, early = logits.stride(0), early_start(logits.device)
+    partial_sum_kernel[count, blocks](
+        logits, rows, highest, sums, vocab, stride, BLOCK=tiling.block, num_warps=tiling.warps, **early
+    )
     logsumexp_kernel[(count,)](
-        logits, rows, tokens, highest, sums, total, chosen, logits.stride(0), blocks, BLOCK=power_of_two(blocks)
+        logits, rows, tokens, highest, sums, total, chosen, stride, blocks, BLOCK=power_of_two(blocks), **early
     )
     if not top:
         empty = logits.new_empty((count, 0))

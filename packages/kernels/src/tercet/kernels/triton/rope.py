@@ -8,25 +8,50 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.fp8 import as_bits, e4m3_bits
-from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
+
+TILINGS = (
+    Tiling(1, 2),
+    Tiling(1, 1),
+    Tiling(2, 2),
+    Tiling(2, 4),
+    Tiling(4, 2),
+    Tiling(4, 4),
+    Tiling(8, 2),
+    Tiling(8, 4),
+    Tiling(8, 8),
+)
+"""KV heads of one token, with their query heads. The first is the one in use."""
 
 
 @triton.jit
-def _rotated(at, heads, weight_ptr, cos, sin, eps, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """The heads at `at` [n, 1], normalised if there is a weight, and rotated: two halves [n, BLOCK]."""
-    column = tl.arange(0, BLOCK)
-    there = heads[:, None] & (column < HALF)[None, :]
-    low = tl.load(at + column[None, :], mask=there, other=0.0)
-    high = tl.load(at + HALF + column[None, :], mask=there, other=0.0)
+def _halves(at, there, HALF: tl.constexpr):
+    """The two halves [n, BLOCK] of heads."""
+    return tl.load(at, mask=there, other=0.0), tl.load(at + HALF, mask=there, other=0.0)
+
+
+@triton.jit
+def _for_each(at, N: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """The two halves of one vector, in float32 [N, BLOCK]: loaded for every head, so that threads exchange nothing."""
+    column = tl.arange(0, BLOCK)[None, :]
+    there = tl.broadcast_to(column < HALF, N, BLOCK)
+    low, high = _halves(tl.broadcast_to(at + column, N, BLOCK), there, HALF)
+    return low.to(tl.float32), high.to(tl.float32)
+
+
+@triton.jit
+def _rotated(low, high, cos, sin, weight_ptr, eps, N: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """The halves of heads, normalised if there is a weight, and rotated. All are [N, BLOCK]."""
     dtype = low.dtype
     low = low.to(tl.float32)
     high = high.to(tl.float32)
     if weight_ptr is not None:
+        weight_low, weight_high = _for_each(weight_ptr, N, HALF, BLOCK)
         scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
-        weight_low = tl.load(weight_ptr + column, mask=column < HALF, other=0.0).to(tl.float32)
-        weight_high = tl.load(weight_ptr + HALF + column, mask=column < HALF, other=0.0).to(tl.float32)
-        low = (low * scale).to(dtype).to(tl.float32) * weight_low[None, :]
-        high = (high * scale).to(dtype).to(tl.float32) * weight_high[None, :]
+        low = (low * scale).to(dtype).to(tl.float32) * weight_low
+        high = (high * scale).to(dtype).to(tl.float32) * weight_high
+    cos = cos.to(dtype).to(tl.float32)
+    sin = sin.to(dtype).to(tl.float32)
     return (low * cos - high * sin).to(dtype), (high * cos + low * sin).to(dtype)
 
 
@@ -58,43 +83,44 @@ def rope_store_kernel(
     eps,
     k_inverse,
     v_inverse,
+    HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    TAKEN: tl.constexpr,
     HALF: tl.constexpr,
-    BLOCK_GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One KV head of one token, and the query heads that share it."""
+    """Some of the HEADS KV heads of one token, and the query heads that share them."""
     token = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    column = tl.arange(0, BLOCK)
-    in_half = column < HALF
+    first = tl.program_id(1) * TAKEN
+    column, whole = tl.arange(0, BLOCK)[None, :], tl.arange(0, 2 * BLOCK)[None, :]
+    q_index, kv_index = tl.arange(0, BLOCK_Q)[:, None], tl.arange(0, BLOCK_KV)[:, None]
+    q_head, kv_head = first * GROUP + q_index, first + kv_index
+    q_there = (q_index < TAKEN * GROUP) & (q_head < HEADS * GROUP) & (column < HALF)
+    kv_there = (kv_index < TAKEN) & (kv_head < HEADS)
+    k_there, v_there = kv_there & (column < HALF), kv_there & (whole < 2 * HALF)
+    q_at, k_at, v_at = q_head * 2 * HALF + column, kv_head * 2 * HALF + column, kv_head * 2 * HALF + whole
     await_previous(EARLY)
-    table_at = table_ptr + tl.load(positions_ptr + token).to(tl.int64) * 2 * HALF + column
-    rounded = out_ptr.dtype.element_ty
-    cos = tl.load(table_at, mask=in_half, other=0.0).to(rounded).to(tl.float32)[None, :]
-    sin = tl.load(table_at + HALF, mask=in_half, other=0.0).to(rounded).to(tl.float32)[None, :]
-    index = tl.arange(0, BLOCK_GROUP)
-    heads = index < GROUP
-    head = (kv_head * GROUP + index)[:, None] * 2 * HALF
-    low, high = _rotated(q_ptr + token * stride_q + head, heads, q_weight_ptr, cos, sin, eps, HALF, BLOCK)
-    out_at = out_ptr + token * tl.num_programs(1) * GROUP * 2 * HALF + head + column[None, :]
-    there = heads[:, None] & in_half[None, :]
-    tl.store(out_at, low, mask=there)
-    tl.store(out_at + HALF, high, mask=there)
-    one = tl.arange(0, 1)
-    place = tl.load(slots_ptr + token) * stride_slot + kv_head * 2 * HALF
-    k_at = k_ptr + token * stride_k + kv_head * 2 * HALF + one[:, None]
-    low, high = _rotated(k_at, one < 1, k_weight_ptr, cos, sin, eps, HALF, BLOCK)
-    cache_at = k_cache_ptr + place + one[:, None] + column[None, :]
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    place = tl.load(slots_ptr + token) * stride_slot
+    q_low, q_high = _halves(q_ptr + token * stride_q + q_at, q_there, HALF)
+    k_low, k_high = _halves(k_ptr + token * stride_k + k_at, k_there, HALF)
+    v = tl.load(v_ptr + token * stride_v + v_at, mask=v_there, other=0.0)
+    release_next(EARLY)  # which also keeps what waits for the position behind what does not
+    table_at = table_ptr + position * 2 * HALF
+    k_cos, k_sin = _for_each(table_at, BLOCK_KV, HALF, BLOCK)
+    q_cos, q_sin = _for_each(table_at, BLOCK_Q, HALF, BLOCK)
     cached = k_cache_ptr.dtype.element_ty
-    tl.store(cache_at, _cached(low, k_inverse, cached), mask=in_half[None, :])
-    tl.store(cache_at + HALF, _cached(high, k_inverse, cached), mask=in_half[None, :])
-    v_at = v_ptr + token * stride_v + kv_head * 2 * HALF + column
-    release_next(EARLY)
-    for half in tl.static_range(2):
-        v = tl.load(v_at + half * HALF, mask=in_half, other=0.0)
-        tl.store(v_cache_ptr + place + half * HALF + column, _cached(v, v_inverse, cached), mask=in_half)
+    tl.store(v_cache_ptr + place + v_at, _cached(v, v_inverse, cached), mask=v_there)
+    low, high = _rotated(k_low, k_high, k_cos, k_sin, k_weight_ptr, eps, BLOCK_KV, HALF, BLOCK)
+    tl.store(k_cache_ptr + place + k_at, _cached(low, k_inverse, cached), mask=k_there)
+    tl.store(k_cache_ptr + place + k_at + HALF, _cached(high, k_inverse, cached), mask=k_there)
+    low, high = _rotated(q_low, q_high, q_cos, q_sin, q_weight_ptr, eps, BLOCK_Q, HALF, BLOCK)
+    out_at = out_ptr + token * HEADS * GROUP * 2 * HALF + q_at
+    tl.store(out_at, low, mask=q_there)
+    tl.store(out_at + HALF, high, mask=q_there)
 
 
 def rope_store(
@@ -110,6 +136,7 @@ def rope_store(
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
     scales: tuple[float, float] = (1.0, 1.0),
+    tiling: Tiling = TILINGS[0],
 ) -> torch.Tensor:
     """Rotate q and k to `positions`, write k and v into the caches, and return the rotated q [tokens, heads, head_dim].
 
@@ -123,8 +150,8 @@ def rope_store(
         raise ValueError(f"heads of {head_dim} with strides {q.stride()} and a table of {table.shape[1]}")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     q_weight, k_weight = norms or (None, None)
-    group = heads // kv_heads
-    rope_store_kernel[tokens, kv_heads](
+    group, taken = heads // kv_heads, min(tiling.block, kv_heads)
+    rope_store_kernel[tokens, triton.cdiv(kv_heads, taken)](
         q,
         k,
         v,
@@ -143,11 +170,14 @@ def rope_store(
         eps,
         1 / scales[0],
         1 / scales[1],
+        HEADS=kv_heads,
         GROUP=group,
+        TAKEN=taken,
         HALF=head_dim // 2,
-        BLOCK_GROUP=power_of_two(group),
+        BLOCK_Q=power_of_two(taken * group),
+        BLOCK_KV=power_of_two(taken),
         BLOCK=power_of_two(head_dim // 2),
-        num_warps=2,
+        num_warps=tiling.warps,
         **early_start(q.device),
     )
     return out

@@ -14,11 +14,12 @@ import triton.language as tl
 
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import Filters
-from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
 from tercet.kernels.triton.noise import gumbel, gumbel_nearly, unit_interval
 from tercet.kernels.triton.thresholds import FARTHEST, LEVELS, NEVER, find, highest_of, kept, scaled_logits
 
-_BLOCK = 2048
+TILINGS = (Tiling(2048, 4), Tiling(1024, 2), Tiling(1024, 4), Tiling(2048, 2), Tiling(2048, 8), Tiling(4096, 8))
+"""Logits of one row; the warps of the winner, one program a row, are always 8. The first is the one in use."""
 MARGIN = tl.constexpr(0.01)
 """More than `gumbel_nearly` may be wrong by."""
 _OF_ROWS = [
@@ -148,20 +149,28 @@ def winner_kernel(
     tl.store(tokens_ptr + row, winner.to(tl.int64))
 
 
-def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey) -> torch.Tensor:
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    filters: Filters | None,
+    noise: NoiseKey,
+    *,
+    tiling: Tiling = TILINGS[0],
+) -> torch.Tensor:
     """As the reference, to the token, but for probabilities that lie within rounding of top-p."""
     rows, vocab = logits.shape
     if logits.stride(1) != 1:
         raise ValueError("a row of logits must be contiguous")
-    blocks, levels = triton.cdiv(vocab, _BLOCK), 0
+    blocks, levels = triton.cdiv(vocab, tiling.block), 0
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     bests = torch.empty(2, rows, blocks, device=logits.device)
     shape = vocab, logits.stride(0), blocks
-    early = early_start(logits.device)
-    options: dict[str, Any] = {"BLOCK": _BLOCK, "BLOCKS": power_of_two(blocks), **early}
+    early = {**early_start(logits.device), "BLOCK": tiling.block}
+    whole: dict[str, Any] = {**early, "BLOCKS": power_of_two(blocks)}
+    options = {**whole, "num_warps": tiling.warps}
     params: list[torch.Tensor | None] = [temperature.contiguous(), None, None, None]
     found: tuple[torch.Tensor | None, ...] = (None, None)
-    highest_kernel[rows, blocks](logits, bests, *shape, BLOCK=_BLOCK, **early)
+    highest_kernel[rows, blocks](logits, bests, *shape, num_warps=tiling.warps, **early)
     if filters is not None:
         levels = LEVELS[logits.dtype]
         params[1:] = [given.contiguous() for given in (filters.top_k, filters.top_p, filters.min_p)]
@@ -169,5 +178,5 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | N
     words = [word.contiguous() for word in (noise.seed_low, noise.seed_high, noise.choice, noise.position)]
     given = logits, *params, *words, bests, *found
     nearly_kernel[rows, blocks](*given, *shape, LEVELS=levels, **options)
-    winner_kernel[(rows,)](*given, tokens, *shape, LEVELS=levels, num_warps=8, **options)
+    winner_kernel[(rows,)](*given, tokens, *shape, LEVELS=levels, num_warps=8, **whole)
     return tokens
