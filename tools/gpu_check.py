@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from tercet.kernels.device import describe_machine
-from tools.gpu_stages import executor, kernels, quantised, serving
+from tools.gpu_stages import executor, kernels, quantised, serving, tuning
 from tools.gpu_stages.scale import FULL, Results, Scale
 from tools.gpu_stages.serving import MakeEngine
 from tools.gpu_stages.table import table
@@ -42,6 +42,7 @@ STAGES: dict[str, Callable[[Scale], Iterator[Results]]] = {
     "launches": executor.launches,
     "step": executor.step,
     "idle": executor.idle,
+    "tuning": tuning.tuning,
 }
 SERVED_STAGES: dict[str, Callable[[Scale, MakeEngine], Iterator[Results]]] = {
     "ready": serving.ready,

@@ -99,6 +99,8 @@ class Scale:
     operation_width: int = 4096
     operation_rows: int = 256
     operation_context: int = 4096
+    processes: int = 8
+    """That check and compile what is to be tuned."""
 
 
 LLAMA_8B = Shape("LlamaForCausalLM", 4096, 14336, 32, 32, 8, 128, 128_256)

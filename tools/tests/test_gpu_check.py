@@ -22,7 +22,7 @@ from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.testing.quantized_checkpoints import Grain
 from tools import gpu_check
 from tools.gpu_check import SERVED_STAGES, STAGES
-from tools.gpu_stages import kernels, quantised, serving
+from tools.gpu_stages import kernels, quantised, serving, tuning
 from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Request, Results, Scale, Shape, model_directory
 from tools.gpu_stages.table import ROWS, table
 from tools.gpu_stages.traces import idle_share
@@ -58,6 +58,7 @@ TINY = Scale(
     operation_width=64,
     operation_rows=2,
     operation_context=8,
+    processes=1,
 )
 
 pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
@@ -96,6 +97,7 @@ def _short() -> Iterator[None]:
             patch.setattr(f"{where}.HEADS", 2)
             patch.setattr(f"{where}.KV_HEADS", 1)
         patch.setattr("tercet.kernels.bench.VOCAB", 64)
+        patch.setattr(tuning, "measure", once)
         patch.setattr(kernels, "CHECKS", {"triton embedding": CHECKS["triton embedding"]})
         patch.setattr("tercet.kernels.attention.verifying._HEAD_DIMS", (8,))
         patch.setattr("tercet.kernels.attention.verifying._PAGE_SIZES", (4,))
@@ -156,6 +158,15 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
         case "transformers":
             assert results["transformers"]["requests"] == 2
             assert results["ratio"] == results["tercet"]["output_tokens_per_s"] / 0.5
+        case "tuning":
+            assert results["wrong"] == []
+            for name, (tilings, _) in tuning.OPERATIONS.items():
+                assert results[name].keys() >= {"batch 1", "batch 2"}
+                assert len(results[name]) == 3
+                for rows in results[name].values():
+                    assert {row["tiling"] for row in rows} == set(map(str, tilings))
+                    assert [row["tiling"] for row in rows if row["in_use"]] == [str(tilings[0])]
+                    assert all(row["us"] > 0 and row["share"] > 0 for row in rows)
 
 
 def test_the_table_has_every_figure_of_the_stages(out: Path) -> None:

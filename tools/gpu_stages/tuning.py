@@ -1,0 +1,186 @@
+"""How operations that move bytes are best cut up: every way that its module names in `TILINGS`, checked and timed.
+
+The checks come first, against the references and in several processes, which also compiles the kernels into Triton's
+cache on disk: the process that measures compiles nothing.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from tercet.kernels.bench import PAGE_SIZE, measure
+from tercet.kernels.check import Pair, verdict
+from tercet.kernels.ops import logprobs as logprobs_reference
+from tercet.kernels.ops import sampling as sampling_reference
+from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.rope import apply_rope, rope_cache
+from tercet.kernels.ops.store_kv import store_kv
+from tercet.kernels.triton import embedding, largest, logprobs, rope, sampling
+from tercet.kernels.triton.launch import Tiling
+from tools.gpu_stages.kernels import ceilings_of
+from tools.gpu_stages.scale import Results, Scale
+
+_LAUNCHES = 100
+"""Recorded in one graph, so that neither Python nor the launch of the graph is measured."""
+_BUDGET = 0.04
+"""Seconds of one measurement."""
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """An operation at one size: to be called with a tiling, what it should give, and the bytes that it moves."""
+
+    size: str
+    run: Callable[..., Tensors]
+    expected: Tensors
+    amount: float
+    stores: Tensors = ()
+    """What it writes to beside what it gives, zeros before; these come last in `expected`."""
+
+
+def _embedding(scale: Scale) -> Iterator[_Work]:
+    weight = torch.randn(scale.operation_tokens, scale.operation_width, device=scale.device).to(scale.dtype)
+    for size, tokens in _sizes(scale):
+        ids = torch.arange(tokens, device=scale.device)
+        run = partial(_one, embedding.embedding, ids, weight)
+        yield _Work(size, run, [weight[ids]], 2.0 * tokens * weight[0].nbytes)
+
+
+def _rope(scale: Scale) -> Iterator[_Work]:
+    shape, most = scale.large, scale.operation_tokens
+    parts, pages = [shape.heads, shape.kv_heads, shape.kv_heads], -(-most // PAGE_SIZE)
+    table = rope_cache(most, shape.head_dim, 5e5).to(scale.device)
+    for size, tokens in _sizes(scale):
+        given = torch.randn(tokens, sum(parts), shape.head_dim, device=scale.device).to(scale.dtype)
+        q, k, v = torch.split(given, parts, 1)
+        index = torch.arange(tokens, device=scale.device)
+        caches, wanted = given.new_zeros(2, 2, pages, PAGE_SIZE, shape.kv_heads, shape.head_dim).unbind()
+        rotated, keys = apply_rope(q, k, index, table)
+        store_kv(keys, v, wanted[0], wanted[1], index)
+        run = partial(_one, rope.rope_store, q, k, v, index, table, *caches, index)
+        yield _Work(size, run, [rotated, *wanted], 2.0 * given.nbytes, list(caches))
+
+
+def _largest(scale: Scale) -> Iterator[_Work]:
+    for size, logits in _logits(scale):
+        yield _Work(size, partial(largest.largest, logits), sampling_reference.largest(logits), logits.nbytes)
+
+
+def _logprobs(scale: Scale) -> Iterator[_Work]:
+    for size, logits in _logits(scale):
+        tokens = torch.arange(len(logits), device=scale.device) % logits.shape[1]
+        expected = logprobs_reference.token_logprobs(logits, tokens, 0)
+        yield _Work(size, partial(logprobs.token_logprobs, logits, tokens, 0), expected, logits.nbytes)
+
+
+def _sample(scale: Scale) -> Iterator[_Work]:
+    for size, logits in _logits(scale):
+        rows = len(logits)
+        one, noise = logits.new_ones(rows).float(), NoiseKey(*torch.arange(4 * rows, device=scale.device).view(4, rows))
+        expected = [sampling_reference.sample(logits, one, None, noise)]
+        yield _Work(size, partial(_one, sampling.sample, logits, one, None, noise), expected, logits.nbytes)
+
+
+def _sizes(scale: Scale) -> Iterator[tuple[str, int]]:
+    """Tokens of decodes, and those of the stage `operations`."""
+    yield from ((f"batch {batch}", batch) for batch in scale.batches)
+    yield f"{scale.operation_tokens} tokens", scale.operation_tokens
+
+
+def _logits(scale: Scale) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of decodes in the model's type, and those of the stage `operations`."""
+    for rows in scale.batches:
+        yield f"batch {rows}", torch.randn(rows, scale.large.vocab, device=scale.device).mul(3).to(scale.dtype)
+    most = scale.operation_rows
+    yield f"{most} rows, float32", torch.randn(most, scale.large.vocab, device=scale.device) * 3
+
+
+def _one(operation: Callable[..., torch.Tensor], *given: Any, tiling: Tiling) -> Tensors:
+    """Of an operation that gives one tensor."""
+    return [operation(*given, tiling=tiling)]
+
+
+OPERATIONS: dict[str, tuple[Sequence[Tiling], Callable[[Scale], Iterator[_Work]]]] = {
+    "embedding": (embedding.TILINGS, _embedding),
+    "rope_store": (rope.TILINGS, _rope),
+    "largest": (largest.TILINGS, _largest),
+    "logprobs": (logprobs.TILINGS, _logprobs),
+    "sample all": (sampling.TILINGS, _sample),
+}
+
+
+def tuning(scale: Scale) -> Iterator[Results]:
+    """Of each operation at each size, the fastest first: microseconds of a call, and share of the copy bandwidth."""
+    ways = [(name, tiling) for name, (tilings, _) in OPERATIONS.items() for tiling in tilings]
+    checks = {f"{name} {tiling}": said for (name, tiling), said in zip(ways, check(scale, ways), strict=True)}
+    yield {"checks": checks, "wrong": sorted(name for name, said in checks.items() if said != "ok")}
+    copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
+    for name, (tilings, works) in OPERATIONS.items():
+        right = [tiling for tiling in tilings if checks[f"{name} {tiling}"] == "ok"]
+        found: dict[str, list[Results]] = {}
+        with torch.inference_mode():
+            for work in works(scale):
+                times = {tiling: _seconds(partial(work.run, tiling=tiling), scale.device) for tiling in right}
+                found[work.size] = [
+                    {
+                        "tiling": str(tiling),
+                        "us": seconds * 1e6,
+                        "share": work.amount / seconds / copy,
+                        "in_use": tiling == tilings[0],
+                    }
+                    for tiling, seconds in sorted(times.items(), key=lambda item: item[1])
+                ]
+                _say(f"{name}, {work.size}", found[work.size])
+                yield {name: found}
+
+
+def check(scale: Scale, ways: Sequence[tuple[str, Tiling]]) -> list[str]:
+    """Of each operation, cut up so: "ok" at every size, or why not."""
+    with ProcessPoolExecutor(scale.processes, multiprocessing.get_context("spawn")) as processes:
+        return list(processes.map(partial(_verdict, scale), *zip(*ways, strict=True)))
+
+
+def _verdict(scale: Scale, name: str, tiling: Tiling) -> str:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        for work in OPERATIONS[name][1](scale):
+            if trouble := verdict(partial(_pair, work, tiling)):
+                return f"{work.size}: {trouble}"
+    return "ok"
+
+
+def _pair(work: _Work, tiling: Tiling) -> Pair:
+    """What it gave and stored, and what it should have; of integers, whether they are equal."""
+    given = [*work.run(tiling=tiling), *work.stores]
+    pairs = [
+        (mine, wanted) if wanted.is_floating_point() else (mine == wanted, torch.ones_like(wanted, dtype=torch.bool))
+        for mine, wanted in zip(given, work.expected, strict=True)
+    ]
+    actual, expected = (torch.cat([part.flatten() for part in parts]) for parts in zip(*pairs, strict=True))
+    return actual, expected
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Of one call among many that follow each other."""
+    if device.type != "cuda":
+        return measure(run, device, _BUDGET)
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_LAUNCHES):
+            run()
+    return measure(graph.replay, device, _BUDGET) / _LAUNCHES
+
+
+def _say(title: str, rows: list[Results]) -> None:
+    print(title)
+    for row in rows:
+        mark = "  in use" if row["in_use"] else ""
+        print(f"  {row['tiling']:10} {row['us']:9.1f} us {row['share']:7.1%}{mark}", flush=True)

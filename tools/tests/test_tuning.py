@@ -1,0 +1,76 @@
+"""What the stage `tuning` makes of ways that are wrong, and of times."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="these are Triton's kernels")
+
+from tercet.kernels.triton import embedding, largest, missing_triton, rope, sampling
+from tercet.kernels.triton.launch import Tiling
+from tools.gpu_stages import tuning
+from tools.gpu_stages.scale import Results, Scale
+from tools.tests.test_gpu_check import CPU, TINY
+
+pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks run in this process, where what they check can be replaced, and each measurement is one call."""
+
+    def check(scale: Scale, ways: Sequence[tuple[str, Tiling]]) -> list[str]:
+        return [tuning._verdict(scale, name, tiling) for name, tiling in ways]
+
+    def once(run: Callable[[], object], _: torch.device, budget: float) -> float:
+        run()
+        return budget
+
+    monkeypatch.setattr(tuning, "check", check)
+    monkeypatch.setattr(tuning, "measure", once)
+
+
+def test_a_way_that_is_wrong_is_found_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One draws another token, one stores no values, and one does not run."""
+    sample, look_up = sampling.sample, embedding.embedding
+    rope_store: Any = rope.rope_store
+
+    def other(*given: Any, tiling: Tiling) -> Any:
+        return sample(*given, tiling=tiling) ^ (tiling.block == 4096)
+
+    def forgets(*given: Any, tiling: Tiling) -> Any:
+        *before, values, slots = given
+        stored = values.clone() if tiling == Tiling(8, 4) else values
+        return rope_store(*before, stored, slots, tiling=tiling)
+
+    def breaks(*given: Any, tiling: Tiling) -> Any:
+        if tiling.warps == 16:
+            raise ValueError("too many warps")
+        return look_up(*given, tiling=tiling)
+
+    monkeypatch.setattr(sampling, "sample", other)
+    monkeypatch.setattr(rope, "rope_store", forgets)
+    monkeypatch.setattr(embedding, "embedding", breaks)
+    results: Results = {}
+    for part in tuning.tuning(TINY):
+        results |= part
+    assert results["wrong"] == ["embedding 8192 x 16", "rope_store 8 x 4", "sample all 4096 x 8"]
+    assert results["checks"]["embedding 8192 x 16"] == "batch 1: ValueError: too many warps"
+    assert results["checks"]["sample all 4096 x 8"].startswith("batch 1: AssertionError")
+    assert "8192 x 16" not in {row["tiling"] for row in results["embedding"]["batch 1"]}
+    assert len(results["largest"]["batch 1"]) == len(largest.TILINGS)
+
+
+def test_the_fastest_way_comes_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = iter([0.5, 0.25, 1.0])
+    monkeypatch.setattr(tuning, "measure", lambda *_: next(seconds))
+    ways = embedding.TILINGS[:3]
+    monkeypatch.setattr(tuning, "OPERATIONS", {"embedding": (ways, tuning.OPERATIONS["embedding"][1])})
+    *_, last = tuning.tuning(replace(TINY, batches=()))
+    rows = last["embedding"]["16 tokens"]
+    assert [row["tiling"] for row in rows] == [str(ways[place]) for place in (1, 0, 2)]
+    assert [row["us"] for row in rows] == [250_000, 500_000, 1_000_000]
+    assert [line.endswith("in use") for line in capsys.readouterr().out.splitlines()] == [False, False, True, False]
