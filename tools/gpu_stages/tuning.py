@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tercet.kernels.bench import PAGE_SIZE, measure
+from tercet.kernels.bench import PAGE_SIZE, measure_recorded
 from tercet.kernels.check import Pair, verdict
 from tercet.kernels.ops import logprobs as logprobs_reference
 from tercet.kernels.ops import sampling as sampling_reference
@@ -25,8 +25,8 @@ from tercet.kernels.triton.launch import Tiling
 from tools.gpu_stages.kernels import ceilings_of
 from tools.gpu_stages.scale import Results, Scale
 
-_LAUNCHES = 100
-"""Recorded in one graph, so that neither Python nor the launch of the graph is measured."""
+_CALLS = 100
+"""In one graph, so that its own launch is not measured."""
 _BUDGET = 0.04
 """Seconds of one measurement."""
 
@@ -127,7 +127,7 @@ def tuning(scale: Scale) -> Iterator[Results]:
         found: dict[str, list[Results]] = {}
         with torch.inference_mode():
             for work in works(scale):
-                times = {tiling: _seconds(partial(work.run, tiling=tiling), scale.device) for tiling in right}
+                times = {tiling: _timed(work, tiling, scale) for tiling in right}
                 found[work.size] = [
                     {
                         "tiling": str(tiling),
@@ -139,6 +139,10 @@ def tuning(scale: Scale) -> Iterator[Results]:
                 ]
                 _say(f"{name}, {work.size}", found[work.size])
                 yield {name: found}
+
+
+def _timed(work: _Work, tiling: Tiling, scale: Scale) -> float:
+    return measure_recorded(partial(work.run, tiling=tiling), scale.device, _CALLS, _BUDGET)
 
 
 def check(scale: Scale, ways: Sequence[tuple[str, Tiling]]) -> list[str]:
@@ -165,18 +169,6 @@ def _pair(work: _Work, tiling: Tiling) -> Pair:
     ]
     actual, expected = (torch.cat([part.flatten() for part in parts]) for parts in zip(*pairs, strict=True))
     return actual, expected
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of one call among many that follow each other."""
-    if device.type != "cuda":
-        return measure(run, device, _BUDGET)
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(_LAUNCHES):
-            run()
-    return measure(graph.replay, device, _BUDGET) / _LAUNCHES
 
 
 def _say(title: str, rows: list[Results]) -> None:

@@ -93,11 +93,10 @@ def _short() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for where in ("tercet.kernels.bench", "tercet.kernels.triton.figures"):
-            patch.setattr(f"{where}.measure", once)
             patch.setattr(f"{where}.HEADS", 2)
             patch.setattr(f"{where}.KV_HEADS", 1)
         patch.setattr("tercet.kernels.bench.VOCAB", 64)
-        patch.setattr(tuning, "measure", once)
+        patch.setattr("tercet.kernels.bench.measure", once)
         patch.setattr(kernels, "CHECKS", {"triton embedding": CHECKS["triton embedding"]})
         patch.setattr("tercet.kernels.attention.verifying._HEAD_DIMS", (8,))
         patch.setattr("tercet.kernels.attention.verifying._PAGE_SIZES", (4,))

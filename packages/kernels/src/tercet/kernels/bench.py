@@ -54,6 +54,18 @@ def measure(run: Callable[[], object], device: torch.device, budget: float = 0.5
     return best
 
 
+def measure_recorded(run: Callable[[], object], device: torch.device, calls: int, budget: float = 0.5) -> float:
+    """`measure` of one of so many calls in a row; on a GPU they are one graph, so that Python is not measured."""
+    if device.type != "cuda":
+        return measure(run, device, budget)
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            run()
+    return measure(graph.replay, device, budget) / calls
+
+
 def ceilings(device: torch.device, dtype: torch.dtype) -> list[Figure]:
     """The fastest copy (bytes read and written) and matrix product that torch gives here.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tercet.kernels.attention.triton import TritonAttention
-from tercet.kernels.bench import HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Figure, measure
+from tercet.kernels.bench import HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Figure, measure_recorded
 from tercet.kernels.check import make_batch
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
@@ -24,7 +24,7 @@ from tercet.kernels.triton.rmsnorm import add_rmsnorm
 from tercet.kernels.triton.rope import rope_store
 from tercet.kernels.triton.sampling import sample
 
-_LAUNCHES = 20
+_CALLS = 20
 _QUANTISED: list[tuple[Format, tuple[int, int]]] = [("fp8", (128, 128)), ("int8", (1, 1 << 30)), ("int4", (1, 128))]
 
 
@@ -137,12 +137,5 @@ def _moe(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> 
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of one call: on a GPU of many launched together, so that Python is not measured."""
-    if device.type != "cuda":
-        return measure(run, device)
-
-    def many() -> None:
-        for _ in range(_LAUNCHES):
-            run()
-
-    return measure(many, device) / _LAUNCHES
+    """Of one call."""
+    return measure_recorded(run, device, _CALLS)
