@@ -95,6 +95,8 @@ class Scale:
     grain: Grain = PUBLIC_GRAIN
     compared_tokens: int = 128
     quantised_batches: tuple[int, ...] = (1, 32)
+    tiled_rows: tuple[int, ...] = (16, 64, 128, 256, 512)
+    """Of layers with weights in few bits."""
     operation_tokens: int = 16384
     operation_width: int = 4096
     operation_rows: int = 256

@@ -16,11 +16,22 @@ import torch
 from tercet.kernels.bench import PAGE_SIZE, measure_recorded
 from tercet.kernels.check import Pair, verdict
 from tercet.kernels.ops import logprobs as logprobs_reference
+from tercet.kernels.ops import quantised as quantised_reference
 from tercet.kernels.ops import sampling as sampling_reference
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import store_kv
-from tercet.kernels.triton import embedding, largest, logprobs, rope, sampling
+from tercet.kernels.triton import (
+    dequantise,
+    embedding,
+    largest,
+    logprobs,
+    quantised,
+    quantised_row,
+    rope,
+    sampling,
+)
+from tercet.kernels.triton.figures import QUANTISED
 from tercet.kernels.triton.launch import Tiling
 from tools.gpu_stages.kernels import ceilings_of
 from tools.gpu_stages.scale import Results, Scale
@@ -88,6 +99,19 @@ def _sample(scale: Scale) -> Iterator[_Work]:
         yield _Work(size, partial(_one, sampling.sample, logits, one, None, noise), expected, logits.nbytes)
 
 
+def _few_bits(scale: Scale, rows: Sequence[int], run: Callable[..., torch.Tensor]) -> Iterator[_Work]:
+    """Layers of a weight of each kind, which no cache holds."""
+    width = scale.operation_width
+    full = torch.randn(7 * width, width, device=scale.device).div(width**0.5)
+    for kind, block in QUANTISED:
+        weight = quantised_reference.quantise(full, kind, block)
+        for count in rows:
+            x = torch.randn(count, width, device=scale.device).to(scale.dtype)
+            expected = quantised_reference.linear_quantised(x, weight)
+            call = partial(_one, run, x, weight, None)
+            yield _Work(f"{kind}, {count} rows", call, [expected], weight.codes.nbytes + weight.scales.nbytes)
+
+
 def _sizes(scale: Scale) -> Iterator[tuple[str, int]]:
     """Tokens of decodes, and those of the stage `operations`."""
     yield from ((f"batch {batch}", batch) for batch in scale.batches)
@@ -113,7 +137,11 @@ OPERATIONS: dict[str, tuple[Sequence[Tiling], Callable[[Scale], Iterator[_Work]]
     "largest": (largest.TILINGS, _largest),
     "logprobs": (logprobs.TILINGS, _logprobs),
     "sample all": (sampling.TILINGS, _sample),
+    "row, few bits": (quantised_row.TILINGS, lambda scale: _few_bits(scale, [1], quantised_row.row_linear)),
+    "tiles, few bits": (quantised.TILINGS, lambda scale: _few_bits(scale, scale.tiled_rows, quantised.tiled_linear)),
+    "in full, few bits": (dequantise.TILINGS, lambda scale: _few_bits(scale, scale.tiled_rows, quantised.full_linear)),
 }
+"""Where tiles are no longer faster than a weight that is first written in full is `quantised._TILED_ROWS`."""
 
 
 def tuning(scale: Scale) -> Iterator[Results]:

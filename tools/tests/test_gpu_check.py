@@ -54,6 +54,7 @@ TINY = Scale(
     grain=Grain(group=32, block=(16, 32)),
     compared_tokens=32,
     quantised_batches=(1, 2),
+    tiled_rows=(2,),
     operation_tokens=16,
     operation_width=64,
     operation_rows=2,
@@ -160,7 +161,9 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
         case "tuning":
             assert results["wrong"] == []
             for name, (tilings, _) in tuning.OPERATIONS.items():
-                assert results[name].keys() >= {"batch 1", "batch 2"}
+                count = 1 if name.startswith("row") else 2
+                kinds = {f"{kind}, {count} rows" for kind in ("fp8", "int8", "int4")}
+                assert results[name].keys() >= (kinds if "few bits" in name else {"batch 1", "batch 2"})
                 assert len(results[name]) == 3
                 for rows in results[name].values():
                     assert {row["tiling"] for row in rows} == set(map(str, tilings))

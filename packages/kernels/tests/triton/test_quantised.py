@@ -1,10 +1,13 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import quantised as reference
-from tercet.kernels.triton.dequantise import dequantise
+from tercet.kernels.triton import dequantise, quantised, quantised_row
+from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.quantised import linear_quantised
 
 BLOCKS = {"fp8": [(128, 128), (1, 4096), (4096, 4096)], "int8": [(1, 4096)], "int4": [(1, 32), (1, 128)]}
@@ -53,7 +56,25 @@ def test_every_code_of_one_row(kind: reference.Format, device: torch.device) -> 
 def test_weights_in_full(kind: reference.Format, block: tuple[int, int], k: int, device: torch.device) -> None:
     weight = reference.quantise(torch.randn(50, k, device=device) * torch.rand(50, 1, device=device), kind, block)
     for dtype in (torch.float32, torch.float16):
-        assert torch.equal(dequantise(weight, dtype), reference.dequantise(weight, dtype))
+        assert torch.equal(dequantise.dequantise(weight, dtype), reference.dequantise(weight, dtype))
+
+
+@pytest.mark.parametrize(
+    ("run", "rows", "tiling"),
+    [
+        *((quantised_row.row_linear, 1, tiling) for tiling in quantised_row.TILINGS),
+        *((quantised.tiled_linear, 70, tiling) for tiling in quantised.TILINGS),
+        *((quantised.full_linear, 3, tiling) for tiling in dequantise.TILINGS),
+    ],
+)
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_however_it_is_cut_up(
+    run: Callable[..., torch.Tensor], rows: int, tiling: Tiling, kind: reference.Format, device: torch.device
+) -> None:
+    weight = reference.quantise(torch.randn(70, 768, device=device), kind, (1, 128))
+    x = torch.randn(rows, 768, device=device)
+    expected = reference.linear_quantised(x, weight)
+    torch.testing.assert_close(run(x, weight, None, tiling=tiling), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("m", "k"), [(3, 64), (1, 512)])

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from tercet.kernels.ops.quantised import HALF, QuantisedWeight
+
 
 @triton.jit
 def e4m3_number(bits, dtype: tl.constexpr):
@@ -25,3 +27,14 @@ def int4_number(codes, zero, dtype: tl.constexpr):
         BITS: tl.constexpr = 0x4300 if dtype == tl.bfloat16 else 0x6400
         number = (codes.to(tl.int16) | BITS).to(dtype, bitcast=True) - (zero + POWER).to(dtype)
     return number
+
+
+def columns_of(weight: QuantisedWeight) -> tuple[int, int]:
+    """(columns that share a scale, columns that are computed at once).
+
+    Raises ValueError unless the first are a power of two, at least 32, or all there are.
+    """
+    columns, k = min(weight.block[1], weight.shape[1]), weight.shape[1]
+    if columns < k and (columns & (columns - 1) or columns < 2 * HALF):
+        raise ValueError(f"blocks of {columns} columns cannot be computed")
+    return columns, 128 if columns >= k else min(128, columns)

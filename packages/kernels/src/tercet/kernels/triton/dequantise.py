@@ -6,9 +6,10 @@ import triton.language as tl
 
 from tercet.kernels.ops.quantised import HALF, QuantisedWeight
 from tercet.kernels.triton.codes import e4m3_number, int4_number
+from tercet.kernels.triton.launch import Tiling, power_of_two
 
-_GROUPS = 256
-"""Of HALF bytes of one row, that a program reads: each shares a scale."""
+TILINGS = (Tiling(256, 4), Tiling(128, 4), Tiling(128, 2), Tiling(256, 8), Tiling(512, 8))
+"""Groups of HALF bytes, each of which shares a scale. The first is the one in use."""
 
 HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
 
@@ -19,28 +20,30 @@ def dequantise_kernel(
     scales_ptr,
     zeros_ptr,
     out_ptr,  # [n, k]
+    n,
     k,
     stride_scales,
     FORMAT: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Some groups of one row."""
+    """Some groups of some rows."""
     PACKED: tl.constexpr = 2 if FORMAT == "int4" else 1
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    byte = tl.arange(0, HALF_BYTE)[None, :]
-    scale_at = row // SCALE_ROWS * stride_scales + group * HALF_BYTE * PACKED // SCALE_COLUMNS
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    group = (tl.program_id(1) * GROUPS + tl.arange(0, GROUPS))[None, :]
     first = group * HALF_BYTE
-    inside = first < k // PACKED
-    scale = tl.load(scales_ptr + scale_at, mask=inside, other=0.0)[:, None]
-    there = first[:, None] + byte < k // PACKED
-    codes = tl.load(codes_ptr + row * (k // PACKED) + first[:, None] + byte, mask=there, other=0)
-    out_at = out_ptr + row * k + PACKED * first[:, None] + byte
+    inside = (row < n) & (first < k // PACKED)
+    scale_at = row // SCALE_ROWS * stride_scales + first * PACKED // SCALE_COLUMNS
+    scale = tl.load(scales_ptr + scale_at, mask=inside, other=0.0)[:, :, None]
+    byte = first[:, :, None] + tl.arange(0, HALF_BYTE)[None, None, :]
+    there = (row < n)[:, :, None] & (byte < k // PACKED)
+    codes = tl.load(codes_ptr + row[:, :, None] * (k // PACKED) + byte, mask=there, other=0)
+    out_at = out_ptr + row[:, :, None] * k + byte + first[:, :, None] * (PACKED - 1)
     dtype = out_ptr.dtype.element_ty
     if FORMAT == "int4":
-        zero = tl.load(zeros_ptr + scale_at, mask=inside, other=0.0)[:, None]
+        zero = tl.load(zeros_ptr + scale_at, mask=inside, other=0.0)[:, :, None]
         upper = int4_number(codes >> 4, zero, tl.float32)
         tl.store(out_at + HALF_BYTE, (upper * scale).to(dtype), mask=there)
         number = int4_number(codes & 15, zero, tl.float32)
@@ -51,20 +54,26 @@ def dequantise_kernel(
     tl.store(out_at, (number * scale).to(dtype), mask=there)
 
 
-def dequantise(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
+def dequantise(weight: QuantisedWeight, dtype: torch.dtype, *, tiling: Tiling = TILINGS[0]) -> torch.Tensor:
     """The weight in full, [n, k]."""
     n, k = weight.shape
     out = torch.empty(n, k, dtype=dtype, device=weight.codes.device)
-    dequantise_kernel[n, triton.cdiv(weight.codes.shape[1], _GROUPS * HALF)](
+    groups = triton.cdiv(weight.codes.shape[1], HALF)
+    block = min(tiling.block, power_of_two(groups))
+    rows = tiling.block // block
+    dequantise_kernel[triton.cdiv(n, rows), triton.cdiv(groups, block)](
         weight.codes,
         weight.scales,
         weight.zeros,
         out,
+        n,
         k,
         weight.scales.stride(0),
         FORMAT=weight.format,
         SCALE_ROWS=weight.block[0],
         SCALE_COLUMNS=min(weight.block[1], k),
-        GROUPS=_GROUPS,
+        ROWS=rows,
+        GROUPS=block,
+        num_warps=tiling.warps,
     )
     return out

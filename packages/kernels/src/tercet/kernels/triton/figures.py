@@ -25,7 +25,7 @@ from tercet.kernels.triton.rope import rope_store
 from tercet.kernels.triton.sampling import sample
 
 _CALLS = 20
-_QUANTISED: list[tuple[Format, tuple[int, int]]] = [("fp8", (128, 128)), ("int8", (1, 1 << 30)), ("int4", (1, 128))]
+QUANTISED: list[tuple[Format, tuple[int, int]]] = [("fp8", (128, 128)), ("int8", (1, 1 << 30)), ("int4", (1, 128))]
 
 
 def fused_figures(
@@ -67,7 +67,7 @@ def _linear(x: torch.Tensor) -> Iterator[Figure]:
     weight = full.to(x.dtype)
     seconds = _seconds(lambda: linear(x[:1], weight), x.device)
     yield Figure("fused linear, 1 row", seconds, 1.0 * weight.numel() * weight.itemsize, "GB/s")
-    for kind, block in _QUANTISED:
+    for kind, block in QUANTISED:
         packed = quantise(full, kind, block)
         seconds = _seconds(lambda packed=packed: linear_quantised(x[:16], packed), x.device)  # type: ignore[misc]
         amount = packed.codes.numel() * 1.0 + packed.scales.numel() * 4

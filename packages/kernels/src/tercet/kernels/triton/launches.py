@@ -13,14 +13,22 @@ from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.quantised import Format, QuantisedWeight
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.ops.store_kv import E4M3
-from tercet.kernels.triton import embedding, largest, logprobs, rope, sampling
+from tercet.kernels.triton import (
+    dequantise,
+    embedding,
+    largest,
+    logprobs,
+    quantised,
+    quantised_row,
+    rope,
+    sampling,
+)
 from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.linear import gated_linear, linear
 from tercet.kernels.triton.moe import fused_moe
 from tercet.kernels.triton.penalties import apply_penalties_
-from tercet.kernels.triton.quantised import linear_quantised
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 
 HEADS, KV_HEADS = 32, 8
@@ -75,7 +83,7 @@ def _penalties() -> None:
 
 
 def _quantised(kind: Format, m: int, block: tuple[int, int]) -> None:
-    linear_quantised(_hidden(m), _weight(kind, HIDDEN, HIDDEN, block))
+    quantised.linear_quantised(_hidden(m), _weight(kind, HIDDEN, HIDDEN, block))
 
 
 def _weight(kind: Format, n: int, k: int, block: tuple[int, int] = (1, 128)) -> QuantisedWeight:
@@ -84,6 +92,10 @@ def _weight(kind: Format, n: int, k: int, block: tuple[int, int] = (1, 128)) -> 
     scales = torch.ones(-(-n // block[0]), -(-k // block[1]))
     zeros = scales if kind == "int4" else None
     return QuantisedWeight(format=kind, codes=codes, scales=scales, zeros=zeros, block=block)
+
+
+def _int4() -> QuantisedWeight:
+    return _weight("int4", HIDDEN, HIDDEN)
 
 
 def _moe(tokens: int, kind: Format | None = None) -> None:
@@ -176,12 +188,21 @@ CASES: dict[str, Callable[[], object]] = {
     "moe, int4, prefill": partial(_moe, 512, "int4"),
 }
 
-TILED: dict[str, tuple[tuple[Tiling, ...], Callable[[Tiling], None]]] = {
+TILED: dict[str, tuple[tuple[Tiling, ...], Callable[[Tiling], object]]] = {
     "embedding": (embedding.TILINGS, _embedding),
     "rope_store": (rope.TILINGS, lambda tiling: _rope(norms=False, tiling=tiling)),
     "largest": (largest.TILINGS, _largest),
     "logprobs": (logprobs.TILINGS, _logprobs),
     "sample": (sampling.TILINGS, lambda tiling: _sample(filtered=False, tiling=tiling)),
+    "int4, one row": (
+        quantised_row.TILINGS,
+        lambda tiling: quantised_row.row_linear(_hidden(1), _int4(), None, tiling=tiling),
+    ),
+    "int4, tiles": (
+        quantised.TILINGS,
+        lambda tiling: quantised.tiled_linear(_hidden(), _int4(), None, tiling=tiling),
+    ),
+    "int4, in full": (dequantise.TILINGS, lambda tiling: dequantise.dequantise(_int4(), BF16, tiling=tiling)),
 }
 """Operations that may be cut up otherwise than they are."""
 CASES |= {f"{name} {tiling}": partial(run, tiling) for name, (tilings, run) in TILED.items() for tiling in tilings[1:]}

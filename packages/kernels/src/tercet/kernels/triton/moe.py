@@ -12,8 +12,9 @@ import triton.language as tl
 
 from tercet.kernels.ops.moe import ExpertWeights
 from tercet.kernels.triton.activation import silu_and_mul
+from tercet.kernels.triton.codes import columns_of
 from tercet.kernels.triton.launch import power_of_two
-from tercet.kernels.triton.quantised import columns_of, product
+from tercet.kernels.triton.quantised import product
 
 
 @triton.jit

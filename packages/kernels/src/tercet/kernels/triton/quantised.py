@@ -11,15 +11,25 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.quantised import HALF, QuantisedWeight
-from tercet.kernels.triton.codes import e4m3_number, int4_number
+from tercet.kernels.triton.codes import columns_of, e4m3_number, int4_number
+from tercet.kernels.triton.dequantise import TILINGS as UNPACKING
 from tercet.kernels.triton.dequantise import dequantise
-from tercet.kernels.triton.launch import power_of_two
-from tercet.kernels.triton.quantised_row import is_row, row_linear_quantised
+from tercet.kernels.triton.launch import Tiling, power_of_two
+from tercet.kernels.triton.quantised_row import is_row, row_linear
 
 HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
 
+_TALLEST = 64
+"""Rows of a tile."""
+
 _TILED_ROWS = 256
 """With more rows than that, to write a weight in full and read it again takes less than to unpack it for each tile."""
+
+TILINGS = (Tiling(32, 4), Tiling(16, 4), Tiling(64, 4), Tiling(64, 8), Tiling(128, 4), Tiling(128, 8))
+"""Outputs. The first is the one in use where one tile has all rows."""
+
+MANY_ROWS = Tiling(128, 4)
+"""In use where several tiles have them."""
 
 
 @triton.jit
@@ -130,18 +140,32 @@ def quantised_linear_kernel(
 
 def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """As the reference, for blocks as `columns_of` has them."""
+    if is_row(x, weight):
+        return row_linear(x, weight, bias)
+    if x.numel() > _TILED_ROWS * x.shape[-1]:
+        return full_linear(x, weight, bias)
+    return tiled_linear(x, weight, bias)
+
+
+def full_linear(
+    x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None, *, tiling: Tiling = UNPACKING[0]
+) -> torch.Tensor:
+    """By the weight in full."""
+    return F.linear(x, dequantise(weight, x.dtype, tiling=tiling), bias)
+
+
+def tiled_linear(
+    x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None, *, tiling: Tiling | None = None
+) -> torch.Tensor:
+    """By tiles of up to 64 rows, each of which unpacks the weight."""
     n, k = weight.shape
     columns, block_k = columns_of(weight)
-    if is_row(x, weight):
-        return row_linear_quantised(x, weight, bias, columns)
     rows = x.reshape(-1, k)
     m = len(rows)
-    if m > _TILED_ROWS:
-        return F.linear(x, dequantise(weight, x.dtype), bias)
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
-    block_m = min(64, max(16, power_of_two(m)))
-    block_n = 32 if m <= 64 else 128
-    grid = (triton.cdiv(n, block_n), triton.cdiv(m, block_m))
+    block_m = min(_TALLEST, max(16, power_of_two(m)))
+    tiling = tiling or (TILINGS[0] if m <= _TALLEST else MANY_ROWS)
+    grid = (triton.cdiv(n, tiling.block), triton.cdiv(m, block_m))
     quantised_linear_kernel[grid](
         rows,
         weight.codes,
@@ -158,20 +182,9 @@ def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
         SCALE_ROWS=weight.block[0],
         SCALE_COLUMNS=columns,
         BLOCK_M=block_m,
-        BLOCK_N=block_n,
+        BLOCK_N=tiling.block,
         BLOCK_K=block_k,
-        num_warps=4,
+        num_warps=tiling.warps,
         num_stages=3,
     )
     return out.view(*x.shape[:-1], n)
-
-
-def columns_of(weight: QuantisedWeight) -> tuple[int, int]:
-    """(columns that share a scale, columns that are computed at once).
-
-    Raises ValueError unless the first are a power of two, at least 32, or all there are.
-    """
-    columns, k = min(weight.block[1], weight.shape[1]), weight.shape[1]
-    if columns < k and (columns & (columns - 1) or columns < 2 * HALF):
-        raise ValueError(f"blocks of {columns} columns cannot be computed")
-    return columns, 128 if columns >= k else min(128, columns)

@@ -10,10 +10,11 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.quantised import QuantisedWeight
-from tercet.kernels.triton.launch import await_previous, early_start, release_next
+from tercet.kernels.triton.codes import columns_of
+from tercet.kernels.triton.launch import Tiling, await_previous, early_start, release_next
 
-_TILE = 8192
-"""Weights that a program reads at a time."""
+TILINGS = (Tiling(8192, 4), Tiling(4096, 2), Tiling(4096, 4), Tiling(8192, 8), Tiling(16384, 4), Tiling(16384, 8))
+"""Weights that a program reads at a time. The first is the one in use."""
 
 _LONGEST = 2048
 """Weights that are read at a time of one row."""
@@ -127,7 +128,7 @@ def quantised_row_kernel(
 
 
 def is_row(x: torch.Tensor, weight: QuantisedWeight) -> bool:
-    """Whether `row_linear_quantised` knows this: one row, of a size of whole pieces that are worth reading."""
+    """Whether `row_linear` knows this: one row, of a size of whole pieces that are worth reading."""
     k = weight.shape[1]
     return x.numel() == k and x.is_contiguous() and _piece(k) >= _SHORTEST
 
@@ -137,14 +138,15 @@ def _piece(size: int) -> int:
     return min(size & -size, _LONGEST)
 
 
-def row_linear_quantised(
-    x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None, columns: int
+def row_linear(
+    x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None, *, tiling: Tiling = TILINGS[0]
 ) -> torch.Tensor:
-    """One row [..., k] times a weight of which so many `columns` share a scale, a multiple of 32: [..., n]."""
+    """One row [..., k] times a weight: [..., n]."""
     n, k = weight.shape
+    columns, _ = columns_of(weight)
     out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
     piece = _piece(k)
-    rows = _TILE // piece
+    rows = tiling.block // piece
     quantised_row_kernel[(triton.cdiv(n, rows),)](
         x,
         weight.codes.view(torch.int32),
@@ -161,7 +163,7 @@ def row_linear_quantised(
         SCALE_COLUMNS=columns,
         ROWS=rows,
         GROUPS=piece // (16 if weight.format == "int4" else 8),
-        num_warps=4,
+        num_warps=tiling.warps,
         **early_start(x.device),
     )
     return out
