@@ -1,6 +1,7 @@
 """What the fused operations achieve, at sizes above any L2 cache: `tercet-kernels bench` on a GPU."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -61,7 +62,7 @@ def fused_figures(
 
 
 def _linear(x: torch.Tensor) -> Iterator[Figure]:
-    """Layers of a weight that no cache holds: as it is for one row, quantised for 16."""
+    """Layers of a weight that no cache holds: as it is for one row, quantised for one and for 16."""
     size = x.shape[1]
     full = torch.randn(16 * size, size, device=x.device)
     weight = full.to(x.dtype)
@@ -69,9 +70,10 @@ def _linear(x: torch.Tensor) -> Iterator[Figure]:
     yield Figure("fused linear, 1 row", seconds, 1.0 * weight.numel() * weight.itemsize, "GB/s")
     for kind, block in QUANTISED:
         packed = quantise(full, kind, block)
-        seconds = _seconds(lambda packed=packed: linear_quantised(x[:16], packed), x.device)  # type: ignore[misc]
         amount = packed.codes.numel() * 1.0 + packed.scales.numel() * 4
-        yield Figure(f"fused {kind} linear, 16 rows", seconds, amount, "GB/s")
+        for rows in (1, 16):
+            seconds = _seconds(partial(linear_quantised, x[:rows], packed), x.device)
+            yield Figure(f"fused {kind} linear, {rows} row{'s' * (rows > 1)}", seconds, amount, "GB/s")
 
 
 def _rope(device: torch.device, dtype: torch.dtype, tokens: int) -> Figure:
