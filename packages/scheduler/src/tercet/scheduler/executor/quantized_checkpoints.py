@@ -6,7 +6,7 @@ The tensors beside a layer's name, for a weight of n outputs and k inputs in gro
 - AWQ (AutoAWQ's "gemm"): qweight int32 [k, n / 8], qzeros int32 [k / g, n / 8], scales [k / g, n]. A word holds eight
   outputs, nibble by nibble in the order 0 2 4 6 1 3 5 7.
 - GPTQ (AutoGPTQ): qweight int32 [k / 8, n], of eight inputs in order; qzeros int32 [k / g, n / 8], of eight outputs in
-  order, one less than they are; scales [k / g, n]; g_idx, the group of each input.
+  order, one less than they are, of 4 bits: 15 is 0; scales [k / g, n]; g_idx, the group of each input.
 """
 
 from collections.abc import Callable, Mapping
@@ -96,7 +96,7 @@ class QuantizedLinear:
                 zeros = _words(read(f"{prefix}.qzeros"), 1, _AWQ_ORDER).T
             case "gptq":
                 codes = _words(read(f"{prefix}.qweight"), 0).T
-                zeros = _words(read(f"{prefix}.qzeros"), 1).T + quantization.first_zero
+                zeros = (_words(read(f"{prefix}.qzeros"), 1).T + quantization.first_zero) & 15
         scales = read(f"{prefix}.scales").T.float()
         group = quantization.group or self.inputs
         return QuantisedWeight(

@@ -145,7 +145,7 @@ def _gptq(name: str, n: int, k: int, group: int, first_zero: int, chance: torch.
     codes, zeros, scales, weight = _codes(n, k, k // group, chance)
     tensors = {
         f"{name}.qweight": _words(codes.T.reshape(k // 8, 8, n).transpose(1, 2)),
-        f"{name}.qzeros": _words((zeros - first_zero).T.reshape(-1, n // 8, 8)),
+        f"{name}.qzeros": _words(((zeros - first_zero) & 15).T.reshape(-1, n // 8, 8)),
         f"{name}.scales": scales.T.contiguous(),
         f"{name}.g_idx": torch.arange(k, dtype=torch.int32) // group,
     }
@@ -171,7 +171,7 @@ def _fp8(
 def _codes(n: int, k: int, groups: int, chance: torch.Generator) -> tuple[torch.Tensor, ...]:
     """(codes [n, k], zeros [n, groups], scales float16 [n, groups], the weight they stand for)."""
     codes = torch.randint(0, 16, (n, k), generator=chance)
-    zeros = torch.randint(1, 16, (n, groups), generator=chance)
+    zeros = torch.randint(0, 16, (n, groups), generator=chance)
     scales = ((torch.rand(n, groups, generator=chance) / 40 + 0.01) * _narrow(k)).half()
     spread = [x.repeat_interleave(k // groups, 1) for x in (zeros, scales.float())]
     return codes, zeros, scales, (codes - spread[0]) * spread[1]
