@@ -213,6 +213,36 @@ def test_what_does_not_fit_is_named(change: Callable[[Tensors], object], message
 
 
 @pytest.mark.parametrize(
+    ("kind", "scale", "shape"),
+    [
+        ("channel", "weight_scale", [96, 1]),
+        ("tensor", "weight_scale", [96, 1]),
+        ("deepseek", "weight_scale_inv", [6, 2]),
+    ],
+)
+def test_scales_that_do_not_fit_are_named_before_anything_is_read(
+    kind: str, scale: str, shape: list[int], tmp_path: Path
+) -> None:
+    write(kind, tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    for layer in range(LAYERS):
+        del tensors[f"model.layers.{layer}.mlp.gate_proj.{scale}"]
+    wrong = f"model.layers.1.mlp.up_proj.{scale}"
+    tensors[wrong] = torch.ones(3)
+    save_file(tensors, path)
+    model = build_model(ModelConfig.load(tmp_path / "model"))
+    model.model.norm.weight.fill_(7.0)
+    with pytest.raises(ModelError) as caught:
+        load_weights(model, tmp_path / "model")
+    assert str(caught.value).endswith(
+        f"missing: model.layers.0.mlp.gate_proj.{scale}, model.layers.1.mlp.gate_proj.{scale}; "
+        f"of the wrong shape: {wrong} [3] instead of {shape}"
+    )
+    assert (model.model.norm.weight == 7.0).all()
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "quant_method: 'bitsandbytes' is not one of"),

@@ -9,6 +9,7 @@ The tensors beside a layer's name, for a weight of n outputs and k inputs in gro
   order, one less than they are, of 4 bits: 15 is 0; scales [k / g, n]; g_idx, the group of each input.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -44,15 +45,17 @@ class QuantizedLinear:
     inputs: int
     quantization: Quantization
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor it needs, with its shape; the scales of fp8 have several, and are not among them."""
+    def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
+        """Every tensor that it is read from, with its shape: of fp8 scales that may have several, the stored one's."""
         method, group = self.quantization.method, self.quantization.group or self.inputs
         result: dict[str, tuple[int, ...]] = {}
         for prefix, outputs in self.parts.items():
             groups = self.inputs // group
             match method:
                 case "fp8":
+                    name = f"{prefix}.{self.quantization.scales}"
                     result[f"{prefix}.weight"] = (outputs, self.inputs)
+                    result[name] = self._fp8_scales(outputs, stored.get(name))
                 case "awq":
                     result[f"{prefix}.qweight"] = (self.inputs, outputs // 8)
                 case "gptq":
@@ -62,9 +65,18 @@ class QuantizedLinear:
                 result[f"{prefix}.scales"] = (groups, outputs)
         return result
 
+    def _fp8_scales(self, outputs: int, stored: StoredTensor | None) -> tuple[int, ...]:
+        """Of blocks, or else one for the whole weight or for each output, however those are stored."""
+        rows, columns = self.quantization.block
+        if rows:
+            return -(-outputs // rows), -(-self.inputs // columns)
+        if stored is not None and math.prod(stored.shape) in (1, outputs):
+            return stored.shape
+        return outputs, 1
+
     def extras(self) -> list[str]:
         """Names that may be stored beside those of `shapes`."""
-        return [f"{prefix}.{name}" for prefix in self.parts for name in (self.quantization.scales, "g_idx", *_UNUSED)]
+        return [f"{prefix}.{name}" for prefix in self.parts for name in ("g_idx", *_UNUSED)]
 
     def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
         """Give the layer its weight: quantised, or in full where a `dtype` is named or it can be no other way."""
@@ -90,7 +102,8 @@ class QuantizedLinear:
         quantization = self.quantization
         match quantization.method:
             case "fp8":
-                return read_fp8(prefix, read(f"{prefix}.weight"), read(f"{prefix}.{quantization.scales}"), quantization)
+                scales = read(f"{prefix}.{quantization.scales}")
+                return _as_fp8(read(f"{prefix}.weight"), scales, quantization.block)
             case "awq":
                 codes = _words(read(f"{prefix}.qweight"), 1, _AWQ_ORDER).T
                 zeros = _words(read(f"{prefix}.qzeros"), 1, _AWQ_ORDER).T
@@ -108,18 +121,13 @@ class QuantizedLinear:
         )
 
 
-def read_fp8(prefix: str, weight: torch.Tensor, scales: torch.Tensor, quantization: Quantization) -> QuantisedWeight:
-    """Scales of any of the three shapes become one row of them for each output. Raises ModelError for another shape."""
-    (n, k), (rows, columns) = weight.shape, quantization.block
+def _as_fp8(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> QuantisedWeight:
+    """Scales of any of the three shapes become one row of them for each output."""
+    (n, k), (rows, columns) = weight.shape, block
     if rows:
-        expected = -(-n // rows), -(-k // columns)
-        if tuple(scales.shape) != expected:
-            raise ModelError(f"{prefix}.{quantization.scales}: {list(scales.shape)} instead of {list(expected)}")
         spread = scales.float().repeat_interleave(rows, 0)[:n]
-    elif scales.numel() in (1, n):
-        spread, columns = scales.float().reshape(-1, 1).expand(n, 1), k
     else:
-        raise ModelError(f"{prefix}.{quantization.scales}: {list(scales.shape)} fits neither a tensor nor its outputs")
+        spread, columns = scales.float().reshape(-1, 1).expand(n, 1), k
     return QuantisedWeight(
         format="fp8", codes=weight.view(torch.uint8), scales=spread.contiguous(), zeros=None, block=(1, columns)
     )
