@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, linear_quantised
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
@@ -20,6 +21,7 @@ from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import TorchLayerOps, use_ops
 from tercet.scheduler.models.layers import Linear
+from tercet.scheduler.models.native import NativeCausalLM
 from tercet.scheduler.models.packed import Packed
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.testing.quantized_checkpoints import (
@@ -80,6 +82,29 @@ def test_a_forward_equals_that_of_the_full_weights(kind: str, tmp_path: Path) ->
         assert {module.quantised is None for module in linears} == {dequantised}
         assert not dequantised or not any(parameter.is_meta for parameter in model.parameters())
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lend", [False] if missing_library() else [False, True])
+def test_quantised_layers_count_as_read_when_they_are(kind: str, lend: bool, tmp_path: Path) -> None:
+    write(kind, tmp_path / "model")
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    total = sum(tensor.nbytes for tensor in stored.values())
+    quantised = sum(tensor.nbytes for name, tensor in stored.items() if "_proj." in name)
+    model = build_model(ModelConfig.load(tmp_path / "model"))
+    layers: Any = model.model.layers
+    reports: list[tuple[int, int]] = []
+
+    def report(*given: int) -> None:
+        reports.append((given[0], given[1]))
+        if layers[0].self_attn.qkv_proj.weight.is_meta:
+            assert given[0] < total - quantised / 2
+
+    load_weights(model, tmp_path / "model", report, dequantised=True, lend=lend)
+    if lend:
+        NativeCausalLM(model, load_library())
+    assert reports == sorted(set(reports))
+    assert reports[-1] == (total, total)
 
 
 def served(directory: Path, dtype: str) -> torch.Tensor:

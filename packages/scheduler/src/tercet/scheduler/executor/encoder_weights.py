@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-from tercet.scheduler.executor.weights import Progress, check_fit, checkpoint_tensors, fill
+from tercet.scheduler.executor.weights import Progress, Tally, check_fit, checkpoint_tensors, fill
 from tercet.scheduler.model_files import read_header, weight_files
 
 _PREFIXES = ("", "model.", "bert.", "roberta.")
@@ -28,8 +28,8 @@ def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress |
         path: {target: tensor for name, tensor in header.items() if (target := names[name])}
         for path, header in files.items()
     }
-    check_fit(directory, targets, fitting, tied_head=False)
-    fill(files, {name: targets[target] for name, target in names.items() if target}, {}, progress)
+    check_fit(directory, {name: tuple(memory.shape) for name, memory in targets.items()}, fitting, tied_head=False)
+    fill(files, {name: targets[target] for name, target in names.items() if target}, Tally(progress, files))
 
 
 def _target(name: str, targets: Set[str]) -> str:

@@ -1,7 +1,7 @@
 """Loading weights: safetensors files, by memory map, straight into the fused parameters they belong to."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -29,17 +29,17 @@ _ELSEWHERE = (".rotary_emb.inv_freq", *KV_SCALES)
 _DUMMY_BLOCK = 1_048_573  # a prime, so that repeats of the block fall differently on every row
 
 
-class _Tally:
+class Tally:
     """The bytes of a checkpoint that have been read, and who wants to be told of them."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
+    def __init__(self, progress: Progress | None, files: Mapping[Path, Mapping[str, StoredTensor]]) -> None:
         self._progress = progress
-        self._total = total
+        self._total = sum(_size(tensor) for header in files.values() for tensor in header.values())
         self._done = 0
 
-    def add(self, count: int) -> None:
-        """So many more."""
-        self._done += count
+    def add(self, tensor: StoredTensor) -> None:
+        """One more."""
+        self._done += _size(tensor)
         if self._progress is not None:
             self._progress(self._done, self._total)
 
@@ -62,30 +62,37 @@ def load_weights(
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     quantization = model.config.quantization
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
-    theirs = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
-    targets = {name: target for name, target in checkpoint_tensors(model, stored).items() if name not in theirs}
-    check_fit(directory, targets | _expected(linears, stored), files, tied_head=model.lm_head is None)
+    quantised = {name: shape for linear in linears for name, shape in linear.shapes(stored).items()}
+    put_in_full = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
+    targets = {name: memory for name, memory in checkpoint_tensors(model, stored).items() if name not in put_in_full}
+    unread = {name: stored[name].shape for linear in linears for name in linear.extras() if name in stored}
+    shapes = {name: tuple(memory.shape) for name, memory in targets.items()}
+    check_fit(directory, shapes | quantised | unread, files, tied_head=model.lm_head is None)
     if model.lm_head is None:
         _check_tied_head(directory, files, targets[_EMBEDDING].dtype)
-    fill(files, targets, _matrices(model) if lend else {}, progress)
-    _load_quantised(linears, files, targets[_EMBEDDING], dequantised=dequantised)
+    tally = Tally(progress, files)
+    fill(files, targets, tally, borrowers=_matrices(model) if lend else {}, later=quantised)
+    _load_quantised(linears, files, targets[_EMBEDDING], tally, dequantised=dequantised)
 
 
 def fill(
     files: Mapping[Path, Mapping[str, StoredTensor]],
     targets: Mapping[str, torch.Tensor],
-    borrowers: Mapping[str, tuple[Matrix, int]],
-    progress: Progress | None,
+    tally: Tally,
+    *,
+    borrowers: Mapping[str, tuple[Matrix, int]] = {},
+    later: Container[str] = (),
 ) -> None:
     """Copy each stored tensor that has a target, by its name in the files, there; the others count as read.
 
-    What somebody borrows is lent instead, and counts when it is taken.
+    What somebody borrows is lent instead, and counts when it is taken; what is read `later` counts then.
     """
-    tally = _Tally(progress, sum(tensor.end - tensor.start for header in files.values() for tensor in header.values()))
     for path, header in files.items():
         with safe_open(path, framework="pt") as file:  # tensors are views of the mapped file
             for name, tensor in header.items():
-                read = partial(tally.add, tensor.end - tensor.start)
+                if name in later:
+                    continue
+                read = partial(tally.add, tensor)
                 if name in targets and name in borrowers:
                     matrix, run = borrowers[name]
                     matrix.lend(run, Lent(file.get_tensor(name), read))
@@ -107,18 +114,11 @@ def _matrices(model: nn.Module) -> dict[str, tuple[Matrix, int]]:
     return found
 
 
-def _expected(linears: Sequence[QuantizedLinear], stored: Mapping[str, StoredTensor]) -> dict[str, torch.Tensor]:
-    """Tensors without memory, of the shapes that quantised layers must have, and of those that they may have."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for linear in linears:
-        shapes |= linear.shapes(stored) | {name: stored[name].shape for name in linear.extras() if name in stored}
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-
-
 def _load_quantised(
     linears: Sequence[QuantizedLinear],
     files: Mapping[Path, Mapping[str, StoredTensor]],
     like: torch.Tensor,
+    tally: Tally,
     *,
     dequantised: bool,
 ) -> None:
@@ -130,8 +130,10 @@ def _load_quantised(
         opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in files}
 
         def read(name: str) -> torch.Tensor:
-            tensor: torch.Tensor = opened[place[name]].get_tensor(name)
-            return tensor.to(like.device)
+            path = place[name]
+            tensor: torch.Tensor = opened[path].get_tensor(name).to(like.device)
+            tally.add(files[path][name])
+            return tensor
 
         for linear in linears:
             linear.load(read, like.device, like.dtype if dequantised else None)
@@ -199,22 +201,25 @@ def checkpoint_tensors(model: nn.Module, stored: Iterable[str] = ()) -> dict[str
 
 def check_fit(
     directory: Path,
-    targets: dict[str, torch.Tensor],
-    files: dict[Path, dict[str, StoredTensor]],
+    shapes: Mapping[str, tuple[int, ...]],
+    files: Mapping[Path, Mapping[str, StoredTensor]],
     *,
     tied_head: bool,
 ) -> None:
-    """Raise ModelError for whatever does not fit. A tied head may be stored beside the embedding it equals."""
+    """Raise ModelError for whatever does not fit: each of the `shapes` must be stored, and nothing else.
+
+    A tied head may be stored beside the embedding it equals.
+    """
     names = [name for header in files.values() for name in header if not name.endswith(_ELSEWHERE)]
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     problems = {
-        "missing": targets.keys() - stored.keys(),
-        "unexpected": set(names) - targets.keys() - ({_HEAD} if tied_head else set()),
+        "missing": shapes.keys() - stored.keys(),
+        "unexpected": set(names) - shapes.keys() - ({_HEAD} if tied_head else set()),
         "stored twice": {name for name, times in Counter(names).items() if times > 1},
         "of the wrong shape": {
-            f"{name} {list(stored[name].shape)} instead of {list(target.shape)}"
-            for name, target in targets.items()
-            if name in stored and stored[name].shape != target.shape
+            f"{name} {list(stored[name].shape)} instead of {list(shape)}"
+            for name, shape in shapes.items()
+            if name in stored and stored[name].shape != shape
         },
     }
     if found := "; ".join(f"{what}: {', '.join(sorted(which))}" for what, which in problems.items() if which):
@@ -229,6 +234,11 @@ def _check_tied_head(directory: Path, files: Mapping[Path, Mapping[str, StoredTe
     with safe_open(place[_HEAD], framework="pt") as one, safe_open(place[_EMBEDDING], framework="pt") as other:
         if not torch.equal(one.get_tensor(_HEAD).to(dtype), other.get_tensor(_EMBEDDING).to(dtype)):
             raise ModelError(f"{directory}: {_HEAD} is not the embedding that config.json says it is tied to")
+
+
+def _size(tensor: StoredTensor) -> int:
+    """In bytes."""
+    return tensor.end - tensor.start
 
 
 def _tile(target: torch.Tensor, block: torch.Tensor) -> None:
