@@ -84,6 +84,24 @@ def test_a_forward_equals_that_of_the_full_weights(kind: str, tmp_path: Path) ->
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("mixture", [False, True])
+def test_biases_of_zeros_are_none(mixture: bool, tmp_path: Path) -> None:
+    """Every layer of an older AutoGPTQ has one, also where the model has not."""
+    gate = ("block_sparse_moe.gate",) if mixture else ()
+    full = write("gptq", tmp_path / "model", full=gate, mixture=mixture)
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    prefixes = {name: name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")}
+    biases = {f"{prefix}.bias": torch.zeros(8 * tensors[name].shape[1]).half() for name, prefix in prefixes.items()}
+    save_file(tensors | biases, path)
+    torch.testing.assert_close(logits(load(tmp_path / "model")), logits(load(full)), rtol=1e-4, atol=1e-4)
+    name = max(biases)
+    biases[name][-1] = 0.5
+    save_file(tensors | biases, path)
+    with pytest.raises(ModelError, match=rf"json: unexpected: {name}$"):
+        load(tmp_path / "model")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lend", [False] if missing_library() else [False, True])
 def test_quantised_layers_count_as_read_when_they_are(kind: str, lend: bool, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress |
         path: {target: tensor for name, tensor in header.items() if (target := names[name])}
         for path, header in files.items()
     }
-    check_fit(directory, {name: tuple(memory.shape) for name, memory in targets.items()}, fitting, tied_head=False)
+    check_fit(directory, {name: tuple(memory.shape) for name, memory in targets.items()}, fitting)
     fill(files, {name: targets[target] for name, target in names.items() if target}, Tally(progress, files))
 
 

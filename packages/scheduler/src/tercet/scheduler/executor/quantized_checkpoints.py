@@ -78,6 +78,12 @@ class QuantizedLinear:
         """Names that may be stored beside those of `shapes`."""
         return [f"{prefix}.{name}" for prefix in self.parts for name in ("g_idx", *_UNUSED)]
 
+    def missing_biases(self) -> list[str]:
+        """What biases would be called, where the layer has none."""
+        if isinstance(self.target, Linear) and self.target.bias is not None:
+            return []
+        return [f"{prefix}.bias" for prefix in self.parts]
+
     def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
         """Give the layer its weight: quantised, or in full where a `dtype` is named or it can be no other way."""
         if isinstance(self.target, torch.Tensor):

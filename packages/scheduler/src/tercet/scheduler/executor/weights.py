@@ -1,7 +1,7 @@
 """Loading weights: safetensors files, by memory map, straight into the fused parameters they belong to."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -65,10 +65,11 @@ def load_weights(
     quantised = {name: shape for linear in linears for name, shape in linear.shapes(stored).items()}
     put_in_full = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
     targets = {name: memory for name, memory in checkpoint_tensors(model, stored).items() if name not in put_in_full}
-    unread = {name: stored[name].shape for linear in linears for name in linear.extras() if name in stored}
     shapes = {name: tuple(memory.shape) for name, memory in targets.items()}
-    check_fit(directory, shapes | quantised | unread, files, tied_head=model.lm_head is None)
-    if model.lm_head is None:
+    unread = {name for linear in linears for name in linear.extras()} | _zero_biases(linears, files)
+    tied_head = {_HEAD} if model.lm_head is None else set()
+    check_fit(directory, shapes | quantised, files, unread | tied_head)
+    if tied_head:
         _check_tied_head(directory, files, targets[_EMBEDDING].dtype)
     tally = Tally(progress, files)
     fill(files, targets, tally, borrowers=_matrices(model) if lend else {}, later=quantised)
@@ -111,6 +112,17 @@ def _matrices(model: nn.Module) -> dict[str, tuple[Matrix, int]]:
             found |= {f"{parent}.{part}.weight": (module, run) for run, part in enumerate(module.parts)}
         elif isinstance(module, Matrix):
             found[f"{path}.weight"] = module, 0
+    return found
+
+
+def _zero_biases(linears: Sequence[QuantizedLinear], files: Mapping[Path, Mapping[str, StoredTensor]]) -> set[str]:
+    """Stored biases of layers that have none here. AutoGPTQ used to give each layer one, of zeros."""
+    asked = {name for linear in linears for name in linear.missing_biases()}
+    found = set()
+    for path, header in files.items():
+        if names := asked & header.keys():
+            with safe_open(path, framework="pt") as file:
+                found |= {name for name in names if not file.get_tensor(name).any()}
     return found
 
 
@@ -203,18 +215,14 @@ def check_fit(
     directory: Path,
     shapes: Mapping[str, tuple[int, ...]],
     files: Mapping[Path, Mapping[str, StoredTensor]],
-    *,
-    tied_head: bool,
+    unread: Set[str] = frozenset(),
 ) -> None:
-    """Raise ModelError for whatever does not fit: each of the `shapes` must be stored, and nothing else.
-
-    A tied head may be stored beside the embedding it equals.
-    """
+    """Raise ModelError for whatever does not fit: each of the `shapes` must be stored, and what is `unread` may be."""
     names = [name for header in files.values() for name in header if not name.endswith(_ELSEWHERE)]
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     problems = {
         "missing": shapes.keys() - stored.keys(),
-        "unexpected": set(names) - shapes.keys() - ({_HEAD} if tied_head else set()),
+        "unexpected": set(names) - shapes.keys() - unread,
         "stored twice": {name for name, times in Counter(names).items() if times > 1},
         "of the wrong shape": {
             f"{name} {list(stored[name].shape)} instead of {list(shape)}"
