@@ -133,3 +133,27 @@ def test_tokens_given_without_sampling_are_counted(ops: SamplingOps) -> None:
     logits = torch.zeros(2, VOCAB)
     logits[:, 4], logits[:, 5], logits[:, 6] = 3.0, 2.5, 2.0
     assert sampler.sample(logits, [0, 1], [3, 3]).tokens.tolist() == [4, 6]
+
+
+def test_tokens_given_while_a_step_makes_room_for_counts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU a step may run, in a thread of its own, while the host takes the result of the one before."""
+    sampler = Sampler(5, VOCAB, CPU)
+    given = [init(slot, [], temperature=0.0, frequency_penalty=1.0) for slot in range(5)]
+    sampler.introduce(given[:1])
+    join = torch.cat
+
+    def taking_a_result(*parts: Any) -> torch.Tensor:
+        joined = join(*parts)
+        if len(taken) < 2:
+            sampler.count(0, [4])
+            taken.append(4)
+        return joined
+
+    taken: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "cat", taking_a_result)
+        sampler.introduce(given[1:])
+    assert taken == [4, 4]
+    logits = torch.zeros(1, VOCAB)
+    logits[:, 4], logits[:, 5] = 3.0, 1.5
+    assert sampler.sample(logits, [0], [2]).tokens.tolist() == [5]

@@ -8,6 +8,7 @@ What the parameters say of rows stays on the device for as long as the same slot
 only what changes with the position.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -143,9 +144,11 @@ class Sampler:
         self._params = SlotParams(slots)
         self._rows: _Rows | None = None
         self._counts = PenaltyCounts(vocab_size, device)
+        self._uncounted: deque[tuple[int, Sequence[int]]] = deque()  # slots, and what each was given
 
     def introduce(self, inits: Sequence[SlotInit]) -> None:
         """Take the parameters of choices that take slots; counts are made anew from their known tokens."""
+        self._catch_up()
         for init in inits:
             self._rows = None
             self._params.introduce(init)
@@ -169,6 +172,7 @@ class Sampler:
         Nothing but a penalty or a bias costs a float32 copy of the logits. Where it raises, no token was counted: the
         rows can be sampled again, from logits made anew.
         """
+        self._catch_up()
         rows = self._rows_of(np.asarray(slots))
         positions = np.asarray(positions)
         if sent_positions is None:
@@ -197,10 +201,20 @@ class Sampler:
         return Sampled(tokens, logprobs)
 
     def count(self, slot: int, tokens: Sequence[int]) -> None:
-        """Tokens that a slot was given without sampling; those sampled are counted already."""
+        """Tokens that a slot was given without sampling; those sampled are counted already.
+
+        For any thread. They are counted by the one that samples, before it next does: no other changes the counts.
+        """
         if self._params.penalises(slot):
+            self._uncounted.append((slot, tokens))
+
+    def _catch_up(self) -> None:
+        """Count what slots were given. Where that raises, what is left is counted the next time."""
+        while self._uncounted:
+            slot, tokens = self._uncounted[0]
             rows = self._counts.rows([slot]) * len(tokens)
             self._counts.add(*self._uploads.send([_integers(rows), _integers(tokens)]))
+            self._uncounted.popleft()
 
     def _rows_of(self, slots: Array) -> _Rows:
         """What is done with rows of these slots: as in the last step, if they are the same."""
