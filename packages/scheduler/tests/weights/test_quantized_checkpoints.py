@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, linear_quantised
-from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
+from tercet.protocol.values import SamplingParams, Task, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.executor.model_config import ModelConfig, parse_config
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear
 from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
@@ -226,6 +228,14 @@ def test_quantised_layers_go_through_the_operations_passed_in(tmp_path: Path) ->
     use_ops(model, Counting())
     logits(model)
     assert Counting.calls == 4 * LAYERS
+
+
+def test_an_encoder_says_that_it_reads_none(tmp_path: Path) -> None:
+    write("awq", tmp_path / "model")
+    options = EncoderOptions(model=tmp_path / "model", task=Task.EMBED, device="cpu")
+    with pytest.raises(ModelError, match="quantised checkpoints are served only of models that generate"):
+        EncoderWorker(options)
+    EncoderWorker(replace(options, load_format="dummy"))
 
 
 def test_parts_computed_as_one_are_quantised_together(tmp_path: Path) -> None:

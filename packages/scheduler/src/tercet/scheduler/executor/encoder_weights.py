@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from tercet.scheduler.executor.weights import Progress, Tally, check_fit, checkpoint_tensors, fill
-from tercet.scheduler.model_files import read_header, weight_files
+from tercet.scheduler.model_files import ModelError, read_header, weight_files
 
 _PREFIXES = ("", "model.", "bert.", "roberta.")
 """What a model with a head puts before the names of the model inside it."""
@@ -19,8 +19,11 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress | None = None) -> None:
     """Fill an encoder from a checkpoint, casting to the model's dtype.
 
-    Raises ModelError, before the first byte is copied, listing each tensor that is missing, unexpected or misshapen.
+    Raises ModelError, before the first byte is copied, listing each tensor that is missing, unexpected or misshapen;
+    and for a quantised decoder, whose layers nothing here reads.
     """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ModelError(f"{directory}: quantised checkpoints are served only of models that generate")
     files = {path: read_header(path) for path in weight_files(directory)}
     targets = checkpoint_tensors(model, [name for header in files.values() for name in header])
     names = {name: _target(name, targets.keys()) for header in files.values() for name in header}
