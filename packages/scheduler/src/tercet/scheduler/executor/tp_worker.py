@@ -144,10 +144,7 @@ class TpModelWorker:
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
         self._graphs: CudaGraphRunner | None = None
         if device.type == "cuda":
-            recorded = [made for _ in self._pool.groups if (made := graph_backend(backend))]
-            if recorded:
-                sizes = {"slots": options.slots, "context_length": context_length}
-                self._graphs = CudaGraphRunner(model, self._pool, recorded, CudaRecorder(), **sizes, device=device)
+            self._graphs = _graphs(model, self._pool, backend, options.slots, context_length, device)
             model = ShrinkingModel(self._graphs or model)
         elif device.type == "cpu":
             model = telling(model, advance)
@@ -163,15 +160,7 @@ class TpModelWorker:
             sampling_ops=ops,
             grammars=self._grammars,
         )
-        self._capacity = Capacity(
-            page_size=options.page_size,
-            groups=[CacheGroup(group.name, group.pages, group.window) for group in self._pool.groups],
-            slots=options.slots,
-            context_length=context_length,
-            vocab_size=config.vocab_size,
-            eos_token_ids=list(config.eos_token_ids),
-            grammars=self._grammars.name if self._grammars else "",
-        )
+        self._capacity = _capacity(options, config, context_length, self._pool, self._grammars)
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
 
@@ -226,23 +215,23 @@ def _load(
     progress: Progress | None,
 ) -> Model:
     """The model with its weights, on native kernels where they know it."""
-    missing = missing_native(config, shape.dtype) if native else "they come with attention backend 'cpu'"
-    if options.quantization != "none" and missing:
-        raise ValueError(f"quantization {options.quantization} needs native kernels: {missing}")
+    why_torch = missing_native(config, shape.dtype) if native else "they come with attention backend 'cpu'"
+    if options.quantization != "none" and why_torch:
+        raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
     if device.type == "cpu":
         limit_torch(options.threads)
     model = build_model(config, device)
     if options.load_format == "dummy":
         dummy_weights(model, quantization=config.quantization if device.type == "cuda" else None)
     else:
-        load_weights(model, options.model, progress, dequantised=device.type != "cuda", lend=not missing)
+        load_weights(model, options.model, progress, dequantised=device.type != "cuda", lend=not why_torch)
     if device.type == "cuda":
         release_cached()  # what loading needed for a while is free again, for the KV cache
     if options.threads is not None and native:
         load_library().set_threads(options.threads)
-    if missing:
+    if why_torch:
         if native:
-            logger.warning("%s: the layers of %s run on torch", missing, config.architecture)
+            logger.warning("%s: the layers of %s run on torch", why_torch, config.architecture)
         use_ops(model, layer_ops(device))
         return model
     packed = NativeCausalLM(model, load_library(), quantization=options.quantization)
@@ -259,6 +248,37 @@ def _sampling_ops(model: Model, device: torch.device) -> SamplingOps:
 
         return fused_ops
     return sampler_ops
+
+
+def _graphs(
+    model: Model,
+    pool: KVPool,
+    backend: Callable[[], AttentionBackend],
+    slots: int,
+    context_length: int,
+    device: torch.device,
+) -> CudaGraphRunner | None:
+    """What replays decodes; None where the attention backend cannot be recorded."""
+    backends = [made for _ in pool.groups if (made := graph_backend(backend))]
+    if not backends:
+        return None
+    sizes = {"slots": slots, "context_length": context_length}
+    return CudaGraphRunner(model, pool, backends, CudaRecorder(), **sizes, device=device)
+
+
+def _capacity(
+    options: WorkerOptions, config: ModelConfig, context_length: int, pool: KVPool, grammars: SlotGrammars | None
+) -> Capacity:
+    """What the core must know of a worker."""
+    return Capacity(
+        page_size=options.page_size,
+        groups=[CacheGroup(group.name, group.pages, group.window) for group in pool.groups],
+        slots=options.slots,
+        context_length=context_length,
+        vocab_size=config.vocab_size,
+        eos_token_ids=list(config.eos_token_ids),
+        grammars=grammars.name if grammars else "",
+    )
 
 
 def _grammars(options: WorkerOptions, config: ModelConfig) -> SlotGrammars | None:

@@ -69,11 +69,11 @@ class NativeCausalLM:
         self._rope = _rope(model)
         self._norm = _norm(model.model.norm)
         embedding = model.model.embed_tokens.take()
-        packed = embedding if model.lm_head is None else model.lm_head.take()
-        self.head = pack_linear(library, packed, quantization=quantization)
-        kept = model.lm_head is not None or quantization != "none"  # else rows can be read from the packed weights
-        self._embedding = torch.cat(embedding) if kept else None
-        del embedding, packed
+        head = embedding if model.lm_head is None else model.lm_head.take()
+        self.head = pack_linear(library, head, quantization=quantization)
+        in_head = model.lm_head is None and quantization == "none"  # where its vectors can be read, to the bit
+        self._embedding = None if in_head else torch.cat(embedding)
+        del embedding, head
         give_back()  # what the weights took as they were read
         self._decoder: NativeDecoder | None = None
         self._pool: Pool | None = None
