@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -257,3 +258,23 @@ def test_a_checkpoints_scales_are_those_of_the_cache(
     a, b = (unpack_floats(result.logprobs[0].chosen)[0] for result in (plain, scaled))
     assert a != b
     assert a == pytest.approx(b, abs=0.3)  # rounded elsewhere, but the same keys and values
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grammar_backend": "nobody"}, "no grammar backend 'nobody'"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_scale is 0.0, which is no scale"),
+    ],
+)
+def test_what_can_be_refused_before_weights_are_loaded_is(
+    changes: dict[str, Any], message: str, checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    directory = shutil.copytree(checkpoints("llama"), tmp_path / "model")
+    stored = load_file(directory / "model.safetensors")
+    save_file({**stored, "model.layers.0.self_attn.kv_scale": torch.zeros(1)}, directory / "model.safetensors")
+    loaded: list[int] = []
+    given = WorkerOptions(model=directory, device="cpu", slots=1, **changes)
+    with pytest.raises(ValueError, match=message):
+        TpModelWorker(given, lambda done, _: loaded.append(done))
+    assert not loaded

@@ -131,6 +131,8 @@ class TpModelWorker:
             head_dim=config.head_dim,
             dtype=_KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
         )
+        scales = _kv_scales(options, config, shape)
+        self._grammars = _grammars(options, config)
         model = _load(options, config, shape, device, native=backend is CpuAttention, progress=progress)
         ops = _sampling_ops(model, device)
         given = options.kv_cache_bytes
@@ -138,7 +140,6 @@ class TpModelWorker:
             given = _kv_bytes(options, config, context_length, shape, device, model, backend, ops)
         pages = _pages(given, options, shape, config.layers, context_length)
         group = KVGroup(name="full", layers=range(config.layers), pages=pages)
-        scales = _kv_scales(options, config, shape)
         self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
@@ -148,7 +149,6 @@ class TpModelWorker:
             model = ShrinkingModel(self._graphs or model)
         elif device.type == "cpu":
             model = telling(model, advance)
-        self._grammars = _grammars(options, config)
         self._runner = ModelRunner(
             model,
             self._pool,
