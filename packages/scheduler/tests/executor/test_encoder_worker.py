@@ -228,8 +228,11 @@ def test_limits_are_the_smallest_that_anybody_sets(make: Make) -> None:
     assert worker.capacity.context_length == 40
     longest = EncodeRow(pack_ints([7] * 60))
     assert len(vectors_of(plain, [longest])[0]) == 48
+    loaded: list[int] = []
+    options = EncoderOptions(model=directory, task=Task.EMBED, device="cpu", context_length=41)
     with pytest.raises(ValueError, match="beyond"):
-        EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu", context_length=41))
+        EncoderWorker(options, lambda done, _: loaded.append(done))
+    assert not loaded
 
 
 def test_numbers_that_are_not_finite_are_told_by_row(make: Make) -> None:

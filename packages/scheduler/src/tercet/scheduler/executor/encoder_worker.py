@@ -65,20 +65,21 @@ class EncoderWorker:
         limit_torch(options.threads)
         dtype = computed_dtype(options.model, options.dtype, torch.device(device), encoder=True)
         model = build_encoder(read_json(options.model / "config.json"), options.task, dtype, device)
+        sentences = read_sentences(options.model, causal=model.causal)
+        context_length = _context_length(options, min(model.context_length, sentences.max_length))
         if options.load_format == "dummy":
             dummy_weights(model.module)
         else:
             load_encoder_weights(model.module, options.model, progress)
         if device == "cpu":
             tell_layers(model.module, advance)
-        sentences = read_sentences(options.model, causal=model.causal)
         self._model = model
         self._device = torch.device(device)
         self._in_halves = Halving("tokens")
         self._pool = _POOLS[sentences.pooling]
         self._normalize = sentences.normalize
         self._capacity = EncoderCapacity(
-            context_length=_context_length(options, min(model.context_length, sentences.max_length)),
+            context_length=context_length,
             vocab_size=model.vocab_size,
             token_types=model.token_types,
             width=len(model.labels) or model.hidden_size,
