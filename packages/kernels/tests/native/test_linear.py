@@ -105,8 +105,17 @@ def test_gate_and_up_may_come_apart(library: Library, quantization: Quantization
     assert apart.bias is not None
     assert whole.bias is not None
     assert torch.equal(apart.bias, whole.bias)
-    with pytest.raises(ValueError, match="of one size"):
-        pack_linear(library, torch.split(weight[1:], [size, size - 1]), interleave=True)
+    for pieces in ([size, size - 1], [1] * (2 * size - 1)):
+        with pytest.raises(ValueError, match="two, of one size"):
+            pack_linear(library, torch.split(weight[1:], pieces), interleave=True)
+    with pytest.raises(ValueError, match="two, of one size"):
+        pack_linear(library, weight[:1], interleave=True)
+
+
+@pytest.mark.parametrize("outputs", [1, 31, 48])
+def test_a_bias_of_another_size_is_refused(library: Library, outputs: int) -> None:
+    with pytest.raises(ValueError, match=rf"a bias \[{outputs}\] for 32 outputs"):
+        pack_linear(library, torch.randn(32, 8), torch.randn(outputs))
 
 
 def test_int8_is_near_what_it_rounds(library: Library) -> None:

@@ -72,20 +72,21 @@ def pack_linear(
     """
     pieces = _pieces(weight, interleave)
     dtype, inputs = pieces[0].dtype, pieces[0].shape[1]
-    outputs = sum(map(len, pieces))
+    outputs, padded = sum(map(len, pieces)), sum(_padded(len(piece)) for piece in pieces)
+    if bias is not None and bias.shape != (outputs,):
+        raise ValueError(f"a bias {list(bias.shape)} for {outputs} outputs")
     form = {"none": abi.FORMATS[dtype], "int8": abi.INT8, "int4": abi.INT4}[quantization]
-    padded = sum(_padded(len(piece)) for piece in pieces)
     panels = zeros([int(library.functions.packed_bytes(padded, inputs, form))], torch.uint8)
-    rounded = form == abi.INT8
-    scales, offsets = (torch.empty(padded, dtype=of) if rounded else None for of in (torch.float32, torch.int32))
-    added = None if bias is None else _spread(bias.float(), interleave)
-    into = [panels.data_ptr(), *(None if x is None else x.data_ptr() for x in (scales, offsets, added))]
+    scales = torch.empty(padded, dtype=torch.float32) if form == abi.INT8 else None  # those of int4 are in the panels
+    offsets = torch.empty(padded, dtype=torch.int32) if form == abi.INT8 else None
+    spread = None if bias is None else _spread(bias.float(), interleave)
+    pointers = [None if x is None else x.data_ptr() for x in (panels, scales, offsets, spread)]
     start, step = 0, len(pieces) if interleave else 1
     for piece in pieces:
-        packing = abi.Packing(form, start, step, *into[:3])
+        packing = abi.Packing(form, start, step, *pointers[:3])
         library.functions.pack(piece.data_ptr(), abi.FORMATS[dtype], *piece.shape, ctypes.byref(packing))
         start += 1 if interleave else _padded(len(piece)) // _PANEL
-    return PackedLinear(library, abi.Linear(outputs, inputs, form, *into), panels, scales, offsets, added)
+    return PackedLinear(library, abi.Linear(outputs, inputs, form, *pointers), panels, scales, offsets, spread)
 
 
 def _pieces(weight: torch.Tensor | Sequence[torch.Tensor], interleave: bool) -> list[torch.Tensor]:
@@ -98,8 +99,8 @@ def _pieces(weight: torch.Tensor | Sequence[torch.Tensor], interleave: bool) -> 
             raise ValueError("pieces to pack are of one dtype and width")
     if interleave and len(pieces) == 1:
         pieces = list(pieces[0].chunk(2))
-    if interleave and len(pieces[0]) != len(pieces[-1]):
-        raise ValueError("gate and up must be of one size")
+    if interleave and (len(pieces) != 2 or len(pieces[0]) != len(pieces[1])):
+        raise ValueError("gate and up must be two, of one size")
     if not interleave and any(len(piece) % _PANEL for piece in pieces[:-1]):
         pieces = [torch.cat(pieces)]
     return [piece.contiguous() for piece in pieces]
