@@ -15,7 +15,7 @@ import torch
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
 from tercet.scheduler.executor.config_fields import Fields, wrong
 from tercet.scheduler.executor.moe_config import MoeConfig, parse_moe
-from tercet.scheduler.executor.quantized_config import Quantization, parse_quantization
+from tercet.scheduler.executor.quantized_config import StoredQuantization, parse_quantization
 from tercet.scheduler.model_files import ModelError, read_json, saved_dtype, served_dtype
 from tercet.scheduler.models.registry import architecture_of
 
@@ -61,7 +61,7 @@ class ModelConfig:
     """Tokens of sliding window in each layer, the token itself included; 0 sees everything."""
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
-    quantization: Quantization | None = None
+    quantization: StoredQuantization | None = None
     moe: MoeConfig | None = None
 
     @classmethod

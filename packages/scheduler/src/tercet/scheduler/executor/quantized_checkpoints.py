@@ -19,7 +19,7 @@ from torch import nn
 from tercet.kernels.ops.moe import QuantisedExperts
 from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, pack_int4, quantise
 from tercet.scheduler.executor.checkpoint_names import ExpertNames
-from tercet.scheduler.executor.quantized_config import Quantization
+from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.layers import FusedLinear, Linear
 from tercet.scheduler.models.moe import ExpertLinear, Experts
@@ -43,7 +43,7 @@ class QuantizedLinear:
     """A layer that can hold a quantised weight, or the memory that a weight is put into in full."""
     parts: dict[str, int]
     inputs: int
-    quantization: Quantization
+    quantization: StoredQuantization
 
     def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
         """Every tensor that it is read from, with its shape: of fp8 scales that may have several, the stored one's."""
@@ -139,7 +139,7 @@ def _as_fp8(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) 
     )
 
 
-def quantised_as(weight: torch.Tensor, quantization: Quantization) -> QuantisedWeight:
+def quantised_as(weight: torch.Tensor, quantization: StoredQuantization) -> QuantisedWeight:
     """A weight [n, k] rounded to the layout that a checkpoint of this kind is turned into."""
     if quantization.method == "fp8":
         return quantise(weight, "fp8", (1, quantization.block[1] or weight.shape[1]))
@@ -147,7 +147,7 @@ def quantised_as(weight: torch.Tensor, quantization: Quantization) -> QuantisedW
 
 
 def quantized_linears(
-    model: nn.Module, quantization: Quantization, stored: Mapping[str, StoredTensor]
+    model: nn.Module, quantization: StoredQuantization, stored: Mapping[str, StoredTensor]
 ) -> list[QuantizedLinear]:
     """The layers that a checkpoint has quantised; those it stores in full get memory here, on the model's device.
 
@@ -185,7 +185,7 @@ def _quantized_experts(
     experts: Experts,
     linear: ExpertLinear,
     names: ExpertNames,
-    quantization: Quantization,
+    quantization: StoredQuantization,
     stored: Mapping[str, StoredTensor],
     device: torch.device,
 ) -> list[QuantizedLinear]:
@@ -214,7 +214,7 @@ def _take_memory(linear: Linear | ExpertLinear, device: torch.device) -> None:
     linear.weight = nn.Parameter(torch.empty_like(linear.weight, device=device), requires_grad=False)
 
 
-def _is_quantised(prefix: str, quantization: Quantization, stored: Mapping[str, StoredTensor]) -> bool:
+def _is_quantised(prefix: str, quantization: StoredQuantization, stored: Mapping[str, StoredTensor]) -> bool:
     if quantization.method != "fp8":
         return f"{prefix}.weight" not in stored
     weight = stored.get(f"{prefix}.weight")

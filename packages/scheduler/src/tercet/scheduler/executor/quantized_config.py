@@ -8,8 +8,11 @@ from tercet.scheduler.model_files import ModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantization:
-    """How the weights of a checkpoint are stored. Layers that are stored in full are told by their tensors."""
+class StoredQuantization:
+    """How the weights of a checkpoint are stored. Layers that are stored in full are told by their tensors.
+
+    Not what `--quantization` rounds weights to as they are packed: that is `tercet.kernels.native.linear.Quantization`.
+    """
 
     method: Literal["fp8", "awq", "gptq"]
     group: int = 0
@@ -22,7 +25,7 @@ class Quantization:
     """What a stored zero point of 0 means: old gptq checkpoints store one less."""
 
 
-def parse_quantization(config: Mapping[str, Any]) -> Quantization | None:
+def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
     """Read `quantization_config`; None where there is none. Raises ModelError with one line for what is not known."""
     given = config.get("quantization_config")
     if not given:
@@ -37,18 +40,18 @@ def parse_quantization(config: Mapping[str, Any]) -> Quantization | None:
         case "awq":
             _require(given, "version", "gemm", "gemm")
             _require(given, "zero_point", True, True)
-            return Quantization(method="awq", group=_group(given))
+            return StoredQuantization(method="awq", group=_group(given))
         case "gptq":
             _require(given, "desc_act", False, False)
             kind = given.get("checkpoint_format", "gptq")
             if kind not in ("gptq", "gptq_v2"):
                 raise _wrong("checkpoint_format", f"{kind!r} is not supported, only gptq and gptq_v2")
-            return Quantization(method="gptq", group=_group(given), first_zero=1 if kind == "gptq" else 0)
+            return StoredQuantization(method="gptq", group=_group(given), first_zero=1 if kind == "gptq" else 0)
         case method:
             raise _wrong("quant_method", f"{method!r} is not one of fp8, compressed-tensors, awq, gptq")
 
 
-def _compressed_tensors(given: Mapping[str, Any]) -> Quantization:
+def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
     """Weights in fp8, of one group that is every linear layer; that activations might be rounded too is left out."""
     groups = given.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
@@ -64,12 +67,12 @@ def _compressed_tensors(given: Mapping[str, Any]) -> Quantization:
     return _fp8(block, f"config_groups.{name}.weights.block_structure", inverse=False)
 
 
-def _fp8(block: Any, name: str, *, inverse: bool) -> Quantization:
+def _fp8(block: Any, name: str, *, inverse: bool) -> StoredQuantization:
     if block is None:
-        return Quantization(method="fp8")
+        return StoredQuantization(method="fp8")
     if not isinstance(block, list) or len(block) != 2 or any(type(size) is not int or size < 1 for size in block):
         raise _wrong(name, f"{block!r} is not a pair of sizes")
-    return Quantization(
+    return StoredQuantization(
         method="fp8", block=(block[0], block[1]), scales="weight_scale_inv" if inverse else "weight_scale"
     )
 

@@ -14,7 +14,7 @@ from tercet.kernels.ops.moe import QuantisedExperts
 from tercet.scheduler.executor.checkpoint_names import ExpertNames
 from tercet.scheduler.executor.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, joined, quantised_as, quantized_linears
-from tercet.scheduler.executor.quantized_config import Quantization
+from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layers import FusedLinear, Lent, Linear, Matrix, RMSNorm
@@ -151,7 +151,7 @@ def _load_quantised(
             linear.load(read, like.device, like.dtype if dequantised else None)
 
 
-def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: Quantization | None = None) -> None:
+def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuantization | None = None) -> None:
     """Fill a model of any size with cheap random weights: one block of normal(0, 0.02), repeated. Norms are 1.
 
     Layers that a checkpoint would have quantised become so, in the form that `quantization` is computed in; without it
@@ -174,7 +174,7 @@ def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: Quantization
                 _tile(parameter.view(-1), block.to(parameter.device, parameter.dtype))
 
 
-def _dummy_quantised(linear: Linear | ExpertLinear, block: torch.Tensor, quantization: Quantization) -> None:
+def _dummy_quantised(linear: Linear | ExpertLinear, block: torch.Tensor, quantization: StoredQuantization) -> None:
     """Repeats of the block, rounded where it lies: an expert at a time, so that little lies there in full."""
     *_, outputs, inputs = linear.weight.shape
     full = torch.empty(outputs, inputs, device=block.device)
