@@ -7,10 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tercet.protocol.values import Task
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.weights import checkpoint_tensors, dummy_weights, load_weights
 from tercet.scheduler.model_files import ModelError, weight_files
 from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.encoder_registry import build_encoder
 from tercet.scheduler.models.registry import build_model
 
 Checkpoints = Callable[[str], Path]
@@ -151,6 +153,15 @@ def test_dummy_weights_are_small_random_and_the_same_again(checkpoints: Checkpoi
     assert not torch.equal(one.get_parameter(embedding), other.get_parameter(embedding))
     assert 0.019 < one.get_parameter(embedding).float().std() < 0.021
     assert all((norm == 1).all() for name, norm in one.named_parameters() if "norm" in name)
+
+
+def test_norms_of_a_dummy_encoder_are_1_too() -> None:
+    shape = {"vocab_size": 90, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = build_encoder({"architectures": ["BertModel"], **shape}, Task.EMBED).module
+    dummy_weights(model)
+    norms = [weight for name, weight in model.named_parameters() if name.endswith("LayerNorm.weight")]
+    assert len(norms) == 5
+    assert all((weight == 1).all() for weight in norms)
 
 
 def test_dummy_weights_of_a_matrix_larger_than_the_block(checkpoints: Checkpoints) -> None:

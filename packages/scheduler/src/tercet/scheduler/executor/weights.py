@@ -17,6 +17,7 @@ from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, joi
 from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.encoder_layers import LayerNorm
 from tercet.scheduler.models.layers import FusedLinear, Lent, Linear, Matrix, RMSNorm
 from tercet.scheduler.models.moe import ExpertLinear, Experts
 
@@ -167,8 +168,8 @@ def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuanti
             else:
                 _dummy_quantised(module, block.to(device), quantization)
     for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            if isinstance(module, RMSNorm):
+        for kind, parameter in module.named_parameters(recurse=False):
+            if kind == "weight" and isinstance(module, RMSNorm | LayerNorm):
                 parameter.fill_(1.0)
             elif not parameter.is_meta:
                 _tile(parameter.view(-1), block.to(parameter.device, parameter.dtype))
