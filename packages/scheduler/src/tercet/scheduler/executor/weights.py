@@ -64,8 +64,8 @@ def load_weights(
     quantization = model.config.quantization
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
     quantised = {name: shape for linear in linears for name, shape in linear.shapes(stored).items()}
-    put_in_full = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
-    targets = {name: memory for name, memory in checkpoint_tensors(model, stored).items() if name not in put_in_full}
+    in_few_bits = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
+    targets = {name: memory for name, memory in checkpoint_tensors(model, stored).items() if name not in in_few_bits}
     shapes = {name: tuple(memory.shape) for name, memory in targets.items()}
     unread = {name for linear in linears for name in linear.extras()} | _zero_biases(linears, files)
     tied_head = {_HEAD} if model.lm_head is None else set()
