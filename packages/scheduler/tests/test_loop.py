@@ -131,6 +131,18 @@ def test_a_dead_frontend_frees_its_requests() -> None:
     assert world.core.load().running == 0
 
 
+def test_what_another_part_asked_for_is_freed_with_it() -> None:
+    """No link keeps a detokenizer from asking, though none of ours does."""
+    world = World()
+    world.mail.append(Delivery("detokenizer-9", request("a", [1, 2, 3], max_new_tokens=60, ignore_eos=True)))
+    for _ in range(3):
+        world.loop.turn()
+    world.mail.append(Delivery("detokenizer-9", PeerDown("detokenizer-9", Role.DETOKENIZER, "goodbye")))
+    world.loop.turn()
+    world.loop.turn()
+    assert list(world.core.roster) == []
+
+
 def test_a_draining_loop_finishes_what_it_holds_and_ends() -> None:
     world = World()
     world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=5, ignore_eos=True)))

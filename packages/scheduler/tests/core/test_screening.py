@@ -64,6 +64,7 @@ def refusal(wanted: TokenizedGenerateReqInput) -> tuple[str, str]:
         ("logit_bias", {2**63: 1.0}),
         ("logit_bias", {1: nan}),
         ("logit_bias", {1: inf}),
+        ("logit_bias", {1: 1e39}),
     ],
 )
 def test_sampling_out_of_bounds_is_refused(name: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from tercet.protocol.messages import (
     TokenizedGenerateReqInput,
 )
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
-from tercet.protocol.values import Grammar, Held, Load, Phase, Role
+from tercet.protocol.values import Grammar, Held, Load, Phase
 from tercet.scheduler.core.config import Arrival, Drain, GrammarPending, GrammarRead, PeerGone
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.outbox import Outbox
@@ -149,11 +149,10 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                     | ContinueGenerationReq()
                 ):
                     arrivals.append(Arrival(source, message))
-                case PeerDown(peer, role, reason):
+                case PeerDown(peer, _, reason):
                     logger.info("%s is gone: %s", peer, reason)
                     self._outbox.forget(peer)
-                    if role == Role.FRONTEND:
-                        arrivals.append(Arrival(peer, PeerGone(peer)))
+                    arrivals.append(Arrival(peer, PeerGone(peer)))  # frontends ask, and nobody keeps others from it
                 case PeerUp(peer):
                     logger.info("linked with %s", peer)
                 case _:

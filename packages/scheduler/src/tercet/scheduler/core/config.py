@@ -43,7 +43,7 @@ class CoreConfig:
 
 
 class PeerGone(msgspec.Struct, frozen=True, tag=True):
-    """A frontend is down: free what it asked for."""
+    """A peer is down: free what it asked for."""
 
     peer: str
 

@@ -4,7 +4,6 @@ Whatever passes here can neither raise in the core or the executor nor overflow 
 """
 
 from collections.abc import Iterable, Sequence
-from math import isfinite
 
 from tercet.protocol.messages import TokenizedGenerateReqInput
 from tercet.protocol.values import LogprobParams, SamplingParams
@@ -71,11 +70,11 @@ def _fault_in_sampling(sampling: SamplingParams, vocab_size: int) -> str | None:
         return "a stop id or a biased id is outside the vocabulary"
     if sampling.grammar is not None and len(sampling.grammar.text) > LONGEST_GRAMMAR:
         return f"the grammar has more than {LONGEST_GRAMMAR} characters"
-    if not all(map(isfinite, sampling.logit_bias.values())):
-        return "a bias is not finite"
+    if not all(abs(bias) <= LARGE for bias in sampling.logit_bias.values()):  # so is NaN refused
+        return f"a bias is beyond {LARGE:.0f}"
     for name, low, high in _REALS:
         value = getattr(sampling, name)
-        if not low <= value <= high:  # so is NaN refused
+        if not low <= value <= high:
             return f"{name} cannot be {value}"
     return _out_of_range(
         (
