@@ -134,6 +134,30 @@ def test_one_with_far_too_much_to_do_is_spared_and_the_other_learns_the_prompt()
     assert first(policy, A, schedulers) == free.peer  # both know it now, and this one has less to do
 
 
+def test_nobody_waits_for_a_slot_while_another_has_some() -> None:
+    """However short the prompts: those that begin alike would all wait in one place."""
+    policy, schedulers = CacheAware(), peers(0, 0)
+    home = first(policy, A, schedulers)
+    busy, free = sorted(schedulers, key=lambda each: each.peer != home)
+
+    def tell(part: SchedulerPeer, queued: int, slots_free: int) -> None:
+        tokens = 100 * (8 - slots_free)
+        load = Load(queued=queued, running_tokens=tokens, slots_total=8, slots_free=slots_free)
+        part.heartbeat = Heartbeat(phase=Phase.STEP, load=load)
+
+    tell(free, 0, 8)
+    tell(busy, 2, 1)  # what waits there waits for its turn in a step
+    assert first(policy, A, schedulers, send=False) == home
+    tell(busy, 0, 0)
+    assert first(policy, A, schedulers, send=False) == home
+    tell(busy, 1, 0)
+    assert first(policy, A, schedulers, send=False) == free.peer
+    tell(free, 1, 2)
+    assert first(policy, A, schedulers, send=False) == home
+    tell(free, 0, 0)
+    assert first(policy, A, schedulers, send=False) == home
+
+
 def test_many_tokens_more_are_no_reason_while_they_are_few_times_as_many() -> None:
     policy, schedulers = CacheAware(), peers(0, 0)
     home = first(policy, A, schedulers)

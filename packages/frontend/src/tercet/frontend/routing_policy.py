@@ -9,7 +9,8 @@ from tercet.frontend.prefix_tree import PrefixTree
 
 UNEVEN_TOKENS = 8192
 UNEVEN_RATIO = 1.5
-"""A scheduler has too much when it has so many tokens more than the one with the least, and so many times as many."""
+"""A scheduler has too much when it has so many tokens more than the one with the least, and so many times as many; or
+when choices wait there for a slot, and there none does."""
 WORTHWHILE = 0.1
 """Share of a prompt that must be found somewhere for that to decide."""
 MOST_REMEMBERED = 1 << 22
@@ -106,10 +107,7 @@ class CacheAware:
             chosen = sorted(by_load, key=lambda each: self._remembered(each.peer))
         else:
             chosen = sorted(by_load, key=lambda each: -found[each.peer])
-        least = by_load[0].tokens
-        if chosen[0].tokens > max(least + UNEVEN_TOKENS, UNEVEN_RATIO * least):
-            return by_load
-        return chosen
+        return by_load if _has_too_much(chosen[0], by_load[0]) else chosen
 
     def sent(self, request: Routed, scheduler: SchedulerPeer) -> None:
         """Remember its prompt."""
@@ -130,6 +128,14 @@ class CacheAware:
     def _remembered(self, peer: str) -> int:
         tree = self._trees.get(peer)
         return 0 if tree is None else tree.tokens
+
+
+def _has_too_much(home: SchedulerPeer, least: SchedulerPeer) -> bool:
+    """Whether a request is better off at the one with the least, though that has to compute its whole prompt."""
+    waits = home.load.queued and not home.load.slots_free
+    if waits and least.load.slots_free and not least.load.queued:
+        return True
+    return home.tokens > max(least.tokens + UNEVEN_TOKENS, UNEVEN_RATIO * least.tokens)
 
 
 POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
