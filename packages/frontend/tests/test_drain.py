@@ -161,8 +161,8 @@ async def test_a_connection_that_brings_nothing_holds_nobody_up(engine_of: Engin
         await served.ended.wait()
 
 
-async def test_an_answer_under_way_is_the_last_of_its_connection(engine_of: EngineOf) -> None:
-    """It began without a word of closing."""
+async def test_an_answer_under_way_may_be_followed_by_one_more(engine_of: EngineOf) -> None:
+    """Its head promised to read another request, which is on its way as soon as the answer has ended."""
     engine = engine_of(auto=False)
     async with serving(engine) as served, asyncio.timeout(10):
         client = await connection(served, post(json.dumps(BODY)))
@@ -174,7 +174,26 @@ async def test_an_answer_under_way_is_the_last_of_its_connection(engine_of: Engi
         served.drain()
         for _ in range(10):
             engine.step()
+        assert (await client.reader.readuntil(b"0\r\n\r\n")).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        last = await client.rest(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert last.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in last.lower()
+        await served.ended.wait()
+
+
+async def test_a_connection_is_not_waited_for_long_after_its_answer(engine_of: EngineOf) -> None:
+    """Its client may have nothing more to ask."""
+    engine = engine_of(auto=False)
+    async with serving(engine) as served, asyncio.timeout(10):
+        client = await connection(served, post(json.dumps(BODY)))
+        while not engine.requests():  # noqa: ASYNC110 - the engine tells nobody
+            await asyncio.sleep(0.001)
+        engine.step()
+        served.drain()
+        for _ in range(10):
+            engine.step()
         assert (await client.rest()).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        await served.ended.wait()
 
 
 class Connection(NamedTuple):

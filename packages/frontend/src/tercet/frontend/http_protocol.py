@@ -29,6 +29,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _idle_bytes = 0
     """Since the parser last had something to show for what it was fed."""
     _progressed = False
+    _leaves = False
+    """Once idle, this connection is not waited for as long as others are."""
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
@@ -45,13 +47,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def engaged(self) -> bool:
-        """Whether a request is under way here, or has begun to arrive."""
-        return self._answering or self._in_head
+        """Whether a request is under way here, has begun to arrive, or may follow an answer that said so."""
+        return self._answering or self._in_head or (self._leaves and self.timeout_keep_alive_task is not None)
 
-    def close_when_answered(self) -> None:
-        """Hang up after the answer that is under way, if there is one."""
-        if self.cycle is not None:
-            self.cycle.keep_alive = False
+    def leave(self, last_call: int) -> None:
+        """Hang up `last_call` seconds after the answer that is under way, if there is one, unless a request comes.
+
+        The head of that answer has promised to read another, and clients send it on the heels of the answer's end.
+        """
+        if self._answering:
+            self._leaves, self.timeout_keep_alive = True, last_call
 
     @property
     def _answering(self) -> bool:

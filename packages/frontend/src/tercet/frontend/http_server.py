@@ -17,8 +17,9 @@ _TICK = 1.0
 """Seconds between looks at the clock, for the date in answers."""
 _DRAIN_TICK = 0.1
 """The same while the end of what is under way is waited for."""
-_LAST_CALL = 1.0
-"""Seconds that a server which leaves gives to requests on their way: a client connects, and then sends."""
+_LAST_CALL = 1
+"""Seconds that a server which leaves gives to requests on their way: a client connects, or reads an answer, and then
+sends."""
 
 
 class Serving(Protocol):
@@ -82,7 +83,7 @@ class HttpServer(uvicorn.Server):
             for server in getattr(self, "servers", ()):  # there are none before it has started
                 server.close()
         for connection in self._connections():
-            connection.close_when_answered()
+            connection.leave(min(_LAST_CALL, grace))
         self._stopping.set()
 
     def stop(self) -> None:
