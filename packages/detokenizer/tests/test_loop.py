@@ -54,6 +54,7 @@ class Bench:
         self.feed("s", TokenizerFiles(id="x", model="m", names=names, sha256=[sha256] * len(names)), contents)
 
     def begin(self) -> None:
+        self.feed("f", PeerUp("f", Role.FRONTEND, "1"))
         self.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
         self.files(["tokenizer.json"], self.file)
         self.node.take()
@@ -119,6 +120,7 @@ def test_bad_files_are_logged_once_and_the_part_stays_unready(
 def test_tokens_that_come_before_their_tokenizer_wait_for_it(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     ids = byte_level.tokenizer.encode("the dog").ids
+    bench.feed("f", PeerUp("f", Role.FRONTEND, "1"))
     bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
     bench.feed("s", batch(ids[:1]))
     bench.feed("s", batch(ids[1:], 1))
@@ -129,6 +131,7 @@ def test_tokens_that_come_before_their_tokenizer_wait_for_it(byte_level: Vocabul
 
 def test_tokens_whose_tokenizer_cannot_be_read_end_in_an_error(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
+    bench.feed("f", PeerUp("f", Role.FRONTEND, "1"))
     bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
     bench.feed("s", batch([1]))
     bench.node.take()
@@ -195,6 +198,20 @@ def test_a_peer_that_goes_takes_its_choices_and_its_backlog_with_it(byte_level: 
     assert (texts(bench.node), bench.board.heartbeat("f").held.rids) == ([], [])
 
 
+def test_what_comes_for_a_frontend_that_is_gone_is_kept_no_longer(byte_level: Vocabulary) -> None:
+    """Its scheduler may hear of that later: then it says nothing more, not even that the choice has ended."""
+    bench = Bench(byte_level)
+    bench.begin()
+    first, second = (byte_level.tokenizer.encode(letter).ids for letter in "ab")
+    bench.feed("s", batch(first))
+    bench.feed("f", PeerDown("f", Role.FRONTEND, "silence"))
+    bench.node.take()
+    bench.node.full = {"f"}
+    bench.feed("s", batch(first))
+    bench.feed("s", batch(second, 1))
+    assert (texts(bench.node), len(bench.manager), bench.loop.patience()) == ([], 0, None)
+
+
 def test_a_choice_that_its_frontend_calls_off_is_forgotten_and_nobody_elses(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()
@@ -234,7 +251,10 @@ def test_the_loop_wakes_by_itself_to_ask_again(byte_level: Vocabulary) -> None:
     assert bench.loop.patience() is None
 
 
-def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(byte_level: Vocabulary) -> None:
+def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(
+    byte_level: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tercet.detokenizer.loop.SETTLE_SECONDS", 0.0)
     bench = Bench(byte_level)
     bench.begin()
     bench.loop.stop()

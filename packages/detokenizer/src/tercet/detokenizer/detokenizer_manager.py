@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from tercet.detokenizer.choice import Choice, Plan, Route
 from tercet.detokenizer.errors import MalformedBatchError, SpecError
@@ -40,8 +40,13 @@ class DetokenizerManager:
     def __len__(self) -> int:
         return len(self._choices)
 
-    def handle(self, output: BatchTokenIDOutput, scheduler: str = "") -> list[tuple[str, BatchStrOutput]]:
-        """What a step's tokens become: (frontend's peer id, its rows) for each frontend with rows in it."""
+    def handle(
+        self, output: BatchTokenIDOutput, scheduler: str = "", linked: Container[str] | None = None
+    ) -> list[tuple[str, BatchStrOutput]]:
+        """What a step's tokens become: (frontend's peer id, its rows) for each frontend with rows in it.
+
+        Nothing begins for a frontend that is not `linked`, where that is given: nobody would tell of its end.
+        """
         self.counters["batches"] += 1
         try:
             columns = Columns(output)
@@ -52,7 +57,8 @@ class DetokenizerManager:
         self.counters["tokens"] += len(columns.token_ids)
         rows = TextRows(columns)
         if output.openings:
-            self._open(output.openings, rows, scheduler)
+            heard = [each for each in output.openings if linked is None or each.frontend in linked]
+            self._open(heard, rows, scheduler)
         self._take_all(rows)
         return rows.messages()
 

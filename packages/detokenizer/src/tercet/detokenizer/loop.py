@@ -118,7 +118,7 @@ class DetokenizerLoop:
                 pass  # news of peers that nothing here depends on
 
     def _detokenize(self, output: BatchTokenIDOutput, scheduler: str) -> None:
-        for frontend, text in self._manager.handle(output, scheduler):
+        for frontend, text in self._manager.handle(output, scheduler, self._frontends):
             self._outbox.send(frontend, text)
 
     def _ask(self) -> None:
