@@ -23,10 +23,11 @@ class Parts:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        directory = _option(self._processes()[0], "--listen").removeprefix("ipc://")
+        self.listen = _option(self._processes()[0], "--listen")
+        """The directory of all inboxes, as an address."""
         self.names = sorted(self.pids())
-        specs = tuple(f"ipc://{directory}/{role}-*" for role in ("scheduler", "detokenizer", "frontend"))
-        config = NodeConfig(Role.SUPERVISOR, "observer", f"ipc://{directory}", connect=specs)
+        specs = tuple(f"{self.listen}/{role}-*" for role in ("scheduler", "detokenizer", "frontend"))
+        config = NodeConfig(Role.SUPERVISOR, "observer", self.listen, connect=specs)
         self._node = ThreadNode(config, SupervisorInbox, lambda _: Heartbeat(phase=Phase.IDLE))
         self._heartbeats: dict[str, Heartbeat] = {}
         self._ready: set[str] = set()
