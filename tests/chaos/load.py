@@ -117,11 +117,15 @@ class Outcome:
 
 
 class Load:
-    """Runs jobs against a server, so many at a time. `outcomes` grows as requests begin."""
+    """Runs jobs against a server, so many at a time. `outcomes` grows as requests begin.
 
-    def __init__(self, url: str, clients: int = 8) -> None:
+    Every request has a connection of its own, unless `kept`.
+    """
+
+    def __init__(self, url: str, clients: int = 8, *, kept: bool = False) -> None:
         self._url = url
         self._clients = clients
+        self._limits = httpx2.Limits(max_keepalive_connections=None if kept else 0)
         self.outcomes: list[Outcome] = []
         self.events = 0
         """Over all streams."""
@@ -144,8 +148,7 @@ class Load:
 
     async def _run(self, jobs: Iterable[Job], during: Callable[[], Awaitable[object]] | None) -> list[Outcome]:
         waiting = iter(jobs)
-        limits = httpx2.Limits(max_keepalive_connections=0)
-        async with httpx2.AsyncClient(base_url=self._url, limits=limits, timeout=180) as client:
+        async with httpx2.AsyncClient(base_url=self._url, limits=self._limits, timeout=180) as client:
 
             async def work(number: int) -> None:
                 await asyncio.sleep(number * STAGGER)

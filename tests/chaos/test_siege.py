@@ -1,14 +1,15 @@
-"""Blow after blow under a load that never ends: kills at random, and every part restarted in turn."""
+"""Blow after blow under a load that never ends: kills at random, and parts restarted in turn."""
 
 import random
 import signal
+import time
 
 import pytest
 
 from tests.chaos.blow import failures
 from tests.chaos.conftest import References, Table
 from tests.chaos.judge import Judge
-from tests.chaos.load import SHORT, Load, quantile, shuffled
+from tests.chaos.load import SHORT, Job, Load, quantile, shuffled
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
 JOBS = shuffled(SHORT, 0)
@@ -67,6 +68,38 @@ async def test_every_part_can_be_restarted_in_turn(
         f"{rounds} rounds, {len(outcomes)} requests, {len(failures(outcomes))} failed; at last "
         + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in restarts.items())
     )
+    assert failures(outcomes) == []
+    verdict = Judge(double.server.url, expected).compare(outcomes)
+    assert verdict.ties <= max(1, verdict.texts // 500)
+    assert_nothing_is_left(await double.idle())
+
+
+@pytest.mark.parametrize(
+    ("roles", "seconds"),
+    [
+        pytest.param(("frontend",), 0.0, id="short"),
+        pytest.param(("scheduler", "detokenizer", "frontend"), 60.0, id="full", marks=pytest.mark.slow),
+    ],
+)
+async def test_clients_that_keep_their_connections_notice_no_restart(
+    double: Parts, references: References, table: Table, roles: tuple[str, ...], seconds: float
+) -> None:
+    """Their next request follows on the heels of an answer, at a frontend that leaves as at any other."""
+    jobs = [Job(number, tokens=16) for number in range(SHORT)]
+    expected = await references.of(double.server.url, jobs)
+    load = Load(double.server.url, kept=True)
+    restarts: list[float] = []
+
+    async def roll() -> None:
+        end = time.monotonic() + seconds
+        while not restarts or time.monotonic() < end:
+            for name in [part for role in roles for part in double.of(role)]:
+                events = load.events + 50
+                await load.until(lambda: load.events >= events)  # noqa: B023
+                restarts.append(await double.replaced(name, double.signal(name, signal.SIGTERM)))
+
+    outcomes = await load.run_while(jobs, roll)
+    table.add(f"{len(restarts)} restarts, {len(outcomes)} requests, {len(failures(outcomes))} failed")
     assert failures(outcomes) == []
     verdict = Judge(double.server.url, expected).compare(outcomes)
     assert verdict.ties <= max(1, verdict.texts // 500)

@@ -1,0 +1,80 @@
+"""Parts that no supervisor started join a server that runs, take their share of its requests, and go again."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.blow import failures
+from tests.chaos.conftest import ENVIRONMENT, OPTIONS, References
+from tests.chaos.judge import Judge
+from tests.chaos.load import SHORT, Load, shuffled
+from tests.chaos.parts import Parts, assert_nothing_is_left, watched
+from tests.part_process import PartProcess, until
+from tests.server_process import Server
+
+SCHEDULER, DETOKENIZER = "scheduler-joined", "detokenizer-joined"
+
+
+@pytest.fixture
+def in_turn() -> Iterator[Server]:
+    """A server of one of each part, whose frontend sends schedulers requests in turn."""
+    server = Server(*OPTIONS, "--frontend.routing-policy", "round_robin", env=ENVIRONMENT)
+    try:
+        yield server.wait()
+    finally:
+        server.stop()
+
+
+def tokens(server: Server, name: str) -> int:
+    """What a scheduler has made; -1 while the frontend does not know it as ready."""
+    schedulers = server.get("/server_info")["schedulers"]
+    return next((each["load"]["output_tokens"] for each in schedulers if each["peer"] == name and each["ready"]), -1)
+
+
+def strangers(server: Server) -> set[str]:
+    """Those who joined, as far as the frontend knows them."""
+    info = server.get("/server_info")
+    return {each["peer"] for each in (*info["schedulers"], *info["detokenizers"])} & {SCHEDULER, DETOKENIZER}
+
+
+def start(name: str, parts: Parts, tmp_path: Path, *options: str) -> PartProcess:
+    """A part more, at an address where the server's frontends look for one."""
+    command = [sys.executable, "-m", f"tercet.{name.partition('-')[0]}", "--peer", name, "--listen", parts.listen]
+    return PartProcess([*command, *options], tmp_path / name, env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)], ids=["leaving", "killed"]
+)
+async def test_parts_that_join_share_the_work_and_lose_nothing_when_they_go(
+    in_turn: Server, references: References, tmp_path: Path, number: signal.Signals
+) -> None:
+    jobs = shuffled(SHORT, 0)
+    expected = await references.of(in_turn.url, jobs)
+    load = Load(in_turn.url)
+
+    async def come_and_go() -> None:
+        model = "--model=embedded", "--dtype=float32", f"--kv-cache-bytes={64 * 2**20}", "--threads=1"
+        joined = [start(SCHEDULER, parts, tmp_path, *model), start(DETOKENIZER, parts, tmp_path)]
+        try:
+            await asyncio.to_thread(until, lambda: tokens(in_turn, SCHEDULER) > 200, lambda: joined[0].said)
+            assert strangers(in_turn) == {SCHEDULER, DETOKENIZER}
+            for part in joined:
+                part.process.send_signal(number)
+            codes = [await asyncio.to_thread(part.process.wait, 30) for part in joined]
+            assert codes == [0 if number is signal.SIGTERM else -number] * 2
+            await asyncio.to_thread(until, lambda: not strangers(in_turn), lambda: "still known")
+        finally:
+            for part in joined:
+                part.kill()
+
+    with watched(in_turn) as parts:
+        await parts.ready()
+        outcomes = await load.run_while(jobs, come_and_go)
+        assert failures(outcomes) == []
+        Judge(in_turn.url, expected).compare(outcomes)
+        assert_nothing_is_left(await parts.idle())
