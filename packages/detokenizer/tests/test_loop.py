@@ -223,6 +223,14 @@ def test_a_choice_that_its_frontend_calls_off_is_forgotten_and_nobody_elses(byte
     assert (bench.board.heartbeat("f").held.rids, bench.manager.counters["called_off"]) == ([], 1)
 
 
+def test_a_choice_that_is_called_off_twice_in_one_message_is_forgotten_once(byte_level: Vocabulary) -> None:
+    bench = Bench(byte_level)
+    bench.begin()
+    bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
+    bench.feed("f", AbortReq(rid="r", indices=[0, 0, 5]))
+    assert (len(bench.manager), bench.manager.counters["called_off"]) == (0, 1)
+
+
 def test_a_request_called_off_as_a_whole_loses_every_choice(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()

@@ -73,7 +73,7 @@ class DetokenizerManager:
         """Forget choices (all when none is named) of a frontend's request; how many there were."""
         keys = [
             key
-            for key in ([_key(rid, index) for index in indices] or list(self._choices))
+            for key in ({_key(rid, index) for index in indices} or list(self._choices))
             if (it := self._choices.get(key)) and (it.route.frontend, it.route.rid) == (frontend, rid)
         ]
         for key in keys:
