@@ -2,7 +2,7 @@
 
 The reference is `tercet.kernels.ops.quantised.linear_quantised`. Codes are exact in 16 bits; a block's scale is applied
 to its part of the sum, in float32. One row needs no tensor cores (`quantised_row`). Many rows have the weight unpacked
-before (`dequantise`), which is better than once for every tile of them.
+before (`dequantise`) in place of once for every tile of them.
 """
 
 import torch
@@ -23,12 +23,15 @@ _TALLEST = 64
 """Rows of a tile."""
 
 _TILED_ROWS = 256
-"""With more rows than that, to write a weight in full and read it again takes less than to unpack it for each tile."""
+"""With more rows than that a weight is written in full first, and read again.
+
+That should take less than to unpack it for each tile: reckoned from the bytes and instructions of both, not measured.
+"""
 
 TILINGS = (Tiling(32, 4), Tiling(16, 4), Tiling(64, 4), Tiling(64, 8), Tiling(128, 4), Tiling(128, 8))
 """Outputs. The first is the one in use where one tile has all rows."""
 
-MANY_ROWS = Tiling(128, 4)
+_MANY_ROWS = Tiling(128, 4)
 """In use where several tiles have them."""
 
 
@@ -164,7 +167,7 @@ def tiled_linear(
     m = len(rows)
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     block_m = min(_TALLEST, max(16, power_of_two(m)))
-    tiling = tiling or (TILINGS[0] if m <= _TALLEST else MANY_ROWS)
+    tiling = tiling or (TILINGS[0] if m <= _TALLEST else _MANY_ROWS)
     grid = (triton.cdiv(n, tiling.block), triton.cdiv(m, block_m))
     quantised_linear_kernel[grid](
         rows,
