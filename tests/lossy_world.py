@@ -238,6 +238,8 @@ class World:
         files = tokenizer_file()
         reply = TokenizerFiles(id="", model="m", names=["tokenizer.json"], sha256=[hashlib.sha256(files).hexdigest()])
         limits = ModelLimits(model="m", context_length=256, vocab_size=self.capacity.vocab_size, max_total_tokens=256)
+        for part in self.detokenizers.values():
+            part.port.feed(FRONTEND, PeerUp(FRONTEND, Role.FRONTEND, "1"))
         for peer in self.schedulers:
             for part in self.detokenizers.values():
                 part.port.feed(peer, PeerUp(peer, Role.SCHEDULER, "1"))

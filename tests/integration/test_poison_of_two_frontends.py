@@ -90,6 +90,7 @@ class World:
     async def begin(self) -> None:
         self._meet_scheduler()
         for peer in FRONTENDS:
+            self._ports[DETOKENIZER].feed(peer, PeerUp(peer, Role.FRONTEND, "1"))
             self._ports[peer].feed(DETOKENIZER, PeerUp(DETOKENIZER, Role.DETOKENIZER, "1"))
             self._ports[peer].feed(DETOKENIZER, PeerReady(DETOKENIZER, Role.DETOKENIZER, Ready()))
             self.managers[peer].on_deliveries(self._ports[peer].drain())

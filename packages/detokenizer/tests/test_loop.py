@@ -54,6 +54,7 @@ class Bench:
         self.feed("s", TokenizerFiles(id="x", model="m", names=names, sha256=[sha256] * len(names)), contents)
 
     def begin(self) -> None:
+        self.feed("f", PeerUp("f", Role.FRONTEND, "1"))
         self.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
         self.files(["tokenizer.json"], self.file)
         self.node.take()
@@ -119,6 +120,7 @@ def test_bad_files_are_logged_once_and_the_part_stays_unready(
 def test_tokens_that_come_before_their_tokenizer_wait_for_it(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     ids = byte_level.tokenizer.encode("the dog").ids
+    bench.feed("f", PeerUp("f", Role.FRONTEND, "1"))
     bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
     bench.feed("s", batch(ids[:1]))
     bench.feed("s", batch(ids[1:], 1))
@@ -129,6 +131,7 @@ def test_tokens_that_come_before_their_tokenizer_wait_for_it(byte_level: Vocabul
 
 def test_tokens_whose_tokenizer_cannot_be_read_end_in_an_error(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
+    bench.feed("f", PeerUp("f", Role.FRONTEND, "1"))
     bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
     bench.feed("s", batch([1]))
     bench.node.take()
@@ -200,7 +203,6 @@ def test_what_comes_for_a_frontend_that_is_gone_is_kept_no_longer(byte_level: Vo
     bench = Bench(byte_level)
     bench.begin()
     first, second = (byte_level.tokenizer.encode(letter).ids for letter in "ab")
-    bench.feed("f", PeerUp("f", Role.FRONTEND, "1"))
     bench.feed("s", batch(first))
     bench.feed("f", PeerDown("f", Role.FRONTEND, "silence"))
     bench.node.take()
@@ -210,28 +212,15 @@ def test_what_comes_for_a_frontend_that_is_gone_is_kept_no_longer(byte_level: Vo
     assert (texts(bench.node), len(bench.manager), bench.loop.patience()) == ([], 0, None)
 
 
-def test_a_frontend_is_answered_before_its_link_is_up_and_when_it_is_back(byte_level: Vocabulary) -> None:
-    """It may know of this part, and have asked, a moment before this part knows of it."""
+def test_a_choice_that_its_frontend_calls_off_is_forgotten_and_nobody_elses(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()
-    ids = byte_level.tokenizer.encode("a").ids
-    bench.feed("s", batch(ids))
-    assert texts(bench.node) == [["a"]]
-    for event in (PeerUp("f", Role.FRONTEND, "1"), PeerDown("f", Role.FRONTEND, "silence")):
-        bench.feed("f", event)
-    bench.feed("f", PeerUp("f", Role.FRONTEND, "2"))
-    bench.feed("s", batch(ids))
-    assert texts(bench.node) == [["a"]]
-
-
-def test_only_so_many_that_are_gone_are_remembered(byte_level: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.detokenizer.loop.MAX_GONE", 2)
-    bench = Bench(byte_level)
-    bench.begin()
-    for name in ("f", "g", "h"):
-        bench.feed(name, PeerUp(name, Role.FRONTEND, "1"))
-        bench.feed(name, PeerDown(name, Role.FRONTEND, "silence"))
-    assert list(bench.loop._gone) == ["g", "h"]
+    bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
+    for source, abort in (("g", AbortReq(rid="r", indices=[0])), ("f", AbortReq(rid="r", indices=[1]))):
+        bench.feed(source, abort)
+        assert bench.board.heartbeat("f").held.rids == ["r"]
+    bench.feed("f", AbortReq(rid="r", indices=[0]))
+    assert (bench.board.heartbeat("f").held.rids, bench.manager.counters["called_off"]) == ([], 1)
 
 
 def test_a_choice_that_is_called_off_twice_in_one_message_is_forgotten_once(byte_level: Vocabulary) -> None:
@@ -270,7 +259,10 @@ def test_the_loop_wakes_by_itself_to_ask_again(byte_level: Vocabulary) -> None:
     assert bench.loop.patience() is None
 
 
-def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(byte_level: Vocabulary) -> None:
+def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(
+    byte_level: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tercet.detokenizer.loop.SETTLE_SECONDS", 0.0)
     bench = Bench(byte_level)
     bench.begin()
     bench.loop.stop()

@@ -41,11 +41,11 @@ class DetokenizerManager:
         return len(self._choices)
 
     def handle(
-        self, output: BatchTokenIDOutput, scheduler: str = "", gone: Container[str] = ()
+        self, output: BatchTokenIDOutput, scheduler: str = "", linked: Container[str] | None = None
     ) -> list[tuple[str, BatchStrOutput]]:
         """What a step's tokens become: (frontend's peer id, its rows) for each frontend with rows in it.
 
-        Nothing begins for a frontend that is `gone`: nobody would tell of its end.
+        Nothing begins for a frontend that is not `linked`, where that is given: nobody would tell of its end.
         """
         self.counters["batches"] += 1
         try:
@@ -57,7 +57,7 @@ class DetokenizerManager:
         self.counters["tokens"] += len(columns.token_ids)
         rows = TextRows(columns)
         if output.openings:
-            heard = [each for each in output.openings if each.frontend not in gone]
+            heard = [each for each in output.openings if linked is None or each.frontend in linked]
             self._open(heard, rows, scheduler)
         self._take_all(rows)
         return rows.messages()

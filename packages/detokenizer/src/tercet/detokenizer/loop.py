@@ -22,8 +22,6 @@ ASK_AGAIN_SECONDS = 5.0
 """How long a scheduler may take to send its tokenizer."""
 MAX_EARLY = 1024
 """Batches of a scheduler that may wait for its tokenizer; beyond it the oldest go, and frontends miss them."""
-MAX_GONE = 1024
-"""Frontends that are remembered after they have gone, for what their schedulers still send: pods get ever new names."""
 SETTLE_SECONDS = 0.5
 """How long a process that leaves stays at least while frontends are linked: all have heard by then that it drains, and
 what they had sent here before is in the schedulers' hands or held."""
@@ -60,7 +58,6 @@ class DetokenizerLoop:
         self._early: dict[str, deque[BatchTokenIDOutput]] = {}
         """What came before the tokenizer: a scheduler has a backlog for a detokenizer that was restarted."""
         self._frontends: set[str] = set()
-        self._gone: dict[str, None] = {}  # frontends that were linked, the last to go last
         self._stops = 0
 
     def run(self, drain_grace: float) -> None:
@@ -115,14 +112,13 @@ class DetokenizerLoop:
                 self._unanswered[peer] = self._clock()
             case PeerUp(peer, Role.FRONTEND):
                 self._frontends.add(peer)
-                self._gone.pop(peer, None)
             case PeerDown(peer):
                 self._forget(peer)
             case _:
                 pass  # news of peers that nothing here depends on
 
     def _detokenize(self, output: BatchTokenIDOutput, scheduler: str) -> None:
-        for frontend, text in self._manager.handle(output, scheduler, self._gone):
+        for frontend, text in self._manager.handle(output, scheduler, self._frontends):
             self._outbox.send(frontend, text)
 
     def _ask(self) -> None:
@@ -148,11 +144,7 @@ class DetokenizerLoop:
     def _forget(self, peer: str) -> None:
         self._unanswered.pop(peer, None)
         self._early.pop(peer, None)
-        if peer in self._frontends:
-            self._frontends.remove(peer)
-            self._gone[peer] = None
-            if len(self._gone) > MAX_GONE:
-                del self._gone[next(iter(self._gone))]
+        self._frontends.discard(peer)
         self._tokenizers.forget(peer)
         self._outbox.drop(peer)
         if count := self._manager.drop_peer(peer):
