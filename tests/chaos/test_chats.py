@@ -11,8 +11,8 @@ from openai import AsyncOpenAI
 
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
-PLACES = 3
-"""Decimal places of log-probabilities that are the same in batches of other sizes."""
+ALIKE = 0.005
+"""How far log-probabilities may be from those of the same tokens in batches of other sizes."""
 TEXT = {"type": "string", "minLength": 120, "maxLength": 200}
 NOTE = {
     "type": "function",
@@ -41,7 +41,9 @@ FORMS: tuple[dict[str, Any], ...] = (
 )
 
 Told = dict[int, dict[str, Any]]
-"""Of each choice: text, the name and arguments of its calls, log-probabilities, finish reasons."""
+"""Of each choice: text, the name and arguments of its calls, scored tokens, finish reasons."""
+Scores = dict[int, list[float]]
+"""Of each choice: the log-probability of every token, and those of the likeliest in its place."""
 
 
 def chats() -> Iterator[dict[str, Any]]:
@@ -65,16 +67,17 @@ class Chats:
         self._url = f"{url}/v1"
         self.events = 0
 
-    async def run(self) -> list[tuple[Told, tuple[int, int]]]:
-        """What each told, and its counts of prompt and completion tokens."""
+    async def run(self) -> list[tuple[Told, Scores, tuple[int, int]]]:
+        """What each told, its scores, and its counts of prompt and completion tokens."""
         self.events = 0
         async with AsyncOpenAI(
             base_url=self._url, api_key="any", max_retries=0, timeout=120, _strict_response_validation=True
         ) as client:
             return await asyncio.gather(*(self._one(client, body) for body in chats()))
 
-    async def _one(self, client: AsyncOpenAI, body: dict[str, Any]) -> tuple[Told, tuple[int, int]]:
+    async def _one(self, client: AsyncOpenAI, body: dict[str, Any]) -> tuple[Told, Scores, tuple[int, int]]:
         told: Told = {}
+        scores: Scores = {}
         counts = 0, 0
         options = {"include_usage": True}
         create: Any = client.chat.completions.create
@@ -84,18 +87,19 @@ class Chats:
             if chunk.usage:
                 counts = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
             for choice in chunk.choices:
-                _add(told.setdefault(choice.index, {"text": "", "calls": {}, "scores": [], "ends": []}), choice)
-        return told, counts
+                empty: dict[str, Any] = {"text": "", "calls": {}, "tokens": [], "ends": []}
+                _add(told.setdefault(choice.index, empty), scores.setdefault(choice.index, []), choice)
+        return told, scores, counts
 
 
-def _add(told: dict[str, Any], choice: Any) -> None:
+def _add(told: dict[str, Any], scores: list[float], choice: Any) -> None:
     told["text"] += choice.delta.content or ""
     for call in choice.delta.tool_calls or []:
         name, arguments = told["calls"].get(call.index, ("", ""))
         told["calls"][call.index] = name + (call.function.name or ""), arguments + (call.function.arguments or "")
     for each in (choice.logprobs and choice.logprobs.content) or []:
-        top = [(other.token, round(other.logprob, PLACES)) for other in each.top_logprobs]
-        told["scores"].append((each.token, bytes(each.bytes), round(each.logprob, PLACES), top))
+        told["tokens"].append((each.token, bytes(each.bytes)))
+        scores += [each.logprob, *(other.logprob for other in each.top_logprobs)]
     if choice.finish_reason:
         told["ends"].append(choice.finish_reason)
 
@@ -120,8 +124,8 @@ async def test_calls_formats_and_log_probabilities_are_those_of_an_unbroken_run(
     blow = asyncio.create_task(strike())
     told = await running.run()
     await blow
-    for (found, counts), (wanted, wanted_counts) in zip(told, expected, strict=True):
-        assert found == wanted
-        assert counts == wanted_counts
+    for (found, scores, counts), (wanted, wanted_scores, wanted_counts) in zip(told, expected, strict=True):
+        assert (found, counts) == (wanted, wanted_counts)
+        assert scores == {index: pytest.approx(each, abs=ALIKE) for index, each in wanted_scores.items()}
     assert await double.resumed() > before
     assert_nothing_is_left(await double.idle())
