@@ -165,10 +165,7 @@ async def test_an_answer_under_way_may_be_followed_by_one_more(engine_of: Engine
     """Its head promised to read another request, which is on its way as soon as the answer has ended."""
     engine = engine_of(auto=False)
     async with serving(engine) as served, asyncio.timeout(10):
-        client = await connection(served, post(json.dumps(BODY)))
-        while not engine.requests():  # noqa: ASYNC110 - the engine tells nobody
-            await asyncio.sleep(0.001)
-        engine.step()
+        client = await begun(served, engine)
         head = await client.reader.readuntil(b"\r\n\r\n")
         assert b"connection: close" not in head.lower()
         served.drain()
@@ -185,10 +182,7 @@ async def test_a_connection_is_not_waited_for_long_after_its_answer(engine_of: E
     """Its client may have nothing more to ask."""
     engine = engine_of(auto=False)
     async with serving(engine) as served, asyncio.timeout(10):
-        client = await connection(served, post(json.dumps(BODY)))
-        while not engine.requests():  # noqa: ASYNC110 - the engine tells nobody
-            await asyncio.sleep(0.001)
-        engine.step()
+        client = await begun(served, engine)
         served.drain()
         for _ in range(10):
             engine.step()
@@ -219,6 +213,15 @@ async def connection(served: Served, data: bytes = b"") -> Connection:
     while len(served.server.server_state.connections) == known:  # noqa: ASYNC110 - nothing tells
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.02)
+    return client
+
+
+async def begun(served: Served, engine: FakeEngine) -> Connection:
+    """One whose answer has begun."""
+    client = await connection(served, post(json.dumps(BODY)))
+    while not engine.requests():  # noqa: ASYNC110 - the engine tells nobody
+        await asyncio.sleep(0.001)
+    engine.step()
     return client
 
 

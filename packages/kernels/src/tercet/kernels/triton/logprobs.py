@@ -7,22 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
+from tercet.kernels.triton.largest import TILINGS as FOR_LARGEST
 from tercet.kernels.triton.largest import top_candidates
 from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
 
-TILINGS = (
-    Tiling(4096, 4),
-    Tiling(1024, 2),
-    Tiling(1024, 4),
-    Tiling(2048, 4),
-    Tiling(2048, 8),
-    Tiling(4096, 8),
-    Tiling(8192, 4),
-    Tiling(8192, 8),
-    Tiling(8192, 16),
-    Tiling(16384, 16),
-)
-"""Logits of one row. The first is the one in use."""
+TILINGS = FOR_LARGEST
+"""As those of `largest`, which reads the same: logits of one row. The first is the one in use."""
 
 
 @triton.jit
