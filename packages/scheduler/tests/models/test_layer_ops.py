@@ -15,7 +15,7 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.device import default_device
 from tercet.kernels.ops import sampler_ops
-from tercet.kernels.triton import missing_triton
+from tercet.kernels.triton import linear, missing_triton, quantised_row
 from tercet.kernels.triton import sampler_ops as fused_ops
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
@@ -40,9 +40,9 @@ pytestmark = pytest.mark.skipif(bool(missing_triton(DEVICE)), reason=missing_tri
 
 
 def generate(
-    directory: Path, *, fused: bool, steps: int = 2, cached: torch.dtype | None = None
+    directory: Path, *, fused: bool, steps: int = 2, cached: torch.dtype | None = None, choices: int = 2
 ) -> tuple[list[list[int]], list[float]]:
-    """(tokens of every step, the log-probability of each) of two choices, prefilled together and then decoded."""
+    """(tokens of every step, the log-probability of each) of choices, prefilled together and then decoded."""
     config = ModelConfig.load(directory)
     model = build_model(config, DEVICE)
     load_weights(model, directory)
@@ -63,17 +63,17 @@ def generate(
         SlotInit(
             slot=slot, tokens=pack_ints(tokens), prompt_tokens=len(tokens), choice=0, sampling=params, top_logprobs=0
         )
-        for slot, (tokens, params) in enumerate(zip(PROMPTS, PARAMS, strict=True))
+        for slot, (tokens, params) in enumerate(zip(PROMPTS[:choices], PARAMS, strict=False))
     ]
-    pages = [PageUpdate(0, 0, [[5, 2, 7]]), PageUpdate(1, 0, [[1, 6]])]
-    rows = [Row(slot, 0, len(tokens), sample=True) for slot, tokens in enumerate(PROMPTS)]
+    pages = [PageUpdate(0, 0, [[5, 2, 7]]), PageUpdate(1, 0, [[1, 6]])][:choices]
+    rows = [Row(slot, 0, len(tokens), sample=True) for slot, tokens in enumerate(PROMPTS[:choices])]
     tokens, logprobs = [], []
     for step in range(steps):
         result = runner.execute(
             Plan(step=step, introduce=inits if not step else [], pages=pages if not step else [], rows=rows)
         ).result()
         tokens.append(result.token_ids)
-        logprobs += [value for row in (0, 1) for value in unpack_floats(result.logprobs[row].chosen)]
+        logprobs += [value for row in range(choices) for value in unpack_floats(result.logprobs[row].chosen)]
         rows = [Row(row.slot, row.start + row.count, 1, sample=True) for row in rows]
     return tokens, logprobs
 
@@ -124,6 +124,25 @@ def test_a_quantised_fused_model_says_what_its_weights_in_full_say(
     plain, expected = generate(full, fused=False, cached=cached)
     assert fused == plain
     assert scores == pytest.approx(expected, abs=1e-3)
+
+
+WIDE = QUANTISED | {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "dtype": "float16"}
+
+
+@pytest.mark.parametrize("kind", ["full", "deepseek", "awq"])
+def test_one_choice_goes_through_layers_of_one_row(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits, and wide enough for kernels that norm, gate and add by themselves."""
+    full = write_checkpoint("awq" if kind == "full" else kind, tmp_path / "model", WIDE, Grain(64, (64, 64)))
+    directory = full if kind == "full" else tmp_path / "model"
+    plain, expected = generate(full, fused=False, steps=3, choices=1)
+    with np.errstate(all="ignore"):
+        fused, scores = generate(directory, fused=True, steps=3, choices=1)
+        assert fused == plain
+        assert scores == pytest.approx(expected, abs=2e-2)
+        monkeypatch.setattr(linear, "row_linear", None)
+        monkeypatch.setattr(quantised_row, "row_linear", None)
+        with pytest.raises(TypeError, match="not callable"):
+            generate(directory, fused=True, steps=2, choices=1)
 
 
 def test_a_cpu_is_served_by_torch() -> None:

@@ -6,12 +6,11 @@ On a GPU in bfloat16, which the interpreter computes wrongly, and elsewhere in f
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.check import Pair, make_batch
-from tercet.kernels.ops import activation, bitmask, logprobs, moe, quantised, rmsnorm, sampling
+from tercet.kernels.ops import activation, bitmask, logprobs, moe, projection, quantised, rmsnorm, sampling
 from tercet.kernels.ops import penalties as penalties_reference
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
@@ -20,13 +19,13 @@ from tercet.kernels.ops.store_kv import store_kv
 from tercet.kernels.triton import activation as fused_activation
 from tercet.kernels.triton import logprobs as fused_logprobs
 from tercet.kernels.triton import moe as fused_moe
+from tercet.kernels.triton import projection as fused_projection
 from tercet.kernels.triton import quantised as fused_quantised
 from tercet.kernels.triton import rmsnorm as fused_rmsnorm
 from tercet.kernels.triton import sampling as fused_sampling
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.largest import largest
-from tercet.kernels.triton.linear import gated_linear, linear
 from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.rope import rope_store
 
@@ -69,11 +68,29 @@ def _activation(device: torch.device) -> Pair:
     return fused_activation.silu_and_mul(x), activation.silu_and_mul(x)
 
 
-def _linear(device: torch.device) -> Pair:
-    x, weight, bias = _randn(device, 1, 1536), _randn(device, 70, 1536) / 40, _randn(device, 70)
-    expected = F.linear(x, weight, bias)
-    actual = torch.cat([linear(x, weight, bias), gated_linear(x, weight, bias)], 1)
-    return actual, torch.cat([expected, activation.silu_and_mul(expected)], 1)
+def _projection(device: torch.device) -> Pair:
+    """One row, of weights in full and in few bits: by themselves, of a norm and gated, and onto a residual."""
+    x, residual, bias = _randn(device, 1, 1536), _randn(device, 1, 70), _randn(device, 70)
+    full, norm = torch.randn(70, 1536, device=device) / 40, projection.Norm(_randn(device, 1536), 1e-5)
+    weights: list[projection.Weight] = [full.to(x.dtype)]
+    kinds: list[quantised.Format] = ["fp8", "int4"]
+    weights += [quantised.quantise(full, kind, (1, 128)) for kind in kinds]
+    actual, expected = (
+        torch.cat(
+            [
+                part
+                for weight in weights
+                for part in (
+                    op.project(x, weight, bias),
+                    op.project_normed(x, None, norm, weight, bias, gated=True)[0],
+                    sum(given for given in op.project_onto(x, residual, weight, bias) if given is not None),
+                )
+            ],
+            1,
+        )
+        for op in (fused_projection, projection)
+    )
+    return actual, expected
 
 
 def _embedding(device: torch.device) -> Pair:
@@ -149,7 +166,7 @@ CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton rmsnorm": _rmsnorm,
     "triton rope_store": _rope,
     "triton activation": _activation,
-    "triton linear": _linear,
+    "triton projection": _projection,
     "triton embedding": _embedding,
     "triton largest": _largest,
     "triton logprobs": _logprobs,

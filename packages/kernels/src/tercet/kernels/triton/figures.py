@@ -10,16 +10,17 @@ from tercet.kernels.bench import HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Figure, m
 from tercet.kernels.check import make_batch
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.projection import Norm
 from tercet.kernels.ops.quantised import Format, quantise
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.triton.activation import silu_and_mul
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.largest import largest
-from tercet.kernels.triton.linear import linear
 from tercet.kernels.triton.logprobs import token_logprobs
 from tercet.kernels.triton.moe import fused_moe
 from tercet.kernels.triton.penalties import apply_penalties_
+from tercet.kernels.triton.projection import project, project_normed
 from tercet.kernels.triton.quantised import linear_quantised
 from tercet.kernels.triton.rmsnorm import add_rmsnorm
 from tercet.kernels.triton.rope import rope_store
@@ -66,8 +67,11 @@ def _linear(x: torch.Tensor) -> Iterator[Figure]:
     size = x.shape[1]
     full = torch.randn(16 * size, size, device=x.device)
     weight = full.to(x.dtype)
-    seconds = _seconds(lambda: linear(x[:1], weight), x.device)
-    yield Figure("fused linear, 1 row", seconds, 1.0 * weight.numel() * weight.itemsize, "GB/s")
+    amount = 1.0 * weight.numel() * weight.itemsize
+    yield Figure("fused linear, 1 row", _seconds(lambda: project(x[:1], weight), x.device), amount, "GB/s")
+    norm = Norm(x[0], 1e-5)
+    seconds = _seconds(lambda: project_normed(x[:1], None, norm, weight, gated=True), x.device)
+    yield Figure("fused linear of a norm, gated, 1 row", seconds, amount, "GB/s")
     for kind, block in QUANTISED:
         packed = quantise(full, kind, block)
         amount = packed.codes.numel() * 1.0 + packed.scales.numel() * 4

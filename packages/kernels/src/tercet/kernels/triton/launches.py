@@ -10,6 +10,7 @@ from tercet.kernels.check import make_batch
 from tercet.kernels.ops.moe import ExpertWeights, QuantisedExperts
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantised import Format, QuantisedWeight
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.ops.store_kv import E4M3
@@ -26,9 +27,9 @@ from tercet.kernels.triton import (
 from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.launch import Tiling
-from tercet.kernels.triton.linear import gated_linear, linear
 from tercet.kernels.triton.moe import fused_moe
 from tercet.kernels.triton.penalties import apply_penalties_
+from tercet.kernels.triton.projection import project, project_normed, project_onto
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 
 HEADS, KV_HEADS = 32, 8
@@ -84,6 +85,14 @@ def _penalties() -> None:
 
 def _quantised(kind: Format, m: int, block: tuple[int, int]) -> None:
     quantised.linear_quantised(_hidden(m), _weight(kind, HIDDEN, HIDDEN, block))
+
+
+def _normed(*, gated: bool) -> None:
+    project_normed(_hidden(1), None, Norm(_hidden(1)[0], 1e-5), _hidden(8), gated=gated)
+
+
+def _onto(weight: Weight) -> None:
+    project_onto(_hidden(1), _hidden(1), weight)
 
 
 def _weight(kind: Format, n: int, k: int, block: tuple[int, int] = (1, 128)) -> QuantisedWeight:
@@ -154,8 +163,10 @@ CASES: dict[str, Callable[[], object]] = {
     "silu_and_mul": lambda: silu_and_mul(_hidden(4, 28672)),
     "gelu_and_mul": lambda: gelu_and_mul(_hidden(4, 28672)),
     "gelu_and_mul tanh": lambda: gelu_and_mul(_hidden(4, 28672), "tanh"),
-    "linear of one row": lambda: linear(_hidden(1), _hidden(), _hidden(1)[0]),
-    "gated_linear of one row": lambda: gated_linear(_hidden(1), _hidden(8)),
+    "linear of one row": lambda: project(_hidden(1), _hidden(), _hidden(1)[0]),
+    "linear of one row, onto": lambda: _onto(_hidden(HIDDEN)),
+    "linear of a normed row": lambda: _normed(gated=False),
+    "gated linear, normed row": lambda: _normed(gated=True),
     "embedding": partial(_embedding, embedding.TILINGS[0]),
     "largest": partial(_largest, largest.TILINGS[0]),
     "largest float32": lambda: largest.largest(_logits(torch.float32)),
@@ -172,6 +183,8 @@ CASES: dict[str, Callable[[], object]] = {
     "fp8 rows, one row": partial(_quantised, "fp8", 1, (1, HIDDEN)),
     "int8, one row": partial(_quantised, "int8", 1, (1, HIDDEN)),
     "int4, one row": partial(_quantised, "int4", 1, (1, 128)),
+    "int4, one row, onto": lambda: _onto(_int4()),
+    "int4, one row, gated": lambda: project(_hidden(1), _int4(), gated=True),
     "fp8 blocks": partial(_quantised, "fp8", 4, (128, 128)),
     "fp8 blocks, many rows": partial(_quantised, "fp8", 200, (128, 128)),
     "fp8 rows, many rows": partial(_quantised, "fp8", 200, (1, HIDDEN)),

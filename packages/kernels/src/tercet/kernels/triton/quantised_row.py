@@ -12,15 +12,10 @@ import triton.language as tl
 from tercet.kernels.ops.quantised import QuantisedWeight
 from tercet.kernels.triton.codes import columns_of
 from tercet.kernels.triton.launch import Tiling, await_previous, early_start, release_next
+from tercet.kernels.triton.one_row import SHORTEST, piece_of, rows_of, store_outputs
 
 TILINGS = (Tiling(8192, 4), Tiling(4096, 2), Tiling(4096, 4), Tiling(8192, 8), Tiling(16384, 4), Tiling(16384, 8))
 """Weights that a program reads at a time. The first is the one in use."""
-
-_LONGEST = 2048
-"""Weights that are read at a time of one row."""
-
-_SHORTEST = 256
-"""Weights of one row that are worth a read."""
 
 _WHOLE = 0x4B000000
 """The bits of 2^23, a float32 that is as much more as the 23 bits below them say.
@@ -74,10 +69,11 @@ def _group_sums(words, x_ptr, zero, whole, FORMAT: tl.constexpr, GROUPS: tl.cons
 @triton.jit(do_not_specialize=["whole"])
 def quantised_row_kernel(
     x_ptr,  # [SIZE]
-    words_ptr,  # int32 [outputs, SIZE / codes in 4 bytes]
+    words_ptr,  # int32 [outputs, SIZE / codes in 4 bytes], or of [2 * outputs, ...] where GATED, gates first
     scales_ptr,
     zeros_ptr,
     bias_ptr,
+    residual_ptr,  # [outputs], added to them
     out_ptr,  # [outputs]
     outputs,
     stride_scales,
@@ -86,19 +82,19 @@ def quantised_row_kernel(
     FORMAT: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
+    GATED: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,  # of 8 bytes, read at a time of one row
     EARLY: tl.constexpr,
 ):
-    """ROWS outputs. A group is what a thread reads at once; its columns share a scale."""
+    """The outputs of ROWS rows of the weight. A group is what a thread reads at once; its columns share a scale."""
     COLUMNS: tl.constexpr = 16 if FORMAT == "int4" else 8  # of a group
-    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = output < outputs
+    row, there = rows_of(outputs, ROWS, GATED)
     group = tl.arange(0, GROUPS)
     piece = (group[:, None] * 2 + tl.arange(0, 2)[None, :])[None, :, :, None]
-    words_at = words_ptr + output.to(tl.int64)[:, None, None, None] * (SIZE // COLUMNS * 2) + piece
+    words_at = words_ptr + row.to(tl.int64)[:, None, None, None] * (SIZE // COLUMNS * 2) + piece
     words_there = there[:, None, None, None]
-    scales_row = output.to(tl.int64)[:, None] // SCALE_ROWS * stride_scales
+    scales_row = row.to(tl.int64)[:, None] // SCALE_ROWS * stride_scales
     sums = tl.zeros([ROWS, GROUPS], tl.float32)
     soon = tl.load(words_at, mask=words_there, other=0)
     await_previous(EARLY)
@@ -119,33 +115,33 @@ def quantised_row_kernel(
     release_next(EARLY)
     out = tl.sum(sums, 1)
     if SCALE_COLUMNS == SIZE and zeros_ptr is None:
-        out *= tl.load(scales_ptr + output.to(tl.int64) // SCALE_ROWS * stride_scales, mask=there, other=0.0)
+        out *= tl.load(scales_ptr + row.to(tl.int64) // SCALE_ROWS * stride_scales, mask=there, other=0.0)
     if FORMAT == "fp8":
         out *= _E4M3_STEP
-    if bias_ptr is not None:
-        out += tl.load(bias_ptr + output, mask=there, other=0.0).to(tl.float32)
-    tl.store(out_ptr + output, out.to(out_ptr.dtype.element_ty), mask=there)
+    store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATED)
 
 
 def is_row(x: torch.Tensor, weight: QuantisedWeight) -> bool:
     """Whether `row_linear` knows this: one row, of a size of whole pieces that are worth reading."""
     k = weight.shape[1]
-    return x.numel() == k and x.is_contiguous() and _piece(k) >= _SHORTEST
-
-
-def _piece(size: int) -> int:
-    """The largest power of two, of at most _LONGEST, that divides a size."""
-    return min(size & -size, _LONGEST)
+    return x.numel() == k and x.is_contiguous() and piece_of(k) >= SHORTEST
 
 
 def row_linear(
-    x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None, *, tiling: Tiling = TILINGS[0]
+    x: torch.Tensor,
+    weight: QuantisedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    gated: bool = False,
+    tiling: Tiling = TILINGS[0],
 ) -> torch.Tensor:
-    """One row [..., k] times a weight: [..., n]."""
+    """One row [..., k] times a weight, `gated` as `project`, plus the residual: [..., n] or half of that."""
     n, k = weight.shape
     columns, _ = columns_of(weight)
-    out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
-    piece = _piece(k)
+    outputs = n // 2 if gated else n
+    out = torch.empty(*x.shape[:-1], outputs, dtype=x.dtype, device=x.device)
+    piece = piece_of(k)
     rows = tiling.block // piece
     quantised_row_kernel[(triton.cdiv(n, rows),)](
         x,
@@ -153,14 +149,16 @@ def row_linear(
         weight.scales,
         weight.zeros,
         bias,
+        residual,
         out,
-        n,
+        outputs,
         weight.scales.stride(0),
         _WHOLE,
         SIZE=k,
         FORMAT=weight.format,
         SCALE_ROWS=weight.block[0],
         SCALE_COLUMNS=columns,
+        GATED=gated,
         ROWS=rows,
         GROUPS=piece // (16 if weight.format == "int4" else 8),
         num_warps=tiling.warps,

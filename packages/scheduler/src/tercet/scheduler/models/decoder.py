@@ -26,12 +26,11 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the MLP adds, not yet added, and the sum of everything before it; all [tokens, hidden]."""
-        x, residual = self.input_layernorm.add(x, residual)
-        x = self.self_attn(x, positions, batch)
-        x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp(x), residual
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the MLP gives, and the sum of everything before it if that is not added yet; all [tokens, hidden]."""
+        x, residual = self.self_attn(self.input_layernorm, x, residual, positions, batch)
+        added: tuple[torch.Tensor, torch.Tensor | None] = self.mlp(self.post_attention_layernorm, x, residual)
+        return added
 
 
 class Decoder(nn.Module):
@@ -75,4 +74,4 @@ class CausalLM(OpsModule):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, vocab] of the model's dtype."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return self.ops.linear(hidden, head.weight, None)
+        return self.ops.project(hidden, head.weight, None)

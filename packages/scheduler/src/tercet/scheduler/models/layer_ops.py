@@ -5,9 +5,8 @@ from typing import NamedTuple, Protocol, cast
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tercet.kernels.ops.activation import silu_and_mul
 from tercet.kernels.ops.moe import ExpertWeights, fused_moe
-from tercet.kernels.ops.quantised import QuantisedWeight, linear_quantised
+from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope
 from tercet.kernels.triton import missing_triton
@@ -56,17 +55,22 @@ class LayerOps(Protocol):
     def add_rmsnorm(  # noqa: D102
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def linear(  # noqa: D102
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    def project(  # noqa: D102
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *, gated: bool = False
     ) -> torch.Tensor: ...
-    def gated_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """silu(x @ gate.T) * (x @ up.T), of a weight that is both."""
-        ...
-
-    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor: ...  # noqa: D102
-    def linear_quantised(  # noqa: D102
-        self, x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None
-    ) -> torch.Tensor: ...
+    def project_normed(  # noqa: D102
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        weight: Weight,
+        bias: torch.Tensor | None,
+        *,
+        gated: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def project_onto(  # noqa: D102
+        self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
     def fused_moe(  # noqa: D102
         self,
         x: torch.Tensor,
@@ -102,16 +106,9 @@ class TorchLayerOps:
     rmsnorm = staticmethod(rmsnorm)
     add_rmsnorm = staticmethod(add_rmsnorm)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See `torch.nn.functional.linear`."""
-        return F.linear(x, weight, bias)
-
-    def gated_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See `LayerOps.gated_linear`."""
-        return silu_and_mul(F.linear(x, weight, bias))
-
-    silu_and_mul = staticmethod(silu_and_mul)
-    linear_quantised = staticmethod(linear_quantised)
+    project = staticmethod(project)
+    project_normed = staticmethod(project_normed)
+    project_onto = staticmethod(project_onto)
     fused_moe = staticmethod(fused_moe)
 
     def attend(
@@ -138,15 +135,14 @@ class TritonLayerOps:
     """Fused kernels, for models that decode: `attend` takes a `CachedBatch`."""
 
     def __init__(self) -> None:
-        from tercet.kernels.triton import activation, embedding, linear, moe, quantised, rmsnorm, rope
+        from tercet.kernels.triton import embedding, moe, projection, rmsnorm, rope
 
         self.embedding = embedding.embedding
         self.rmsnorm = rmsnorm.rmsnorm
         self.add_rmsnorm = rmsnorm.add_rmsnorm
-        self.linear = linear.linear
-        self.gated_linear = linear.gated_linear
-        self.silu_and_mul = activation.silu_and_mul
-        self.linear_quantised = quantised.linear_quantised
+        self.project = projection.project
+        self.project_normed = projection.project_normed
+        self.project_onto = projection.project_onto
         self.fused_moe = moe.fused_moe
         self._rope_store = rope.rope_store
 

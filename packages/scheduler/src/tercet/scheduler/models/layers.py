@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
+from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantised import QuantisedWeight
 from tercet.kernels.ops.rope import rope_cache
 from tercet.scheduler.executor.model_config import ModelConfig
@@ -63,11 +64,24 @@ class Linear(Matrix):
         self.bias = _parameter(sum(runs), dtype=dtype) if bias else None
         self.quantised: QuantisedWeight | None = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., inputs] -> [..., outputs]."""
-        if self.quantised is not None:
-            return self.ops.linear_quantised(x, self.quantised, self.bias)
-        return self.ops.linear(x, self.weight, self.bias)
+    @property
+    def value(self) -> Weight:
+        """What is computed with."""
+        return self.weight if self.quantised is None else self.quantised
+
+    def forward(self, x: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
+        """[tokens, inputs] -> [tokens, outputs]: see `tercet.kernels.ops.projection` for this and what follows."""
+        return self.ops.project(x, self.value, self.bias, gated=gated)
+
+    def of_normed(
+        self, norm: "RMSNorm", x: torch.Tensor, residual: torch.Tensor | None, *, gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(what it gives of the normalised x + residual, x + residual)."""
+        return self.ops.project_normed(x, residual, norm.value, self.value, self.bias, gated=gated)
+
+    def onto(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(what it gives of x, what is yet to be added to that)."""
+        return self.ops.project_onto(x, residual, self.value, self.bias)
 
 
 class FusedLinear(Linear):
@@ -88,12 +102,17 @@ class RMSNorm(OpsModule):
         self.weight = _parameter(size, dtype=dtype)
         self.eps = eps
 
+    @property
+    def value(self) -> Norm:
+        """What is computed with."""
+        return Norm(self.weight, self.eps)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise the last dimension."""
         return self.ops.rmsnorm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(normalised x + residual, x + residual); a model's first norm has no residual yet."""
+        """(normalised x + residual, x + residual); without a residual, x is all there is."""
         if residual is None:
             return self(x), x
         return self.ops.add_rmsnorm(x, residual, self.weight, self.eps)
@@ -147,9 +166,18 @@ class Attention(OpsModule):
             for size in (queries, keys)
         )
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]."""
-        q, k, v = self.qkv_proj(x).view(len(x), -1, self.head_dim).split([self.heads, self.kv_heads, self.kv_heads], 1)
+    def forward(
+        self,
+        norm: RMSNorm,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        batch: Batch,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden]."""
+        qkv, residual = self.qkv_proj.of_normed(norm, x, residual)
+        heads = qkv.view(len(x), -1, self.head_dim)
+        q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], 1)
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             if self.norms_heads:
@@ -158,8 +186,7 @@ class Attention(OpsModule):
                 q, k = self.q_norm(q.flatten(1)).view_as(q), self.k_norm(k.flatten(1)).view_as(k)
         scale, table = self.head_dim**-0.5, self.rotary.cache
         out = self.ops.attend(batch, self.layer_id, (q, k, v), positions, table, norms, scale=scale, window=self.window)
-        projected: torch.Tensor = self.o_proj(out.flatten(1))
-        return projected
+        return self.o_proj.onto(out.flatten(1), residual)
 
 
 class GatedMLP(OpsModule):
@@ -174,16 +201,17 @@ class GatedMLP(OpsModule):
         self.gate_up_proj = FusedLinear(config.hidden_size, parts, bias=bias, dtype=config.dtype, quantised=quantised)
         self.down_proj = Linear(size, config.hidden_size, bias=bias, dtype=config.dtype, quantised=quantised)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]."""
-        out: torch.Tensor = self.down_proj(self._gated(x))
-        return out
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden]."""
+        gated, residual = self.gate_up_proj.of_normed(norm, x, residual, gated=True)
+        return self.down_proj.onto(gated, residual)
 
-    def _gated(self, x: torch.Tensor) -> torch.Tensor:
-        project = self.gate_up_proj
-        if project.quantised is not None:
-            return self.ops.silu_and_mul(project(x))
-        return self.ops.gated_linear(x, project.weight, project.bias)
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """Of what is normalised already: [tokens, hidden] -> [tokens, hidden]."""
+        out: torch.Tensor = self.down_proj(self.gate_up_proj(x, gated=True))
+        return out
 
 
 class Embedding(Matrix):

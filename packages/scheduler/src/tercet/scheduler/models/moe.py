@@ -7,7 +7,7 @@ from tercet.kernels.ops.moe import ExpertWeights, QuantisedExperts, route
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.moe_config import MoeConfig
 from tercet.scheduler.models.layer_ops import OpsModule
-from tercet.scheduler.models.layers import GatedMLP, Linear
+from tercet.scheduler.models.layers import GatedMLP, Linear, RMSNorm
 from tercet.scheduler.models.shard import Shard
 
 
@@ -54,13 +54,16 @@ class MixtureOfExperts(OpsModule):
             Linear(config.hidden_size, 1, bias=False, dtype=config.dtype) if moe.shared_size else None
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, hidden]."""
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden]."""
+        x, residual = norm.add(x, residual)
         weights, experts = route(self.gate(x), self.top_k, renormalise=self.renormalise)
         out = self.ops.fused_moe(x, weights, experts, self.experts.gate_up_proj.value, self.experts.down_proj.value)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
-            out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
-        return out
+            out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert.of(x)
+        return out, residual
 
 
 def mlp_of(config: ModelConfig, layer: int, shard: Shard) -> GatedMLP | MixtureOfExperts:

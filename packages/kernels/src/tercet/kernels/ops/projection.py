@@ -1,0 +1,50 @@
+"""The linear layers of a model, with what stands around them: a norm before, a gate or a sum after."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from tercet.kernels.ops.activation import silu_and_mul
+from tercet.kernels.ops.quantised import QuantisedWeight, linear_quantised
+from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
+
+Weight = torch.Tensor | QuantisedWeight
+"""[outputs, inputs]"""
+
+
+class Norm(NamedTuple):
+    """An RMS norm: see `rmsnorm`."""
+
+    weight: torch.Tensor  # [size]
+    eps: float
+
+
+def project(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gated: bool = False) -> torch.Tensor:
+    """The product x @ weight.T + bias: [tokens, inputs] -> [tokens, outputs].
+
+    Where it is `gated`, a weight holds gates and then as many ups, and silu(gate) * up [tokens, outputs / 2] is given.
+    """
+    out = linear_quantised(x, weight, bias) if isinstance(weight, QuantisedWeight) else F.linear(x, weight, bias)
+    return silu_and_mul(out) if gated else out
+
+
+def project_normed(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm: Norm,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(`project` of the normalised x + residual, x + residual); without a residual, x is all there is."""
+    normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
+    return project(normed, weight, bias, gated=gated), total
+
+
+def project_onto(
+    x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`project`, and what is yet to be added to it: the residual, or nothing where it is part of the result already."""
+    return project(x, weight, bias), residual

@@ -1,0 +1,66 @@
+"""The linear layers of a model. One row is left to a kernel that does everything at once; more go to torch, whose
+library knows them better, or are unpacked on their way to the tensor cores, with kernels of their own around them.
+
+A norm stays a kernel of its own before weights in few bits, whose programs are busy enough. The references are those of
+`tercet.kernels.ops.projection`.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from tercet.kernels.ops.projection import Norm, Weight
+from tercet.kernels.ops.quantised import QuantisedWeight
+from tercet.kernels.triton import linear, quantised_row
+from tercet.kernels.triton.activation import silu_and_mul
+from tercet.kernels.triton.quantised import linear_quantised
+from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
+
+
+def project(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gated: bool = False) -> torch.Tensor:
+    """As the reference."""
+    if _is_row(x, weight):
+        return _row_linear(x, weight, bias, gated=gated)
+    many = linear_quantised(x, weight, bias) if isinstance(weight, QuantisedWeight) else F.linear(x, weight, bias)
+    return silu_and_mul(many) if gated else many
+
+
+def project_normed(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm: Norm,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the reference."""
+    if residual is None and not isinstance(weight, QuantisedWeight) and linear.is_row(x, weight):
+        return linear.row_linear(x, weight, bias, norm=norm, gated=gated), x
+    normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
+    return project(normed, weight, bias, gated=gated), total
+
+
+def project_onto(
+    x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As the reference: the residual of one row is part of the result already."""
+    if _is_row(x, weight):
+        return _row_linear(x, weight, bias, residual=residual), None
+    return project(x, weight, bias), residual
+
+
+def _is_row(x: torch.Tensor, weight: Weight) -> bool:
+    return quantised_row.is_row(x, weight) if isinstance(weight, QuantisedWeight) else linear.is_row(x, weight)
+
+
+def _row_linear(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    *,
+    residual: torch.Tensor | None = None,
+    gated: bool = False,
+) -> torch.Tensor:
+    if isinstance(weight, QuantisedWeight):
+        return quantised_row.row_linear(x, weight, bias, residual=residual, gated=gated)
+    return linear.row_linear(x, weight, bias, residual=residual, gated=gated)
