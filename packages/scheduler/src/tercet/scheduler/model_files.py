@@ -83,7 +83,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def saved_dtype(config: Mapping[str, Any]) -> str:
     """The dtype that config.json says the weights were saved in, in the older form or the new: "bfloat16" and so on."""
-    return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    parts = config, config.get("text_config")  # of a model that reads more than text
+    named = [part.get(name) for part in parts if isinstance(part, dict) for name in ("dtype", "torch_dtype")]
+    return str(next(filter(None, named), "float32")).removeprefix("torch.")
 
 
 def served_dtype(directory: Path, wanted: str = "auto", *, gpu: bool, encoder: bool = False) -> str:

@@ -40,18 +40,27 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """The shape of a decoder-only model, and the dtype it is served in."""
+class DecoderShape:
+    """What whoever serves a decoder-only model must know of it, whichever modules compute it."""
 
     architecture: str
-    hidden_size: int
-    intermediate_size: int
     layers: int
-    heads: int
     kv_heads: int
     head_dim: int
     vocab_size: int
     context_length: int
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype
+    """In which it is served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(DecoderShape):
+    """The whole config of a model of this package."""
+
+    hidden_size: int
+    intermediate_size: int
+    heads: int
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
@@ -59,8 +68,6 @@ class ModelConfig:
     mlp_bias: bool
     windows: tuple[int, ...]
     """Tokens of sliding window in each layer, the token itself included; 0 sees everything."""
-    eos_token_ids: tuple[int, ...]
-    dtype: torch.dtype
     quantization: StoredQuantization | None = None
     moe: MoeConfig | None = None
 
@@ -109,7 +116,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         attention_bias=_attention_bias(fields, architecture),
         mlp_bias=fields.flag("mlp_bias"),
         windows=_windows(fields, architecture, layers),
-        eos_token_ids=_eos_token_ids(config, generation),
+        eos_token_ids=end_ids(config, generation),
         dtype=saved_torch_dtype(config, dtype),
         quantization=parse_quantization(config),
         moe=parse_moe(fields, architecture, layers),
@@ -228,7 +235,7 @@ def _sliding_layers(fields: Fields, architecture: str, layers: int) -> list[bool
     return [kind == "sliding_attention" for kind in kinds]
 
 
-def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
     """The ids that end a text: those of generation_config.json, or else of config.json."""
     value = generation.get("eos_token_id")
     value = config.get("eos_token_id") if value is None else value

@@ -14,6 +14,7 @@ from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.select import attention_backend, graph_backend
 from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native.abi import FORMATS
 from tercet.kernels.native.library import load_library
 from tercet.kernels.native.linear import Quantization
 from tercet.kernels.native.ops import NativeOps
@@ -26,7 +27,7 @@ from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
-from tercet.scheduler.executor.model_config import ModelConfig, computed_dtype
+from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.pacing import telling
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
@@ -38,9 +39,12 @@ from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
 from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.desk import GrammarDesk
+from tercet.scheduler.model_files import read_json
+from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.layer_ops import layer_ops, use_ops
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.native_linear import use_native_linears
+from tercet.scheduler.models.registry import build_model, is_ours, named_architecture
 from tercet.scheduler.ports import Advance
 
 logger = logging.getLogger(__name__)
@@ -119,7 +123,7 @@ class TpModelWorker:
         self, options: WorkerOptions, progress: Progress | None = None, advance: Advance = lambda: None
     ) -> None:
         device = torch.device(_device(options.device))
-        config = ModelConfig.load(options.model, computed_dtype(options.model, options.dtype, device))
+        config = _shape_of(options, device)
         try:
             backend = attention_backend(options.attention_backend, device)
         except UnavailableBackendError as error:
@@ -133,8 +137,9 @@ class TpModelWorker:
         )
         scales = _kv_scales(options, config, shape)
         self._grammars = _grammars(options, config)
-        model = _load(options, config, shape, device, native=backend is CpuAttention, progress=progress)
-        ops = _sampling_ops(model, device)
+        native = backend is CpuAttention
+        model = _load(options, config, shape, device, native=native, progress=progress)
+        ops = _sampling_ops(model, device, native=native)
         given = options.kv_cache_bytes
         if given is None:
             given = _kv_bytes(options, config, context_length, shape, device, model, backend, ops)
@@ -205,9 +210,16 @@ def _done(run: Callable[[], StepOutput]) -> Future[StepOutput]:
     return future
 
 
+def _shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:
+    """A `ModelConfig`, of an architecture that is written here."""
+    dtype = computed_dtype(options.model, options.dtype, device)
+    ours = is_ours(named_architecture(read_json(options.model / "config.json")))
+    return (ModelConfig.load if ours else hugging_face.read_shape)(options.model, dtype)
+
+
 def _load(
     options: WorkerOptions,
-    config: ModelConfig,
+    config: DecoderShape,
     shape: KVShape,
     device: torch.device,
     *,
@@ -215,11 +227,13 @@ def _load(
     progress: Progress | None,
 ) -> Model:
     """The model with its weights, on native kernels where they know it."""
+    if device.type == "cpu":
+        limit_torch(options.threads)
+    if not isinstance(config, ModelConfig):
+        return _hosted(options, config, device, native=native)
     why_torch = missing_native(config, shape.dtype) if native else "they come with attention backend 'cpu'"
     if options.quantization != "none" and why_torch:
         raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
-    if device.type == "cpu":
-        limit_torch(options.threads)
     model = build_model(config, device)
     if options.load_format == "dummy":
         dummy_weights(model, quantization=config.quantization if device.type == "cuda" else None)
@@ -239,9 +253,25 @@ def _load(
     return packed
 
 
-def _sampling_ops(model: Model, device: torch.device) -> SamplingOps:
-    """The fastest for where the logits are."""
-    if isinstance(model, NativeCausalLM):
+def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *, native: bool) -> Model:
+    """A model that runs on transformers' modules, with linear layers on native kernels where these know the dtype."""
+    why_torch = "" if native else "they come with attention backend 'cpu'"
+    if native and shape.dtype not in FORMATS:
+        why_torch = f"native kernels do not read weights in {str(shape.dtype).removeprefix('torch.')}"
+    if options.quantization != "none" and why_torch:
+        raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
+    model = hugging_face.load(options.model, shape, device, dummy=options.load_format == "dummy")
+    if not why_torch:
+        library = load_library()
+        if options.threads is not None:
+            library.set_threads(options.threads)
+        use_native_linears(model, library, options.quantization)
+    return model
+
+
+def _sampling_ops(model: Model, device: torch.device, *, native: bool) -> SamplingOps:
+    """The fastest for where the logits are, and what they are: native kernels read float32."""
+    if native and isinstance(model, NativeCausalLM | hugging_face.HuggingFaceCausalLM):
         return NativeOps(load_library())
     if device.type == "cuda" and not missing_triton(device):
         from tercet.kernels.triton import sampler_ops as fused_ops
@@ -267,7 +297,7 @@ def _graphs(
 
 
 def _capacity(
-    options: WorkerOptions, config: ModelConfig, context_length: int, pool: KVPool, grammars: SlotGrammars | None
+    options: WorkerOptions, config: DecoderShape, context_length: int, pool: KVPool, grammars: SlotGrammars | None
 ) -> Capacity:
     """What the core must know of a worker."""
     return Capacity(
@@ -281,7 +311,7 @@ def _capacity(
     )
 
 
-def _grammars(options: WorkerOptions, config: ModelConfig) -> SlotGrammars | None:
+def _grammars(options: WorkerOptions, config: DecoderShape) -> SlotGrammars | None:
     backend = grammar_backend(options.grammar_backend, options.model, config.vocab_size, config.eos_token_ids)
     if backend is None:
         return None
@@ -294,14 +324,14 @@ def _device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _context_length(options: WorkerOptions, config: ModelConfig) -> int:
+def _context_length(options: WorkerOptions, config: DecoderShape) -> int:
     wanted = options.context_length or config.context_length
     if wanted > config.context_length:
         raise ValueError(f"context_length {wanted} is beyond the model's {config.context_length}")
     return wanted
 
 
-def _kv_scales(options: WorkerOptions, config: ModelConfig, shape: KVShape) -> Mapping[int, Scales] | None:
+def _kv_scales(options: WorkerOptions, config: DecoderShape, shape: KVShape) -> Mapping[int, Scales] | None:
     """Those that a checkpoint has, where the cache has 8 bits."""
     if shape.dtype != E4M3 or options.load_format == "dummy":
         return None
@@ -313,7 +343,7 @@ def _kv_scales(options: WorkerOptions, config: ModelConfig, shape: KVShape) -> M
 
 def _kv_bytes(
     options: WorkerOptions,
-    config: ModelConfig,
+    config: DecoderShape,
     context_length: int,
     shape: KVShape,
     device: torch.device,

@@ -27,13 +27,23 @@ _ARCHITECTURES = {
 """Each architecture's module in this package, whose `build(config, shard)` makes the model."""
 
 
-def architecture_of(config: Mapping[str, Any]) -> str:
-    """The architecture that config.json names. Raises ModelError for one that nothing here can run."""
+def named_architecture(config: Mapping[str, Any]) -> str:
+    """The architecture that config.json names. Raises ModelError where it names none."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
         raise ModelError("config.json: architectures: must name the model's architecture")
-    name = str(names[0])
-    if name not in _ARCHITECTURES:
+    return str(names[0])
+
+
+def is_ours(architecture: str) -> bool:
+    """Whether it is written here."""
+    return architecture in _ARCHITECTURES
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The architecture that config.json names. Raises ModelError for one that is not written here."""
+    name = named_architecture(config)
+    if not is_ours(name):
         raise ModelError(f"config.json: architectures: {name!r} is not one of {', '.join(_ARCHITECTURES)}")
     return name
 
