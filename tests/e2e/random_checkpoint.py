@@ -44,8 +44,8 @@ SENTENCES = [
 ]
 
 
-def write(directory: Path, template: str) -> Path:
-    """Weights and tokenizer, always the same, and a chat template."""
+def write(directory: Path, template: str, family: str = "Qwen3", **more: object) -> Path:
+    """Weights and tokenizer, always the same, and a chat template; `more` is said in the config of that family."""
     import torch
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -62,7 +62,7 @@ def write(directory: Path, template: str) -> Path:
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0])
     wrapped.chat_template = template
     wrapped.save_pretrained(directory)
-    config = transformers.Qwen3Config(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=-(-tokenizer.get_vocab_size() // 8) * 8,
         hidden_size=48,
         intermediate_size=88,
@@ -74,8 +74,9 @@ def write(directory: Path, template: str) -> Path:
         initializer_range=0.1,
         bos_token_id=None,
         eos_token_id=tokenizer.token_to_id(SPECIAL[0]),
+        **more,
     )
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        transformers.Qwen3ForCausalLM(config).save_pretrained(directory)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory

@@ -1,0 +1,69 @@
+"""A model that runs on transformers' own modules, served as any other, and killed as any other."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from openai import OpenAI
+
+from tests.e2e.random_checkpoint import PLAIN, write
+from tests.server_process import Server
+
+SLIDES = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 12}
+TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("gemma") / "tiny-gemma", PLAIN, "Gemma3Text", **SLIDES)
+
+
+@pytest.fixture(scope="module")
+def hosted(start: Callable[..., Server], gemma: Path) -> Iterator[Server]:
+    server = start(str(gemma), "--kv-cache-bytes", "64MiB").wait()
+    yield server
+    assert server.stop() == 0, "\n".join(server.lines)
+
+
+@pytest.fixture
+def client(hosted: Server) -> OpenAI:
+    return hosted.client()
+
+
+@torch.inference_mode()
+def greedy(directory: Path, prompt: str) -> str:
+    """What transformers says, each token of a forward over all before it."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    ids = first = tokenizer(prompt)["input_ids"]
+    for _ in range(TOKENS):
+        ids = [*ids, int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())]
+    text: str = tokenizer.decode(ids[len(first) :])
+    return text
+
+
+def test_it_says_what_transformers_says(client: OpenAI, hosted: Server, gemma: Path) -> None:
+    prompt = "The quick brown fox books a table for four on Friday, outside"
+    answer = client.completions.create(
+        model=hosted.model(), prompt=prompt, max_tokens=TOKENS, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert answer.choices[0].text == greedy(gemma, prompt)
+
+
+def test_it_follows_a_schema(client: OpenAI, hosted: Server) -> None:
+    schema = {"type": "object", "properties": {"guests": {"enum": [1, 2, 3]}}, "required": ["guests"]}
+    answer = client.chat.completions.create(
+        model=hosted.model(),
+        messages=[{"role": "user", "content": "How many?"}],
+        max_tokens=200,
+        temperature=1.0,
+        seed=1,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": {**schema, "additionalProperties": False}, "strict": True},
+        },
+    )
+    assert json.loads(answer.choices[0].message.content or "")["guests"] in (1, 2, 3)
