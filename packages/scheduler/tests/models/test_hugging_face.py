@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from tercet.kernels.native.library import load_library
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.trial import try_out
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.hugging_face import load, read_shape
+from tercet.scheduler.models.hugging_face import HuggingFaceCausalLM, load, read_shape
 from tercet.scheduler.models.native_linear import use_native_linears
 
 SHAPE = {
@@ -45,9 +47,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "SmolLM3": {"no_rope_layers": [1, 0, 1, 1]},
     "GPTNeoX": {"num_key_value_heads": 4},
     "Starcoder2": {"use_bias": True},
+    "GPT2": {"n_inner": 96, "num_key_value_heads": 4},
 }
 """transformers' name of each, and what its config has beside the shape."""
-NAMES = {"Gemma3Text": "Gemma3"}
+NAMES = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
 """Where models are called otherwise than configs."""
 PROMPTS = [list(range(30, 71)), [7, 200, 45]]
 
@@ -57,7 +60,7 @@ def make(family: str, directory: Path) -> Path:
     config = getattr(transformers, f"{family}Config")(**(SHAPE | FAMILIES[family]))
     with torch.random.fork_rng():
         torch.manual_seed(sum(family.encode()))
-        model = getattr(transformers, f"{NAMES.get(family, family)}ForCausalLM")(config)
+        model = getattr(transformers, NAMES.get(family, f"{family}ForCausalLM"))(config)
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name or "sinks" in name:
                 torch.nn.init.normal_(parameter, float(parameter.detach().mean()), 0.2)
@@ -190,6 +193,7 @@ def changed(directory: Path, target: Path, changes: dict[str, Any]) -> Path:
         ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "cannot be given another attention"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: weights in few bits"),
         ({"auto_map": {"AutoConfig": "evil.Config"}, "model_type": "evil"}, "transformers cannot read it"),
+        ({"layer_types": ["full_attention", "conv"] * 2}, "layer_types: conv is not supported"),
         ({"num_hidden_layers": 5}, "does not fit its config.json: missing: .*layers.4"),
         ({"intermediate_size": 100}, r"of the wrong shape: model\.layers\.0\.mlp\.down_proj\.weight \[64, 96\] inst"),
     ],
@@ -200,6 +204,39 @@ def test_what_cannot_be_served_is_refused(
     directory = changed(made("Phi3"), tmp_path, changes)
     with pytest.raises(ModelError, match=message):
         TpModelWorker(options(directory))
+
+
+class Recalling(HuggingFaceCausalLM):
+    """Adds to each token what came before it in the same step, as a convolution over tokens does."""
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any) -> torch.Tensor:
+        hidden = super().forward(input_ids, positions, batch)
+        return torch.nn.functional.pad(hidden, (0, 0, 1, 0))[:-1] + hidden
+
+
+def test_a_model_that_keeps_more_than_keys_and_values_is_refused(made: Callable[[str], Path]) -> None:
+    shape = read_shape(made("Phi3"), "float32")
+    model = load(made("Phi3"), shape, torch.device("cpu"))
+    model.__class__ = Recalling
+    with pytest.raises(ModelError, match="Phi3ForCausalLM keeps more of a text than keys and values"):
+        try_out(model, shape, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 5}, r"attends in layers \[0, 1, 2, 3\] of 5"),
+        ({"kv_heads": 4}, r"layer 0 has keys \[2, 16\], not \[4, 16\]"),
+        ({"vocab_size": 290}, r"has logits \[1, 300\] for 290 tokens"),
+    ],
+)
+def test_a_model_that_is_not_as_its_config_says_is_refused(
+    changes: dict[str, Any], message: str, made: Callable[[str], Path]
+) -> None:
+    shape = read_shape(made("Phi3"), "float32")
+    model = load(made("Phi3"), shape, torch.device("cpu"))
+    with pytest.raises(ModelError, match=message):
+        try_out(model, replace(shape, **changes), torch.device("cpu"))
 
 
 def test_a_file_that_is_cut_off_is_refused(made: Callable[[str], Path], tmp_path: Path) -> None:

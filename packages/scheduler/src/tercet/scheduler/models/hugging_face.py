@@ -15,6 +15,7 @@ from torch import nn
 
 from tercet.scheduler.executor.config_fields import Fields, wrong
 from tercet.scheduler.executor.model_config import DecoderShape, end_ids, saved_torch_dtype
+from tercet.scheduler.executor.trial import try_out
 from tercet.scheduler.model_files import ModelError, read_header, read_json, weight_files
 from tercet.scheduler.models.layer_ops import Batch
 from tercet.scheduler.models.registry import named_architecture
@@ -41,8 +42,7 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
     config = read_json(directory / "config.json")
     theirs, architecture = _config(directory), named_architecture(config)
     _check_class(theirs, architecture)
-    text = theirs.get_text_config(decoder=True)
-    fields = Fields(text.to_dict())
+    fields = _fields(theirs)
     heads = fields.count("num_attention_heads")
     generation = directory / "generation_config.json"
     return DecoderShape(
@@ -52,7 +52,7 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
         head_dim=fields.count("head_dim", fields.count("hidden_size") // heads),
         vocab_size=fields.count("vocab_size"),
         context_length=_context_length(fields),
-        eos_token_ids=end_ids(text.to_dict() | config, read_json(generation) if generation.is_file() else {}),
+        eos_token_ids=end_ids({**fields.values, **config}, read_json(generation) if generation.is_file() else {}),
         dtype=saved_torch_dtype(config, dtype),
     )
 
@@ -82,7 +82,7 @@ def load(directory: Path, shape: DecoderShape, device: torch.device, *, dummy: b
         _check_fit(directory, found)
     logger.info("%s runs on transformers' own modules", shape.architecture)
     hosted = HuggingFaceCausalLM(model.to(device).requires_grad_(False).eval())
-    hosted.try_out(shape)
+    try_out(hosted, shape, device)
     return hosted
 
 
@@ -112,42 +112,28 @@ class HuggingFaceCausalLM(nn.Module):
         logits: torch.Tensor = self.head(inputs_embeds=hidden[None], use_cache=False, return_dict=True).logits[0]
         return logits.float() if logits.device.type == "cpu" else logits
 
-    @torch.inference_mode()
-    def try_out(self, shape: DecoderShape) -> None:
-        """One token. Raises ModelError where layers do not attend as the shape says, once each, over our cache."""
-        seen = _Seen(shape)
-        zero = torch.zeros(1, dtype=torch.int64, device=next(self.parameters()).device)
-        try:
-            self(zero, zero, seen)
-        except TypeError as error:
-            raise ModelError(f"{shape.architecture} cannot be given another attention: {error}") from error
-        if sorted(seen.layers) != list(range(shape.layers)):
-            raise ModelError(f"{shape.architecture} attends in layers {seen.layers} of {shape.layers}")
-
 
 class _Handed(nn.Module):
     """Takes the place of a body: what it is given is what the body gave."""
 
-    def forward(self, *_: object, inputs_embeds: torch.Tensor, **__: object) -> object:
-        """In the form that heads of all models read."""
-        from transformers.modeling_outputs import MoeModelOutputWithPast
-
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *_: object, inputs_embeds: torch.Tensor, **__: object) -> "_Given":
+        """In a form that heads of all models can read."""
+        return _Given(inputs_embeds)
 
 
-class _Seen:
-    """A `Batch` that only looks at what it is given."""
+class _Given:
+    """The output of a body, of which there is nothing but the hidden states."""
 
-    def __init__(self, shape: DecoderShape) -> None:
-        self._shape = shape
-        self.layers: list[int] = []
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
 
-    def attend(self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object) -> torch.Tensor:
-        expected = (1, self._shape.kv_heads, self._shape.head_dim)
-        if k.shape != expected or v.shape != expected:
-            raise ModelError(f"layer {layer_id} has keys {list(k.shape)} and values {list(v.shape)}, not {expected}")
-        self.layers.append(layer_id)
-        return q
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        """Caches, attentions, losses of routers: none."""
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 @cache
@@ -210,21 +196,38 @@ def _check_class(config: "PreTrainedConfig", architecture: str) -> None:
     from transformers import AutoModelForCausalLM
 
     found = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    names = [kind.__name__ for kind in (found if isinstance(found, tuple) else [found]) if kind is not None]
-    if architecture not in names:
-        why = f"transformers has {' and '.join(names)} for it" if names else "transformers has no decoder for it"
+    kinds = {kind.__name__: kind for kind in (found if isinstance(found, tuple) else [found]) if kind is not None}
+    if architecture not in kinds:
+        why = f"transformers has {' and '.join(kinds)} for it" if kinds else "transformers has no decoder for it"
         raise wrong("architectures", f"{architecture!r} is not supported: {why}")
-    for name, reason in _REFUSED.items():
-        if getattr(config, name, None) or getattr(config.get_text_config(decoder=True), name, None):
-            raise wrong(name, reason)
-    model = found if not isinstance(found, tuple) else next(kind for kind in found if kind.__name__ == architecture)
-    if not model._supports_attention_backend:
+    if not kinds[architecture]._supports_attention_backend:
         raise wrong("architectures", f"{architecture!r} is not supported: it cannot be given another attention")
+
+
+_READ = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "vocab_size"),
+    *("max_position_embeddings", "rope_parameters", "layer_types", "eos_token_id", *_REFUSED),
+)
+
+
+def _fields(config: "PreTrainedConfig") -> Fields:
+    """What is read of a config, by the names that transformers gives to what families call otherwise."""
+    text = config.get_text_config(decoder=True)
+    try:
+        values = {name: getattr(text, name, None) for name in _READ}
+    except ValueError as error:  # of layers that differ
+        raise ModelError(f"config.json: {error}") from error
+    for name, reason in _REFUSED.items():
+        if values[name] or getattr(config, name, None):
+            raise wrong(name, reason)
+    if strange := {*(values["layer_types"] or ())} - {"full_attention", "sliding_attention"}:
+        raise wrong("layer_types", f"{' and '.join(sorted(strange))} is not supported")
+    return Fields(values)
 
 
 def _context_length(fields: Fields) -> int:
     length = fields.count("max_position_embeddings")
-    rope = fields.values.get("rope_parameters") or {}
+    rope = fields.values["rope_parameters"] or {}
     if rope.get("rope_type") in _STRETCHED:
         return min(length, int(rope.get("original_max_position_embeddings") or length))
     return length
