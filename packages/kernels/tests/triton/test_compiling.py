@@ -95,6 +95,7 @@ print(*sorted(name for name, *_ in seen))
 ATTENDS = """
     for rows, length in ((1, 300), (1, 600), (1, 1000), (1, 5000), (2, 600), (9, 1024), (9, 1000), (16, 600)):
         launches._attention([(1, length)] * rows)
+        launches._rope_decode([(1, length)] * rows)
         launches._attention([(length // 2, length)] * rows)
 """
 
@@ -126,7 +127,8 @@ def compiled(steps: str) -> list[str]:
 
 def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
     names = [name for name in compiled(ATTENDS) if name != "merge_kernel"]
-    assert names == [*["decode_kernel"] * 3, "extend_kernel"], "one split, a few and many"
+    decodes = ["decode_kernel"] * 3, ["rope_decode_kernel"] * 3
+    assert names == [*decodes[0], "extend_kernel", *decodes[1]], "one split, a few and many"
 
 
 def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:

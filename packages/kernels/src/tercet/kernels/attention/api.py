@@ -1,7 +1,7 @@
 """What every attention backend is given and must give back."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -73,5 +73,42 @@ class AttentionBackend(Protocol):
         among them: numbers in them mean what they are. `window` > 0 shows a token only itself and the
         `window - 1` tokens before it; `softcap` > 0 turns a score s into softcap * tanh(s / softcap); `sinks` [heads]
         adds a score without a value to each head's softmax. Returns [tokens, heads, head_dim] in q's dtype.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewTokens:
+    """What one layer brings for the new tokens of a step, as it was projected: neither rotated nor cached."""
+
+    k: torch.Tensor  # [tokens, kv_heads, head_dim], perhaps a part of one projection, as v
+    v: torch.Tensor
+    positions: torch.Tensor  # int64 [tokens]
+    table: torch.Tensor  # of `rope_cache`, over the whole of a head
+    norms: tuple[torch.Tensor, torch.Tensor] | None  # weights [head_dim] of the norms of queries and keys
+    eps: float
+    scales: tuple[float, float]  # of the caches: see `store_kv`
+
+
+@runtime_checkable
+class RotatingBackend(AttentionBackend, Protocol):
+    """A backend that also does what comes before attention, in a step of decodes alone."""
+
+    def attend_new(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        new: NewTokens,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`attend`, of queries and new tokens that are neither normalised nor rotated.
+
+        Writes the new keys and values into the caches, at the batch's `slot_mapping`; several rows may have one slot,
+        if none of them matters. Raises ValueError where a row brings more than one token.
         """
         ...

@@ -1,13 +1,16 @@
 """Attention by our own Triton kernels: `tercet.kernels.triton.paged_attention` tells how."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBatch, NewTokens
 from tercet.kernels.triton.fp8 import readable
 from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two, shared_memory
 from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, merge_kernel
+from tercet.kernels.triton.rope import require_whole_heads
+from tercet.kernels.triton.rope_decode import rope_decode_kernel
 
 _SPLIT = 128
 """Keys that are worth a split of their own."""
@@ -84,27 +87,46 @@ class TritonAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
-        batch = self._batch
-        if batch is None:
-            raise RuntimeError("attend was called before plan")
-        if q.stride()[1:] != (q.shape[2], 1) or not k_cache.is_contiguous() or not v_cache.is_contiguous():
-            raise ValueError("triton attention needs contiguous heads and caches")
-        k_cache, v_cache = readable(k_cache), readable(v_cache)
+        batch, k_cache, v_cache = self._ready(q, k_cache, v_cache)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        options = {
-            "scale": scale,
-            "GROUP": q.shape[1] // k_cache.shape[2],
-            "HEAD_DIM": q.shape[2],
-            "PAGE_SIZE": batch.page_size,
-            "WINDOW": window,
-            "SOFTCAP": softcap,
-            "BLOCK_D": max(16, power_of_two(q.shape[2])),
-        }
+        options = _options(q, k_cache, batch.page_size, scale, window, softcap)
         if batch.decodes:
             self._decode(batch, q, k_cache, v_cache, out, sinks, options)
         if batch.decodes < batch.rows:
             self._extend(batch, q, k_cache, v_cache, out, sinks, options)
         return out
+
+    def attend_new(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        new: NewTokens,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `RotatingBackend.attend_new`."""
+        batch, k_cache, v_cache = self._ready(q, k_cache, v_cache)
+        if batch.decodes < batch.rows:
+            raise ValueError("a row of more than one new token: only decodes are rotated as they attend")
+        require_whole_heads(new.table, q, new.k, new.v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        options = _options(q, k_cache, batch.page_size, scale, window, softcap)
+        self._decode(batch, q, k_cache, v_cache, out, sinks, options, new)
+        return out
+
+    def _ready(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> tuple[AttentionBatch, torch.Tensor, torch.Tensor]:
+        """The planned batch, and the caches as kernels read them."""
+        if self._batch is None:
+            raise RuntimeError("attend was called before plan")
+        if q.stride()[1:] != (q.shape[2], 1) or not k_cache.is_contiguous() or not v_cache.is_contiguous():
+            raise ValueError("triton attention needs contiguous heads and caches")
+        return self._batch, readable(k_cache), readable(v_cache)
 
     def _decode(
         self,
@@ -115,6 +137,7 @@ class TritonAttention:
         out: torch.Tensor,
         sinks: torch.Tensor | None,
         options: dict[str, int | float],
+        new: NewTokens | None = None,
     ) -> None:
         rows, (heads, head_dim), kv_heads = batch.decodes, q.shape[1:], k_cache.shape[2]
         longest = min(batch.page_table.shape[1] * batch.page_size, int(options["WINDOW"]) or 1 << 40)
@@ -125,21 +148,14 @@ class TritonAttention:
             lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
             ended = self._counters(rows * kv_heads, q.device) if splits <= _FEW_SPLITS else None
         blocks = _Blocks.of_decode(int(options["GROUP"]), int(options["BLOCK_D"]), q.element_size())
-        decode_kernel[rows, kv_heads, splits](
-            q,
-            k_cache,
-            v_cache,
-            parts,
-            lse,
-            out,
-            ended,
-            sinks,
-            batch.page_table,
-            batch.kv_lens,
-            q.stride(0),
-            batch.page_table.stride(0),
-            splits,
-            least,
+        memory = (k_cache, v_cache, parts, lse, out, ended, sinks, batch.page_table, batch.kv_lens)
+        sizes = (batch.page_table.stride(0), splits, least)
+        kernel, given = decode_kernel, (q, *memory, q.stride(0), *sizes)
+        if new is not None:
+            kernel, given = rope_decode_kernel, _given_new(q, new, memory, batch.slot_mapping, sizes)
+            options = options | {"BLOCK_HALF": power_of_two(head_dim // 2)}
+        kernel[rows, kv_heads, splits](
+            *given,
             **options,
             SEVERAL=splits > 1,
             BLOCK_M=blocks.queries,
@@ -206,6 +222,31 @@ class TritonAttention:
             num_stages=blocks.stages,
             **early_start(q.device),
         )
+
+
+def _options(
+    q: torch.Tensor, k_cache: torch.Tensor, page_size: int, scale: float, window: int, softcap: float
+) -> dict[str, int | float]:
+    """What decodes and extends are told by name."""
+    return {
+        "scale": scale,
+        "GROUP": q.shape[1] // k_cache.shape[2],
+        "HEAD_DIM": q.shape[2],
+        "PAGE_SIZE": page_size,
+        "WINDOW": window,
+        "SOFTCAP": softcap,
+        "BLOCK_D": max(16, power_of_two(q.shape[2])),
+    }
+
+
+def _given_new(
+    q: torch.Tensor, new: NewTokens, memory: tuple[Any, ...], slots: torch.Tensor, sizes: tuple[int, int, int]
+) -> tuple[Any, ...]:
+    """What `rope_decode_kernel` is given in order: `memory` and `sizes` are what `decode_kernel` is given, too."""
+    q_weight, k_weight = new.norms or (None, None)
+    strides, inverses = (q.stride(0), new.k.stride(0), new.v.stride(0)), (1 / new.scales[0], 1 / new.scales[1])
+    tables = (new.positions, slots, new.table, q_weight, k_weight)
+    return q, new.k, new.v, *memory, *tables, *strides, *sizes, new.eps, *inverses
 
 
 def _splits(programs: int, longest: int, processors: int) -> tuple[int, int]:

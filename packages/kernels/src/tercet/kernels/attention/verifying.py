@@ -1,15 +1,19 @@
 """The grid on which a backend must equal plain torch before `auto` takes it."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBackend
+from tercet.kernels.attention.api import AttentionBackend, NewTokens, RotatingBackend
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.check import Pair, make_batch, verdict
+from tercet.kernels.ops.rmsnorm import rmsnorm
+from tercet.kernels.ops.rope import apply_rope, rope_cache
+from tercet.kernels.ops.store_kv import store_kv
 
 _HEAD_DIMS = (64, 128, 256)
 _PAGE_SIZES = (1, 16, 64)
@@ -43,6 +47,33 @@ class Case:
             outputs.append(attention.attend(q, k, v, scale=scale, window=self.window, softcap=self.softcap).to(device))
         return outputs[0], outputs[1]
 
+    def run_new(self, backend: RotatingBackend, device: torch.device, dtype: torch.dtype, *, norms: bool) -> Pair:
+        """Outputs and caches of the decodes alone, whose new tokens nobody has rotated or stored, and the reference."""
+        (heads, kv_heads), dim = self.heads, self.head_dim
+        batch = make_batch([row for row in _ROWS if row[0] == 1], self.page_size, device)
+        shape = (int(batch.page_table.max()) + 1, self.page_size, kv_heads, dim)
+        keys, values = caches = torch.randn(2, *shape, device=device).to(dtype)
+        projection = torch.randn(batch.rows, heads + 2 * kv_heads, dim, device=device).to(dtype)
+        q, k, v = torch.split(projection, [heads, kv_heads, kv_heads], 1)
+        positions, table = batch.kv_lens.long() - 1, rope_cache(batch.max_kv, dim, 1e4).to(device)
+        one = torch.linspace(0.5, 1.5, dim, device=device).to(dtype)
+        weights = (one, one.flip(0)) if norms else None
+        new = NewTokens(k=k, v=v, positions=positions, table=table, norms=weights, eps=1e-6, scales=(1.0, 1.0))
+        stored, scale = caches.clone(), dim**-0.5
+        window, softcap = self.window, self.softcap
+        backend.plan(batch)
+        actual = backend.attend_new(q, keys, values, new, scale=scale, window=window, softcap=softcap)
+        if weights is not None:
+            q, k = rmsnorm(q, weights[0], new.eps), rmsnorm(k, weights[1], new.eps)
+        q, k = apply_rope(q, k, positions, table)
+        store_kv(k, v, stored[0], stored[1], batch.slot_mapping)
+        reference = ReferenceAttention()
+        reference.plan(batch)
+        expected = reference.attend(q, stored[0], stored[1], scale=scale, window=window, softcap=softcap)
+        return torch.cat([actual.flatten(), caches.flatten()]), torch.cat(
+            [expected.flatten().to(device), stored.flatten()]
+        )
+
 
 def grid() -> Iterator[Case]:
     """Every case."""
@@ -57,6 +88,11 @@ def grid_trouble(name: str, device: torch.device, dtype: torch.dtype) -> str:
     """
     backend = attention_backend(name, device)()
     for case in grid():
-        if trouble := verdict(lambda case=case: case.run(backend, device, dtype)):  # type: ignore[misc]
-            return f"{case}: {trouble}"
+        runs: dict[str, Callable[[], Pair]] = {"": partial(case.run, backend, device, dtype)}
+        if isinstance(backend, RotatingBackend):
+            runs["rotating, "] = partial(case.run_new, backend, device, dtype, norms=False)
+            runs["with norms, "] = partial(case.run_new, backend, device, dtype, norms=True)
+        for kind, run in runs.items():
+            if trouble := verdict(run):
+                return f"{kind}{case}: {trouble}"
     return ""

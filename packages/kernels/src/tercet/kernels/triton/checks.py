@@ -9,6 +9,7 @@ import torch
 
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.attention.verifying import Case
 from tercet.kernels.check import Pair, make_batch
 from tercet.kernels.ops import activation, bitmask, logprobs, moe, projection, quantised, rmsnorm, sampling
 from tercet.kernels.ops import penalties as penalties_reference
@@ -61,6 +62,12 @@ def _rope(device: torch.device) -> Pair:
     expected, k = apply_rope(q, k, positions, table)
     store_kv(k, v, wanted[0], wanted[1], slots)
     return torch.cat([out.flatten(), caches.flatten()]), torch.cat([expected.flatten(), wanted.flatten()])
+
+
+def _rope_decode(device: torch.device) -> Pair:
+    """Decodes in several splits, with norms of heads, that rotate and store their new tokens."""
+    case = Case(head_dim=128, page_size=16, heads=(4, 1), window=0, softcap=0.0)
+    return case.run_new(TritonAttention(), device, _randn(device, 1).dtype, norms=True)
 
 
 def _activation(device: torch.device) -> Pair:
@@ -165,6 +172,7 @@ CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton attention": _attention,
     "triton rmsnorm": _rmsnorm,
     "triton rope_store": _rope,
+    "triton rope decode": _rope_decode,
     "triton activation": _activation,
     "triton projection": _projection,
     "triton embedding": _embedding,

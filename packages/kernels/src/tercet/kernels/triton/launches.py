@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.check import make_batch
 from tercet.kernels.ops.moe import ExpertWeights, QuantisedExperts
@@ -59,6 +60,31 @@ def _attention(
     backend.plan(batch)
     given = torch.zeros(HEADS, dtype=dtype) if sinks else None
     backend.attend(q, cache, cache, scale=0.1, window=window, softcap=softcap, sinks=given)
+
+
+def _rope_decode(
+    rows: list[tuple[int, int]],
+    head_dim: int = 128,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    window: int = 0,
+    sinks: bool = False,
+    norms: bool = False,
+    cached: torch.dtype | None = None,
+) -> None:
+    batch = make_batch(rows, page_size, torch.device("cpu"))
+    pages = int(batch.page_table.max()) + 1
+    cache = torch.empty(pages, page_size, KV_HEADS, head_dim, dtype=cached or dtype)
+    heads = torch.empty(len(rows), HEADS + 2 * KV_HEADS, head_dim, dtype=dtype)
+    q, k, v = heads.split([HEADS, KV_HEADS, KV_HEADS], 1)
+    table, positions = torch.empty(64, head_dim), torch.zeros(len(rows), dtype=torch.int64)
+    weights = (torch.empty(head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype)) if norms else None
+    scales = (0.5, 0.5) if cached else (1.0, 1.0)
+    new = NewTokens(k=k, v=v, positions=positions, table=table, norms=weights, eps=1e-6, scales=scales)
+    backend = TritonAttention()
+    backend.plan(batch)
+    given = torch.zeros(HEADS, dtype=dtype) if sinks else None
+    backend.attend_new(q, cache, cache, new, scale=0.1, window=window, sinks=given)
 
 
 def _rope(norms: bool, cached: torch.dtype = BF16, tiling: Tiling = rope.TILINGS[0]) -> None:
@@ -148,6 +174,15 @@ CASES: dict[str, Callable[[], object]] = {
     "decode window, sinks": partial(_attention, DECODE, head_dim=64, page_size=64, window=128, sinks=True),
     "decode float32": partial(_attention, DECODE, dtype=torch.float32),
     "decode fp8": partial(_attention, DECODE, cached=E4M3),
+    "rope decode": partial(_rope_decode, [(1, 1024)] * 2),
+    "rope decode many splits": partial(_rope_decode, [(1, 8192)]),
+    "rope decode one split": partial(_rope_decode, [(1, 100)] * 4),
+    "rope decode window, sinks": partial(_rope_decode, DECODE, head_dim=80, page_size=1, window=128, sinks=True),
+    "rope decode head 256": partial(_rope_decode, DECODE, head_dim=256, page_size=64, norms=True),
+    "rope decode norms": partial(_rope_decode, DECODE, norms=True),
+    "rope decode float32": partial(_rope_decode, DECODE, dtype=torch.float32, norms=True),
+    "rope decode fp8": partial(_rope_decode, DECODE, cached=E4M3),
+    "rope decode fp8, norms": partial(_rope_decode, DECODE, cached=E4M3, norms=True),
     "extend": partial(_attention, EXTEND),
     "extend head 64": partial(_attention, EXTEND, head_dim=64, page_size=1),
     "extend head 256": partial(_attention, EXTEND, head_dim=256, softcap=50.0),

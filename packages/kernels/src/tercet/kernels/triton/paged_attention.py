@@ -134,21 +134,59 @@ def decode_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     await_previous(EARLY)
-    first, last = _split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, least, BLOCK_N)
+    first, last = split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, least, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
     dim = tl.arange(0, BLOCK_D)
     mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + row * stride_row + head[:, None] * HEAD_DIM + dim[None, :], mask=mine, other=0.0)
-    acc, top, total = _nothing_seen(BLOCK_M, BLOCK_D)
+    attend_split(
+        q, row, kv_head, split, first, last, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, sinks_ptr,
+        pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL, BLOCK_N,
+        EARLY,
+    )  # fmt: skip
+
+
+@triton.jit
+def attend_split(
+    q,  # [M, D]: the query heads of one row and KV head, zeros where there is none
+    row,
+    kv_head,
+    split,
+    first,
+    last,
+    k_ptr,  # what is not told here is as in `decode_kernel`
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    merged_ptr,
+    ended_ptr,
+    sinks_ptr,
+    pages_ptr,  # of this row
+    splits,
+    scale,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SEVERAL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Keys [first, last) of one row and KV head, the split of that number; what `decode_kernel` does with its q."""
+    index, dim = tl.arange(0, q.shape[0]), tl.arange(0, q.shape[1])
+    head = kv_head * GROUP + index
+    mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    acc, top, total = _nothing_seen(q.shape[0], q.shape[1])
     k_at, v_at = k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM
     acc, top, total = _stream(
-        q, acc, top, total, index, k_at, v_at, pages_ptr + row * stride_pages, tl.num_programs(1), first, last, scale,
+        q, acc, top, total, index, k_at, v_at, pages_ptr, tl.num_programs(1), first, last, scale,
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
     )  # fmt: skip
     release_next(EARLY)
     place = (row * tl.num_programs(1) * GROUP + head) * splits + split
-    sink = tl.full([BLOCK_M], NOTHING, tl.float32)
+    sink = tl.full(head.shape, NOTHING, tl.float32)
     if not SEVERAL:
         sink = _sinks(sinks_ptr, head, index < GROUP)
     else:
@@ -197,7 +235,7 @@ def _merged(parts_ptr, lse_ptr, row_head, splits, sink, mine, HEAD_DIM: tl.const
 
 
 @triton.jit
-def _split_of(kv_len, split, WINDOW: tl.constexpr, splits, least, BLOCK_N: tl.constexpr):
+def split_of(kv_len, split, WINDOW: tl.constexpr, splits, least, BLOCK_N: tl.constexpr):
     """Keys [first, last) of one split: as even as whole blocks allow, of at least `least`; none for those beyond."""
     begin = 0
     if WINDOW > 0:

@@ -25,28 +25,28 @@ TILINGS = (
 
 
 @triton.jit
-def _halves(at, there, HALF: tl.constexpr):
+def halves(at, there, HALF: tl.constexpr):
     """The two halves [n, BLOCK] of heads."""
     return tl.load(at, mask=there, other=0.0), tl.load(at + HALF, mask=there, other=0.0)
 
 
 @triton.jit
-def _for_each(at, N: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def for_each(at, N: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
     """The two halves of one vector, in float32 [N, BLOCK]: loaded for every head, so that threads exchange nothing."""
     column = tl.arange(0, BLOCK)[None, :]
     there = tl.broadcast_to(column < HALF, N, BLOCK)
-    low, high = _halves(tl.broadcast_to(at + column, N, BLOCK), there, HALF)
+    low, high = halves(tl.broadcast_to(at + column, N, BLOCK), there, HALF)
     return low.to(tl.float32), high.to(tl.float32)
 
 
 @triton.jit
-def _rotated(low, high, cos, sin, weight_ptr, eps, N: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def rotated(low, high, cos, sin, weight_ptr, eps, N: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
     """The halves of heads, normalised if there is a weight, and rotated. All are [N, BLOCK]."""
     dtype = low.dtype
     low = low.to(tl.float32)
     high = high.to(tl.float32)
     if weight_ptr is not None:
-        weight_low, weight_high = _for_each(weight_ptr, N, HALF, BLOCK)
+        weight_low, weight_high = for_each(weight_ptr, N, HALF, BLOCK)
         scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
         low = (low * scale).to(dtype).to(tl.float32) * weight_low
         high = (high * scale).to(dtype).to(tl.float32) * weight_high
@@ -56,10 +56,10 @@ def _rotated(low, high, cos, sin, weight_ptr, eps, N: tl.constexpr, HALF: tl.con
 
 
 @triton.jit
-def _cached(x, inverse, dtype: tl.constexpr):
-    """A key or value as a cache keeps it; `inverse` is of its scale, in a cache of bits."""
-    if dtype == tl.uint8:
-        return e4m3_bits(x.to(tl.float32) * inverse)
+def as_cached(x, inverse, dtype: tl.constexpr):
+    """A key or value as a cache keeps it; `inverse` is of its scale, in a cache of 8 bits: e4m3, or its bits."""
+    if dtype.primitive_bitwidth == 8:
+        return e4m3_bits(x.to(tl.float32) * inverse).to(dtype, bitcast=True)
     return x.to(dtype)
 
 
@@ -105,19 +105,19 @@ def rope_store_kernel(
     await_previous(EARLY)
     position = tl.load(positions_ptr + token).to(tl.int64)
     place = tl.load(slots_ptr + token) * stride_slot
-    q_low, q_high = _halves(q_ptr + token * stride_q + q_at, q_there, HALF)
-    k_low, k_high = _halves(k_ptr + token * stride_k + k_at, k_there, HALF)
+    q_low, q_high = halves(q_ptr + token * stride_q + q_at, q_there, HALF)
+    k_low, k_high = halves(k_ptr + token * stride_k + k_at, k_there, HALF)
     v = tl.load(v_ptr + token * stride_v + v_at, mask=v_there, other=0.0)
     release_next(EARLY)  # which also keeps what waits for the position behind what does not
     table_at = table_ptr + position * 2 * HALF
-    k_cos, k_sin = _for_each(table_at, BLOCK_KV, HALF, BLOCK)
-    q_cos, q_sin = _for_each(table_at, BLOCK_Q, HALF, BLOCK)
+    k_cos, k_sin = for_each(table_at, BLOCK_KV, HALF, BLOCK)
+    q_cos, q_sin = for_each(table_at, BLOCK_Q, HALF, BLOCK)
     cached = k_cache_ptr.dtype.element_ty
-    tl.store(v_cache_ptr + place + v_at, _cached(v, v_inverse, cached), mask=v_there)
-    low, high = _rotated(k_low, k_high, k_cos, k_sin, k_weight_ptr, eps, BLOCK_KV, HALF, BLOCK)
-    tl.store(k_cache_ptr + place + k_at, _cached(low, k_inverse, cached), mask=k_there)
-    tl.store(k_cache_ptr + place + k_at + HALF, _cached(high, k_inverse, cached), mask=k_there)
-    low, high = _rotated(q_low, q_high, q_cos, q_sin, q_weight_ptr, eps, BLOCK_Q, HALF, BLOCK)
+    tl.store(v_cache_ptr + place + v_at, as_cached(v, v_inverse, cached), mask=v_there)
+    low, high = rotated(k_low, k_high, k_cos, k_sin, k_weight_ptr, eps, BLOCK_KV, HALF, BLOCK)
+    tl.store(k_cache_ptr + place + k_at, as_cached(low, k_inverse, cached), mask=k_there)
+    tl.store(k_cache_ptr + place + k_at + HALF, as_cached(high, k_inverse, cached), mask=k_there)
+    low, high = rotated(q_low, q_high, q_cos, q_sin, q_weight_ptr, eps, BLOCK_Q, HALF, BLOCK)
     out_at = out_ptr + token * HEADS * GROUP * 2 * HALF + q_at
     tl.store(out_at, low, mask=q_there)
     tl.store(out_at + HALF, high, mask=q_there)
@@ -146,8 +146,7 @@ def rope_store(
     """
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]
-    if table.shape[1] != head_dim or any(x.stride(2) != 1 or x.stride(1) != head_dim for x in (q, k, v)):
-        raise ValueError(f"heads of {head_dim} with strides {q.stride()} and a table of {table.shape[1]}")
+    require_whole_heads(table, q, k, v)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     q_weight, k_weight = norms or (None, None)
     group, taken = heads // kv_heads, min(tiling.block, kv_heads)
@@ -181,3 +180,10 @@ def rope_store(
         **early_start(q.device),
     )
     return out
+
+
+def require_whole_heads(table: torch.Tensor, *parts: torch.Tensor) -> None:
+    """Raise ValueError unless a table is over the whole of a head, and heads [tokens, heads, head_dim] contiguous."""
+    for x in parts:
+        if table.shape[1] != x.shape[2] or x.stride()[1:] != (x.shape[2], 1):
+            raise ValueError(f"heads of {x.shape[2]} with strides {x.stride()} and a table of {table.shape[1]}")
