@@ -5,20 +5,34 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.ops.rope import rope_cache
+from tercet.kernels.triton import missing_triton
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, decode_buckets
+from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.shrinking import ShrinkingModel
+from tercet.scheduler.models.layer_ops import TORCH, LayerOps, TritonLayerOps
 
 SLOTS = 4
 GREEDY = SamplingParams(max_new_tokens=20, temperature=0.0)
+
+SCRIPT = [
+    [(0, 5, 5), (1, 9, 9), (2, 1, 1)],
+    [(0, 1, 6), (1, 1, 10), (2, 1, 2)],
+    [(2, 1, 3)],
+    [(1, 1, 11), (0, 1, 7)],
+    [(0, 1, 8), (1, 1, 12), (2, 1, 4), (3, 1, 1)],
+]
+"""Steps of rows (sequence, its new tokens, its tokens after the step): a prefill, then decodes of some of them."""
 
 
 @pytest.fixture(autouse=True)
@@ -94,14 +108,7 @@ def test_replays_are_the_same_steps(
     """Rows come and go between steps, and graphs are recorded between them too."""
     plain, graphed, tape = steps(), steps(), Tape()
     runner = graphs(attending, graphed.pool, tape, backend)
-    script = [
-        [(0, 5, 5), (1, 9, 9), (2, 1, 1)],
-        [(0, 1, 6), (1, 1, 10), (2, 1, 2)],
-        [(2, 1, 3)],
-        [(1, 1, 11), (0, 1, 7)],
-        [(0, 1, 8), (1, 1, 12), (2, 1, 4), (3, 1, 1)],
-    ]
-    for rows in script:
+    for rows in SCRIPT:
         expected_batch, batch = plain.step(rows), graphed.step(rows)
         expected = attending(expected_batch.input_ids, expected_batch.positions, expected_batch)
         actual = runner(batch.input_ids, batch.positions, batch)
@@ -111,6 +118,46 @@ def test_replays_are_the_same_steps(
     assert tape.replays == (4 if captures else 0)
     for mine, theirs in zip(graphed.pool.layer(0), plain.pool.layer(0), strict=True):
         assert torch.equal(mine[:-1], theirs[:-1])  # all but the spare page
+
+
+class Rotating:
+    """A model of one layer, whose operations are given: they rotate what is new, and store it."""
+
+    def __init__(self, ops: LayerOps) -> None:
+        self.ops = ops
+        self.embedding = torch.randn(50, 4, 16, generator=torch.Generator().manual_seed(3))
+        self.table = rope_cache(32, 16, 100.0)
+        self.norms = torch.linspace(0.5, 1.5, 16), torch.linspace(1.5, 0.5, 16), 1e-6
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        q, k, v = torch.split(self.embedding[input_ids], [2, 1, 1], 1)
+        heads = q, k, v
+        return self.ops.attend(batch, 0, heads, positions, self.table, self.norms, scale=0.25, window=0).flatten(1)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+def test_replays_of_what_the_backend_rotates_are_the_same_steps(steps: Any) -> None:
+    """With rows that pad them: of three rows in a graph of four, several write the spare page."""
+    pytest.importorskip("triton", reason="the backend is Triton's")
+    if missing := missing_triton(torch.device("cpu")):
+        pytest.skip(missing)
+    from tercet.kernels.attention.triton import TritonAttention
+
+    plain, graphed, tape = steps(head_dim=16), steps(TritonAttention, head_dim=16), Tape()
+    model, fused = Rotating(TORCH), Rotating(TritonLayerOps())
+    runner = graphs(fused, graphed.pool, tape, TritonAttention)
+    for rows in SCRIPT:
+        expected_batch, batch = plain.step(rows), graphed.step(rows)
+        expected = model(expected_batch.input_ids, expected_batch.positions, expected_batch)
+        with np.errstate(all="ignore"):
+            actual = runner(batch.input_ids, batch.positions, batch)
+            torch.testing.assert_close(actual, expected)
+            runner.capture_next()
+    assert tape.replays == 4
+    for mine, theirs in zip(graphed.pool.layer(0), plain.pool.layer(0), strict=True):
+        torch.testing.assert_close(mine[:-1], theirs[:-1])
 
 
 def test_what_is_longer_than_one_token_runs_as_it_is(attending: Any, steps: Any) -> None:

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 import torch
 
+from tercet.kernels.attention.api import NewTokens
+from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.scheduler.executor.forward_batch import ForwardMode
 
 MIXED = [(0, 1, 2), (1, 7, 12), (2, 4, 7), (3, 9, 9)]
@@ -48,3 +50,36 @@ def test_parts_one_after_another_give_what_the_step_gives(cuts: list[int], atten
             hidden = attending(part.input_ids, part.positions, part)
         given.append(hidden)
     torch.testing.assert_close(torch.cat(given), attending(whole.input_ids, whole.positions, whole))
+
+
+class Rotating(TorchNativeAttention):
+    """A backend that rotates what is new, or says so."""
+
+    def attend_new(self, q: torch.Tensor, *_: Any, scale: float, **__: Any) -> torch.Tensor:
+        return q * scale
+
+
+@pytest.mark.parametrize(
+    ("backend", "rows", "rotates"),
+    [
+        (Rotating, [(0, 1, 2), (1, 1, 1)], True),
+        (Rotating, [(0, 1, 2), (1, 7, 12)], False),
+        (Rotating, [(1, 7, 12)], False),
+        (TorchNativeAttention, [(0, 1, 2)], False),
+    ],
+)
+def test_only_in_a_step_of_decodes_may_a_backend_rotate(
+    backend: type[TorchNativeAttention], rows: list[tuple[int, int, int]], rotates: bool, steps: Any
+) -> None:
+    batch = steps(backend).step(rows)
+    assert batch.rotates(0) == rotates
+    q = torch.ones(len(batch.input_ids), 2, 4)
+    new = NewTokens(
+        k=q, v=q, positions=batch.positions, table=torch.ones(20, 4), norms=None, eps=0.0, scales=(1.0, 1.0)
+    )
+    if rotates:
+        assert torch.equal(batch.attend_new(0, q, new, scale=3.0), q * 3)
+    else:
+        with pytest.raises(RuntimeError, match="rotates"):
+            batch.attend_new(0, q, new, scale=3.0)
+    assert batch.part(slice(0, 1)).rotates(0) == (backend is Rotating), "what is left may be a decode alone"

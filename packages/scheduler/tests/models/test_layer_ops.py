@@ -11,11 +11,12 @@ import torch
 pytest.importorskip("triton", reason="the fused operations are Triton's")
 
 from packages.kernels.tests.quick_interpreter import quicken
+from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.device import default_device
 from tercet.kernels.ops import sampler_ops
-from tercet.kernels.triton import linear, missing_triton, quantised_row
+from tercet.kernels.triton import linear, missing_triton, quantised_row, rope
 from tercet.kernels.triton import sampler_ops as fused_ops
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
@@ -85,6 +86,33 @@ def test_a_fused_model_says_the_same(name: str, checkpoints: Callable[[str], Pat
     plain, expected = generate(checkpoints(name), fused=False)
     assert fused == plain
     assert scores == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3_sliding", "olmoe"])
+def test_only_decodes_are_rotated_by_the_backend(
+    name: str, checkpoints: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every layer of every decode, and in no other step: others are rotated and stored before they attend."""
+    given: list[NewTokens] = []
+    stored: list[int] = []
+    whole, apart = TritonAttention.attend_new, rope.rope_store
+
+    def attend_new(*args: Any, **options: Any) -> torch.Tensor:
+        given.append(args[4])
+        return whole(*args, **options)
+
+    def rope_store(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        stored.append(len(q))
+        return apart(q, *args, **options)
+
+    monkeypatch.setattr(TritonAttention, "attend_new", attend_new)
+    monkeypatch.setattr(rope, "rope_store", rope_store)
+    with np.errstate(all="ignore"):
+        generate(checkpoints(name), fused=True, steps=3)
+    layers = ModelConfig.load(checkpoints(name)).layers
+    assert stored == [sum(map(len, PROMPTS))] * layers
+    assert [len(new.k) for new in given] == [2] * layers * 2
+    assert {new.norms is not None for new in given} == {name == "qwen3_sliding"}
 
 
 def test_a_fused_model_with_a_cache_of_8_bits_says_the_same(checkpoints: Callable[[str], Path]) -> None:

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, NewTokens, RotatingBackend
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.models.layer_ops import LayerCache
 
@@ -37,6 +37,7 @@ class ForwardBatch:
     sample_index: torch.Tensor  # int64 [sampling rows]: the last token of each
     attention: Sequence[AttentionBatch]  # of each cache group
     backends: Sequence[AttentionBackend]  # of each cache group, planned for this step
+    rotating: Sequence[RotatingBackend | None]  # those of them that rotate what is new; none unless all decode
     pool: KVPool
 
     @classmethod
@@ -53,13 +54,16 @@ class ForwardBatch:
         """A step of such rows, for which its backends are planned: until they are for another."""
         for backend, group in zip(backends, attention, strict=True):
             backend.plan(group)
+        mode = ForwardMode.of(attention[0].host_query_lens)
+        decodes = mode is ForwardMode.DECODE
         return cls(
-            mode=ForwardMode.of(attention[0].host_query_lens),
+            mode=mode,
             input_ids=input_ids,
             positions=positions,
             sample_index=sample_index,
             attention=attention,
             backends=backends,
+            rotating=[each if decodes and isinstance(each, RotatingBackend) else None for each in backends],
             pool=pool,
         )
 
@@ -114,7 +118,40 @@ class ForwardBatch:
         key_scale, value_scale = self.pool.scales_of(layer_id)
         backend = self.backends[self.pool.group_of[layer_id]]
         out = backend.attend(q, keys, values, scale=scale * key_scale, window=window, softcap=softcap, sinks=sinks)
-        return out if value_scale == 1.0 else out * value_scale  # attention is linear in values
+        return _scaled(out, value_scale)
+
+    def rotates(self, layer_id: int) -> bool:
+        """Whether `attend_new` can be called for a layer."""
+        return self.rotating[self.pool.group_of[layer_id]] is not None
+
+    def attend_new(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        new: NewTokens,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`attend`, of queries and new tokens as they were projected: the backend norms, rotates and stores them.
+
+        Raises RuntimeError where nothing `rotates` them.
+        """
+        backend = self.rotating[self.pool.group_of[layer_id]]
+        if backend is None:
+            raise RuntimeError("no backend here rotates what is new")
+        keys, values = self.pool.layer(layer_id)
+        key_scale, value_scale = self.pool.scales_of(layer_id)
+        scale *= key_scale
+        out = backend.attend_new(q, keys, values, new, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        return _scaled(out, value_scale)
+
+
+def _scaled(out: torch.Tensor, value_scale: float) -> torch.Tensor:
+    """Attention over values that are multiples of a scale: it is linear in them."""
+    return out if value_scale == 1.0 else out * value_scale
 
 
 def _part(group: AttentionBatch, tokens: slice) -> AttentionBatch:

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol, cast
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.ops.moe import ExpertWeights, fused_moe
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
@@ -40,6 +41,16 @@ class CachedBatch(Batch, Protocol):
 
     def attend_cached(self, layer_id: int, q: torch.Tensor, *, scale: float, window: int = 0) -> torch.Tensor:
         """`attend`, where the new tokens' keys and values are in the cache already."""
+        ...
+
+    def rotates(self, layer_id: int) -> bool:
+        """Whether `attend_new` can be called: a step of decodes, over a `RotatingBackend`."""
+        ...
+
+    def attend_new(
+        self, layer_id: int, q: torch.Tensor, new: NewTokens, *, scale: float, window: int = 0
+    ) -> torch.Tensor:
+        """`attend`, of queries and new tokens as they were projected."""
         ...
 
 
@@ -160,9 +171,13 @@ class TritonLayerOps:
     ) -> torch.Tensor:
         """See `LayerOps.attend`."""
         cached = cast("CachedBatch", batch)
+        q, k, v = heads
         keys, values, slots, scales = cached.cache_of(layer_id)
         weights, eps = (norms[:2], norms[2]) if norms is not None else (None, 0.0)
-        q = self._rope_store(*heads, positions, table, keys, values, slots, norms=weights, eps=eps, scales=scales)
+        if cached.rotates(layer_id):
+            new = NewTokens(k=k, v=v, positions=positions, table=table, norms=weights, eps=eps, scales=scales)
+            return cached.attend_new(layer_id, q, new, scale=scale, window=window)
+        q = self._rope_store(q, k, v, positions, table, keys, values, slots, norms=weights, eps=eps, scales=scales)
         return cached.attend_cached(layer_id, q, scale=scale, window=window)
 
 
