@@ -2,13 +2,16 @@
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
 
+from tercet.kernels.attention import select
 from tercet.kernels.attention.select import attention_backend, backend_names
+from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.errors import UnavailableBackendError
 from tools.gpu_stages.kernels import ceilings_of
 from tools.gpu_stages.scale import Results, Scale, Shape, model_directory
@@ -46,17 +49,55 @@ def _device_backends(device: torch.device) -> list[str]:
 
 
 def decode(scale: Scale) -> Iterator[Results]:
-    """Milliseconds a token of the large model, beside the time that its bytes take to be read."""
+    """Milliseconds a token of the large model, beside the time that its bytes take to be read.
+
+    Then of the fewest and the most choices by Triton's attention, which rotates and stores what is new in the same
+    kernel, and with a kernel for that before it.
+    """
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
+    for name, found in _decoded(scale, copy, scale.batches, "auto"):
+        yield {name: found}
+    few = (min(scale.batches), max(scale.batches))
+    yield {"one kernel": dict(_decoded(scale, copy, few, "triton"))}
+    with _rotation_apart():
+        yield {"two kernels": dict(_decoded(scale, copy, few, "triton"))}
+
+
+def _decoded(
+    scale: Scale, copy: float, batches: Sequence[int], attention: str
+) -> Iterator[tuple[str, dict[str, float]]]:
     shape, size = scale.large, scale.dtype.itemsize
     decodes = scale.decodes + SETTLING
     with model_directory(shape, scale.context + decodes + 64) as directory:
-        offline = Offline(directory, scale, slots=max(scale.batches), prompt=scale.context, decodes=decodes)
-        for slot in range(max(scale.batches)):
+        slots = max(batches)
+        offline = Offline(directory, scale, slots=slots, prompt=scale.context, decodes=decodes, attention=attention)
+        for slot in range(slots):
             offline.prefill(slot, scale.context)
-        for batch in scale.batches:
-            read = shape.weights * size, shape.cached * size
-            yield {f"batch {batch}": decoded(offline, scale, batch, copy, weights=read[0], cached=read[1])}
+        read = shape.weights * size, shape.cached * size
+        for batch in batches:
+            yield f"batch {batch}", decoded(offline, scale, batch, copy, weights=read[0], cached=read[1])
+        offline.worker.close()
+
+
+class _Apart:
+    """`TritonAttention` without `attend_new`: what is new in a decode is rotated and stored as in a prefill."""
+
+    capturable = True
+
+    def __init__(self) -> None:
+        whole = TritonAttention()
+        self.plan, self.attend = whole.plan, whole.attend
+
+
+@contextmanager
+def _rotation_apart() -> Iterator[None]:
+    """Workers that are made meanwhile have that for Triton's attention."""
+    before = select._BACKENDS["triton"]
+    select._BACKENDS["triton"] = f"{__name__}:{_Apart.__name__}"
+    try:
+        yield
+    finally:
+        select._BACKENDS["triton"] = before
 
 
 def decoded(

@@ -44,6 +44,16 @@ def _single(results: Mapping[str, Any]) -> Found:
     return said, results["batch 1"]["ms_per_token"] <= 4.0
 
 
+def _rotation(results: Mapping[str, Any]) -> Found:
+    if "two kernels" not in results:
+        return "not measured", None
+    apart = {batch: found["ms_per_token"] for batch, found in results["two kernels"].items()}
+    parts = [
+        f"{batch}: {results['one kernel'][batch]['ms_per_token']:.2f} ms for {ms:.2f}" for batch, ms in apart.items()
+    ]
+    return ", ".join(parts), None
+
+
 def _prefill(results: Mapping[str, Any]) -> Found:
     share = results["share_of_matmul"]
     return f"{results['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the matrix rate", share >= 0.65
@@ -127,6 +137,12 @@ ROWS: Sequence[Row] = [
     Row("Llama-3.1-8B, batch 1, 1k context", "<= 4.0 ms a token", "decode", _single),
     Row("Llama-3.1-8B, batch 32, 1k context", ">= 80% of the limit", "decode", _decoded(32, 0.8)),
     Row("Llama-3.1-8B, batch 256, 1k context", ">= 80% of the limit", "decode", _decoded(256, 0.8)),
+    Row(
+        "the same, new tokens rotated by Triton's attention itself, for a kernel before it",
+        "report",
+        "decode",
+        _rotation,
+    ),
     Row("prefill of 8k-token prompts", ">= 65% of the matrix rate", "prefill", _prefill),
     Row("prefill: does launching hold the device up?", "no", "launches", _launches),
     Row("weights and caches in 8 and 4 bits against plain torch, two layers", "all right", "quantised", _alike),

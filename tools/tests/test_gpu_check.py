@@ -15,14 +15,16 @@ import torch
 pytest.importorskip("triton", reason="the GPU path needs it")
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.ops.quantised import QuantisedWeight, dequantise
 from tercet.kernels.triton import missing_triton
 from tercet.kernels.triton.checks import CHECKS
 from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.models.layer_ops import TritonLayerOps
 from tercet.scheduler.testing.quantized_checkpoints import Grain
 from tools import gpu_check
 from tools.gpu_check import SERVED_STAGES, STAGES
-from tools.gpu_stages import kernels, quantised, serving, tuning
+from tools.gpu_stages import executor, kernels, quantised, serving, tuning
 from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Request, Results, Scale, Shape, model_directory
 from tools.gpu_stages.table import ROWS, table
 from tools.gpu_stages.traces import idle_share
@@ -130,7 +132,12 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
             assert results["wrong"] == []
             assert results["checks"]["triton embedding"] == results["checks"]["grid triton"] == "ok"
             assert results["checks"]["grid flashinfer"].startswith("not here")
-        case "decode" | "step":
+        case "decode":
+            both = results.pop("one kernel"), results.pop("two kernels")
+            for rows in (results, *both):
+                assert rows.keys() == {"batch 1", "batch 2"}
+                assert all(value > 0 for row in rows.values() for value in row.values())
+        case "step":
             assert results.keys() == {"batch 1", "batch 2"}
             assert all(value > 0 for row in results.values() for value in row.values())
         case "idle":
@@ -291,6 +298,23 @@ def test_a_form_that_fails_keeps_no_other_from_its_turn(monkeypatch: pytest.Monk
     said = table({"quantised": {"results": results, "complete": True}})
     assert "| wrong: awq | **no** |" in said
     assert "| ValueError: no time | **no** |" in said
+
+
+def test_rotation_is_timed_within_attention_and_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the layers that a GPU has, which leave it to a backend that can."""
+    calls, whole = list[int](), TritonAttention.attend_new
+
+    def counted(*given: Any, **options: Any) -> torch.Tensor:
+        calls.append(1)
+        return whole(*given, **options)
+
+    monkeypatch.setattr(TritonAttention, "attend_new", counted)
+    monkeypatch.setattr("tercet.scheduler.executor.tp_worker.layer_ops", lambda _: TritonLayerOps())
+    parts = [(list(part), len(calls)) for part in executor.decode(replace(TINY, batches=(1,), decodes=2))]
+    names, counts = zip(*parts, strict=True)
+    assert names == (["batch 1"], ["one kernel"], ["two kernels"])
+    assert counts[0] == 0
+    assert counts[1] == counts[2] >= SHAPE.layers * (executor.SETTLING + 2)
 
 
 def test_what_is_decoded_again_is_the_same() -> None:
