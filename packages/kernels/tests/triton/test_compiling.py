@@ -99,6 +99,23 @@ ATTENDS = """
         launches._attention([(length // 2, length)] * rows)
 """
 
+ANYWHERE = """
+    from dataclasses import replace
+    make_batch = launches.make_batch
+
+    def shifted(x, places):
+        return torch.zeros(x.numel() + places, dtype=x.dtype)[places:].view(x.shape)
+
+    for places in (0, 1, 2):
+        def make(*given):
+            batch = make_batch(*given)
+            names = ("kv_lens", "page_table", "slot_mapping")
+            return replace(batch, **{name: shifted(getattr(batch, name), places) for name in names})
+
+        launches.make_batch = make
+        launches._rope_decode([(1, 300)] * 9)
+"""
+
 DRAWS = """
     for rows in (1, 2, 3, 16, 17):
         logits = torch.zeros(rows, launches.VOCAB, dtype=torch.bfloat16)
@@ -129,6 +146,11 @@ def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
     names = [name for name in compiled(ATTENDS) if name != "merge_kernel"]
     decodes = ["decode_kernel"] * 3, ["rope_decode_kernel"] * 3
     assert names == [*decodes[0], "extend_kernel", *decodes[1]], "one split, a few and many"
+
+
+def test_decodes_of_numbers_that_lie_elsewhere_compile_nothing_again() -> None:
+    """A step's numbers are parts of one buffer, some of them on no boundary of 16 bytes."""
+    assert compiled(ANYWHERE) == ["rope_decode_kernel"]
 
 
 def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:

@@ -77,7 +77,7 @@ def _rope_decode(
     cache = torch.empty(pages, page_size, KV_HEADS, head_dim, dtype=cached or dtype)
     heads = torch.empty(len(rows), HEADS + 2 * KV_HEADS, head_dim, dtype=dtype)
     q, k, v = heads.split([HEADS, KV_HEADS, KV_HEADS], 1)
-    table, positions = torch.empty(64, head_dim), torch.zeros(len(rows), dtype=torch.int64)
+    table, positions = torch.empty(64, head_dim), batch.slot_mapping
     weights = (torch.empty(head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype)) if norms else None
     scales = (0.5, 0.5) if cached else (1.0, 1.0)
     new = NewTokens(k=k, v=v, positions=positions, table=table, norms=weights, eps=1e-6, scales=scales)

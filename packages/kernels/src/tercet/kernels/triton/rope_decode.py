@@ -13,7 +13,10 @@ from tercet.kernels.triton.paged_attention import attend_split, split_of
 from tercet.kernels.triton.rope import as_cached, for_each, halves, rotated
 
 
-@triton.jit(do_not_specialize=["stride_pages", "splits", "least"])
+@triton.jit(
+    do_not_specialize=["stride_pages", "splits", "least"],
+    do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr", "positions_ptr", "slots_ptr"],  # parts of one buffer
+)
 def rope_decode_kernel(
     q_ptr,  # [rows, heads, HEAD_DIM] as it was projected, rows `stride_q` apart
     new_k_ptr,  # [rows, KV heads, HEAD_DIM], as `new_v_ptr`, with strides of their own
