@@ -50,14 +50,14 @@ def test_rows_of_steady_choices_are_those_of_each(seed: int) -> None:
             second.emit(alone[39])
         steady = [number for number in steady if number != 39 or not step % 2]
         rows.update([together[number] for number in steady])
-        first.emit_steady(rows)
+        first.emit_steady(rows, [together[number].tokens[-1] for number in steady])
         for number in steady:
             second.emit(alone[number])
         assert said(first) == said(second)
         assert [req.sent for req in together] == [req.sent for req in alone]
         for req in (*(together[number] for number in (*steady, 39)), *(alone[number] for number in (*steady, 39))):
             if req.sent == req.output_tokens:
-                req.tokens.append(100 + step)
+                req.tokens.append(100 * step + req.arrival)
 
 
 def test_a_choice_that_took_another_route_is_no_steady_one_of_before() -> None:

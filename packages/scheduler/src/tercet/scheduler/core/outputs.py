@@ -37,16 +37,16 @@ class RowBatch:
         self.offsets.append(len(self.token_ids))
         return len(self.rids) - 1
 
-    def add_next(self, columns: "_Columns") -> None:
-        """Add a row with its last token for each."""
+    def add_next(self, columns: "_Columns", tokens: list[int]) -> None:
+        """Add a row with one token for each choice of the columns."""
         reqs = columns.reqs
         self.rids += columns.rids
         self.indices += columns.indices
         self.attempts += columns.attempts
         self.positions += array("i", [req.sent for req in reqs])
-        first = len(self.token_ids) + 1
-        self.token_ids += array("i", [req.tokens[-1] for req in reqs])
-        self.offsets += array("i", range(first, first + len(reqs)))
+        before = len(self.token_ids)
+        self.token_ids += array("i", tokens)
+        self.offsets += array("i", range(before + 1, before + 1 + len(reqs))) if before else columns.ends
 
     def message(self) -> BatchTokenIDOutput:
         """The rows as they travel."""
@@ -75,20 +75,26 @@ class SteadyRows:
         """Those of this step. Call it for every step: one that took another route was not steady in the step after."""
         if reqs != self.reqs:
             self.reqs = reqs
-            groups: dict[str, list[Req]] = {}
-            for req in reqs:
-                groups.setdefault(req.detokenizer, []).append(req)
-            self.columns = {detokenizer: _Columns(group) for detokenizer, group in groups.items()}
+            groups: dict[str, list[int]] = {}
+            for place, req in enumerate(reqs):
+                groups.setdefault(req.detokenizer, []).append(place)
+            self.columns = {detokenizer: _Columns(reqs, places) for detokenizer, places in groups.items()}
 
 
 class _Columns:
-    """What the rows of steady choices say in every step."""
+    """What the rows of steady choices for one detokenizer say in every step; `places` are where they are of all."""
 
-    def __init__(self, reqs: Sequence[Req]) -> None:
-        self.reqs = reqs
+    def __init__(self, steady: Sequence[Req], places: list[int]) -> None:
+        self.reqs = reqs = [steady[place] for place in places]
         self.rids = [req.rid for req in reqs]
         self.indices = array("i", [req.index for req in reqs])
         self.attempts = array("i", [req.attempt for req in reqs])
+        self.ends = array("i", range(1, len(reqs) + 1))  # of tokens, where no others come first
+        self._places = places if len(places) < len(steady) else None
+
+    def of(self, tokens: list[int]) -> list[int]:
+        """Those of these choices, of the tokens of all steady ones."""
+        return tokens if self._places is None else [tokens[place] for place in self._places]
 
 
 class Outputs:
@@ -117,10 +123,10 @@ class Outputs:
         if new and req.token_logprobs:
             batch.logprobs[row] = joined(req.token_logprobs[-new:])
 
-    def emit_steady(self, rows: "SteadyRows") -> None:
-        """`emit`, of choices that are `steady` and have one token more: column by column."""
+    def emit_steady(self, rows: "SteadyRows", tokens: list[int]) -> None:
+        """`emit`, of choices that are `steady` and have one token more, each its own of `tokens`: column by column."""
         for detokenizer, columns in rows.columns.items():
-            self._batch(detokenizer).add_next(columns)
+            self._batch(detokenizer).add_next(columns, columns.of(tokens))
         for req in rows.reqs:
             req.sent += 1
 

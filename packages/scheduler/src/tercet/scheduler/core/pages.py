@@ -50,12 +50,13 @@ class PagePools:
 
     def __init__(self, sizes: Iterable[int]) -> None:
         self.groups = [PagePool(size) for size in sizes]
+        self._free = [pool.free_pages for pool in self.groups]
         self.total = min(pool.size for pool in self.groups)
 
     @property
     def free(self) -> int:
         """Pages that can be taken in every group."""
-        return min(len(pool.free_pages) for pool in self.groups)
+        return min(map(len, self._free))
 
     def allocate(self, count: int) -> PageLists:
         """`count` pages in every group."""

@@ -50,18 +50,6 @@ class Draft:
         self.shortest = 0
         """Tokens that the one of them that needs least needs."""
 
-    def decode(self, req: Req, step: int) -> None:
-        """Plan the one token that a choice has to compute; what that takes of the budget is left to the caller."""
-        computed, length = req.computed, req.length
-        sample = length < req.end
-        self.rows.append(Row(req.slot, computed, 1, sample))
-        self.reqs.append(req)
-        req.computed = length
-        if sample:
-            req.length = length + 1
-        req.in_flight += 1
-        req.last_step = step
-
     def add(self, req: Req, step: int) -> None:
         """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
         self._begin(req, step)
@@ -178,19 +166,25 @@ class Planner:
         Leaves to `_plan_extends` those that have more.
         """
         starved = []
-        blocked = self.blocked_peers
+        blocked, rows, reqs = self.blocked_peers, draft.rows, draft.reqs
         for req in self.running:
-            length = req.length
-            to_compute = length - req.computed
-            if to_compute < 1 or (blocked and self.is_blocked(req)):
+            length, computed = req.length, req.computed
+            if length <= computed or (blocked and self.is_blocked(req)):
                 continue
-            goes_on = length < req.end and req.finish is None and not req.guided  # most do: quicker than to ask
+            sample = length < req.end
+            goes_on = sample and req.finish is None and not req.guided  # most do: quicker than to ask
             if not goes_on and not req.has_work:
                 continue
-            if to_compute > 1:
+            if length > computed + 1:
                 draft.extends.append(req)
             elif req.room >= length or self._has_room(req):
-                draft.decode(req, step)
+                rows.append(Row(req.slot, computed, 1, sample))
+                reqs.append(req)
+                req.computed = length
+                if sample:
+                    req.length = length + 1
+                req.in_flight += 1
+                req.last_step = step
             else:
                 starved.append(req)
         draft.decodes = len(draft.rows)

@@ -133,9 +133,10 @@ class Scheduler:
         outputs = Outputs()
         vocab_size, special = self.capacity.vocab_size, _special(result)
         steady: list[Req] = []
-        for index, (row, req, token) in enumerate(zip(plan.rows, reqs, result.token_ids, strict=True)):
+        said: list[int] = []
+        for index, (req, token) in enumerate(zip(reqs, result.token_ids, strict=True)):
             req.in_flight -= 1
-            if req.steady and row.sample and 0 <= token < vocab_size and index not in special:
+            if req.steady and 0 <= token < vocab_size and index not in special:
                 tokens = req.tokens
                 tokens.append(token)
                 may_end = token in req.stop_ids or len(tokens) >= req.end  # few do: quicker than to ask
@@ -144,13 +145,14 @@ class Scheduler:
                     self.roster.end(req, finish, outputs)
                 else:
                     steady.append(req)
+                    said.append(token)
             elif req.finish is None:
-                self._take(result, index, row, req, outputs)
+                self._take(result, index, plan.rows[index], req, outputs)
             elif req.in_flight == 0:
                 self.roster.free(req)
         self.counters.output_tokens += len(steady)
         self._steady.update(steady)
-        outputs.emit_steady(self._steady)
+        outputs.emit_steady(self._steady, said)
         self.memory.settle(plan.step)
         self._offer(outputs)
         return outputs.take()
