@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -14,14 +14,17 @@ from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.executor.forward_batch import ForwardBatch
-from tercet.scheduler.executor.model_runner import Model
+from tercet.scheduler.executor.model_runner import Model, Replays
 from tercet.scheduler.executor.shortage import release_cached
+from tercet.scheduler.executor.slot_tables import StepInputs
 from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
 from tercet.scheduler.ports import Pending
 from tercet.scheduler.testing import request
 from tools.gpu_stages.scale import Scale, random_requests
 
 PAGE_SIZE = 16
+
+Given = TypeVar("Given")
 
 
 def make_worker(
@@ -135,8 +138,9 @@ class Offline:
 class TimedModel:
     """A model that adds up the seconds in which the host was busy with it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, graphs: Replays | None) -> None:
         self._model = model
+        self._graphs = graphs
         self.seconds = 0.0
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
@@ -147,7 +151,16 @@ class TimedModel:
         """See `Model`."""
         return self._timed(lambda: self._model.compute_logits(hidden))
 
-    def _timed(self, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def replay(self, inputs: StepInputs) -> torch.Tensor | None:
+        """See `Replays`."""
+        graphs = self._graphs
+        return None if graphs is None else self._timed(lambda: graphs.replay(inputs))
+
+    def capture_next(self) -> bool:
+        """See `Replays`."""
+        return self._graphs is not None and self._graphs.capture_next()
+
+    def _timed(self, run: Callable[[], Given]) -> Given:
         start = time.perf_counter()
         try:
             return run()
@@ -156,9 +169,11 @@ class TimedModel:
 
 
 def time_model(worker: TpModelWorker) -> TimedModel:
-    """Put a clock around a worker's model."""
-    timed = TimedModel(worker._runner._model)
-    worker._runner._model = timed
+    """Put a clock around a worker's model, and around its graphs, which are it recorded."""
+    runner = worker._runner
+    timed = TimedModel(runner._model, runner.graphs)
+    runner._model = timed
+    runner.graphs = runner.graphs and timed
     return timed
 
 

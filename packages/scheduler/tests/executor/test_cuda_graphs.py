@@ -1,38 +1,26 @@
 """Buckets, padding and the order of recording, on a recorder that plays graphs back on the CPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
-from tercet.kernels.ops.rope import rope_cache
-from tercet.kernels.triton import missing_triton
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, decode_buckets
 from tercet.scheduler.executor.forward_batch import ForwardBatch
-from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.shrinking import ShrinkingModel
-from tercet.scheduler.models.layer_ops import TORCH, LayerOps, TritonLayerOps
+from tercet.scheduler.executor.slot_tables import SlotTables
 
-SLOTS = 4
+SLOTS, LENGTH = 4, 24
 GREEDY = SamplingParams(max_new_tokens=20, temperature=0.0)
-
-SCRIPT = [
-    [(0, 5, 5), (1, 9, 9), (2, 1, 1)],
-    [(0, 1, 6), (1, 1, 10), (2, 1, 2)],
-    [(2, 1, 3)],
-    [(1, 1, 11), (0, 1, 7)],
-    [(0, 1, 8), (1, 1, 12), (2, 1, 4), (3, 1, 1)],
-]
-"""Steps of rows (sequence, its new tokens, its tokens after the step): a prefill, then decodes of some of them."""
 
 
 @pytest.fixture(autouse=True)
@@ -80,11 +68,43 @@ class Tape:
         return replay, output
 
 
-def graphs(
-    model: Any, pool: KVPool, tape: Tape, backend: Callable[[], AttentionBackend] = LateReading
-) -> CudaGraphRunner:
-    cpu = torch.device("cpu")
-    return CudaGraphRunner(model, pool, [backend], tape, slots=SLOTS, context_length=23, device=cpu)
+class Graphed:
+    """Sequences of the fixture `steps` as slots of tables, and steps of them through graphs wherever there are some."""
+
+    def __init__(
+        self, model: Any, given: Any, tape: Tape, backend: Callable[[], AttentionBackend] = LateReading
+    ) -> None:
+        self.model, self.pool, self.backend = model, given.pool, backend()
+        self.tables = SlotTables(
+            SLOTS, LENGTH, page_size=4, groups=1, device=torch.device("cpu"), spare_pages=self.pool.spare_pages
+        )
+        for slot in range(SLOTS):
+            tokens = [(7 * slot + 3 * place) % 50 for place in range(LENGTH)]
+            self.tables.introduce(init(slot, tokens))
+            self.tables.update_pages([PageUpdate(slot, 0, [given.tables[slot].tolist()])])
+        self.runner = CudaGraphRunner(model, self.pool, [backend], tape, self.tables)
+
+    def step(self, rows: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+        """Of (slot, its new tokens, its tokens after the step)."""
+        inputs = self.tables.gather([Row(slot, length - count, count, sample=True) for slot, count, length in rows])
+        hidden = self.runner.replay(inputs)
+        if hidden is not None:
+            return hidden
+        batch = ForwardBatch.planned(
+            input_ids=self.tables.ids_at(inputs.places),
+            positions=inputs.positions,
+            sample_index=inputs.sample_index,
+            attention=inputs.attention,
+            backends=[self.backend],
+            pool=self.pool,
+        )
+        hidden = self.model(batch.input_ids, batch.positions, batch)
+        assert isinstance(hidden, torch.Tensor)
+        return hidden
+
+
+def init(slot: int, tokens: Sequence[int]) -> SlotInit:
+    return SlotInit(slot=slot, tokens=pack_ints(tokens), prompt_tokens=len(tokens), choice=0, sampling=GREEDY)
 
 
 def test_buckets_are_fine_where_batches_are_small() -> None:
@@ -95,7 +115,7 @@ def test_buckets_are_fine_where_batches_are_small() -> None:
 
 def test_the_largest_is_recorded_first_and_one_at_a_time(attending: Any, steps: Any) -> None:
     tape = Tape()
-    runner = graphs(attending, steps().pool, tape)
+    runner = Graphed(attending, steps(), tape).runner
     assert [runner.capture_next() for _ in range(4)] == [True, True, False, False]
     assert tape.recorded == [4, 2, 1]
 
@@ -105,92 +125,70 @@ def test_the_largest_is_recorded_first_and_one_at_a_time(attending: Any, steps: 
 def test_replays_are_the_same_steps(
     captures: int, backend: Callable[[], AttentionBackend], attending: Any, steps: Any
 ) -> None:
-    """Rows come and go between steps, and graphs are recorded between them too."""
-    plain, graphed, tape = steps(), steps(), Tape()
-    runner = graphs(attending, graphed.pool, tape, backend)
-    for rows in SCRIPT:
-        expected_batch, batch = plain.step(rows), graphed.step(rows)
-        expected = attending(expected_batch.input_ids, expected_batch.positions, expected_batch)
-        actual = runner(batch.input_ids, batch.positions, batch)
-        torch.testing.assert_close(actual, expected)
+    """Rows come and go between steps, pages change, and graphs are recorded between them too."""
+    plain, given, tape = steps(), steps(), Tape()
+    graphed = Graphed(attending, given, tape, backend)
+    script = [
+        [(0, 5, 5), (1, 9, 9), (2, 1, 1)],
+        [(0, 1, 6), (1, 1, 10), (2, 1, 2)],
+        [(0, 1, 7), (1, 1, 11), (2, 1, 3)],
+        [(2, 1, 4)],
+        [(1, 1, 12), (0, 1, 8)],
+        [(1, 1, 13), (0, 1, 9)],
+        [(0, 1, 10), (1, 1, 14), (2, 1, 5), (3, 1, 1)],
+    ]
+    for number, rows in enumerate(script):
+        if number == 5:  # somebody else had the same prompt, and its page is taken over
+            for each in (plain, given):
+                page, other = each.tables[0, 1].item(), each.tables[3, 5].item()
+                for cache in each.pool.layer(0):
+                    cache[other] = cache[page]
+                    cache[page] = 99
+                each.tables[0, 1] = other
+            graphed.tables.update_pages([PageUpdate(0, 1, [[other]])])
+        batch = plain.step(rows)
+        torch.testing.assert_close(graphed.step(rows), attending(batch.input_ids, batch.positions, batch))
         for _ in range(captures):
-            runner.capture_next()
-    assert tape.replays == (4 if captures else 0)
-    for mine, theirs in zip(graphed.pool.layer(0), plain.pool.layer(0), strict=True):
+            graphed.runner.capture_next()
+    assert tape.replays == (6 if captures else 0)
+    for mine, theirs in zip(given.pool.layer(0), plain.pool.layer(0), strict=True):
         assert torch.equal(mine[:-1], theirs[:-1])  # all but the spare page
 
 
-class Rotating:
-    """A model of one layer, whose operations are given: they rotate what is new, and store it."""
-
-    def __init__(self, ops: LayerOps) -> None:
-        self.ops = ops
-        self.embedding = torch.randn(50, 4, 16, generator=torch.Generator().manual_seed(3))
-        self.table = rope_cache(32, 16, 100.0)
-        self.norms = torch.linspace(0.5, 1.5, 16), torch.linspace(1.5, 0.5, 16), 1e-6
-
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        q, k, v = torch.split(self.embedding[input_ids], [2, 1, 1], 1)
-        heads = q, k, v
-        return self.ops.attend(batch, 0, heads, positions, self.table, self.norms, scale=0.25, window=0).flatten(1)
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-
-def test_replays_of_what_the_backend_rotates_are_the_same_steps(steps: Any) -> None:
-    """With rows that pad them: of three rows in a graph of four, several write the spare page."""
-    pytest.importorskip("triton", reason="the backend is Triton's")
-    if missing := missing_triton(torch.device("cpu")):
-        pytest.skip(missing)
-    from tercet.kernels.attention.triton import TritonAttention
-
-    plain, graphed, tape = steps(head_dim=16), steps(TritonAttention, head_dim=16), Tape()
-    model, fused = Rotating(TORCH), Rotating(TritonLayerOps())
-    runner = graphs(fused, graphed.pool, tape, TritonAttention)
-    for rows in SCRIPT:
-        expected_batch, batch = plain.step(rows), graphed.step(rows)
-        expected = model(expected_batch.input_ids, expected_batch.positions, expected_batch)
-        with np.errstate(all="ignore"):
-            actual = runner(batch.input_ids, batch.positions, batch)
-            torch.testing.assert_close(actual, expected)
-            runner.capture_next()
-    assert tape.replays == 4
-    for mine, theirs in zip(graphed.pool.layer(0), plain.pool.layer(0), strict=True):
-        torch.testing.assert_close(mine[:-1], theirs[:-1])
-
-
 def test_what_is_longer_than_one_token_runs_as_it_is(attending: Any, steps: Any) -> None:
-    given, tape = steps(), Tape()
-    runner = graphs(attending, given.pool, tape)
-    while runner.capture_next():
+    tape = Tape()
+    graphed = Graphed(attending, steps(), tape)
+    while graphed.runner.capture_next():
         pass
-    batch = given.step([(0, 1, 1), (1, 2, 2)])
-    runner(batch.input_ids, batch.positions, batch)
+    graphed.step([(0, 1, 1), (1, 2, 2)])
     assert tape.replays == 0
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory"), MemoryError()])
 def test_without_memory_a_bucket_is_left_out(error: Exception, attending: Any, steps: Any) -> None:
-    given, tape = steps(), Tape(2, error)
-    runner = graphs(attending, given.pool, tape)
-    while runner.capture_next():
+    tape = Tape(2, error)
+    graphed = Graphed(attending, steps(), tape)
+    while graphed.runner.capture_next():
         pass
     assert tape.recorded == [4, 1]
-    batch = given.step([(0, 1, 1), (1, 1, 1)])
-    assert len(runner(batch.input_ids, batch.positions, batch)) == 2
+    assert len(graphed.step([(0, 1, 1), (1, 1, 1)])) == 2
     assert tape.replays == 1
 
 
 def test_where_recording_fails_steps_are_launched_as_they_are(attending: Any, steps: Any) -> None:
-    given, tape = steps(), Tape(2, RuntimeError("not permitted when stream is capturing"))
-    runner = graphs(attending, given.pool, tape)
-    assert runner.capture_next()
-    assert not runner.capture_next()
-    assert not runner.capture_next(), "no other is tried"
+    tape = Tape(2, RuntimeError("not permitted when stream is capturing"))
+    graphed = Graphed(attending, steps(), tape)
+    assert graphed.runner.capture_next()
+    assert not graphed.runner.capture_next()
+    assert not graphed.runner.capture_next(), "no other is tried"
     assert tape.recorded == [4]
-    batch = given.step([(0, 1, 1), (1, 1, 1)])
-    assert len(runner(batch.input_ids, batch.positions, batch)) == 2
+    assert len(graphed.step([(0, 1, 1), (1, 1, 1)])) == 2
+
+
+def test_without_spare_pages_nothing_can_be_recorded(attending: Any, steps: Any) -> None:
+    tables = SlotTables(SLOTS, LENGTH, page_size=4, groups=1, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="spare"):
+        CudaGraphRunner(attending, steps().pool, [LateReading], Tape(), tables)
 
 
 class Stream:
@@ -239,19 +237,23 @@ def test_steps_wait_for_what_a_recording_launched_also_where_it_fails(
 
 
 def test_a_runner_does_not_notice(attending: Any, steps: Any) -> None:
-    """Plans, through what a GPU's worker puts around a model: graphs, and halves for want of memory."""
+    """Plans, with graphs and without; a row that samples nothing is replayed, too."""
 
-    def run(wrap: Callable[[KVPool], Any], between: Callable[[], object]) -> list[list[int]]:
-        pool = steps().pool
+    def run(graphs: Callable[[SlotTables], CudaGraphRunner] | None) -> list[list[int]]:
+        pool = steps().pool if graphs is None else graphs.args[1]  # type: ignore[attr-defined]
         cpu = torch.device("cpu")
         runner = ModelRunner(
-            wrap(pool), pool, TorchNativeAttention, slots=SLOTS, context_length=23, vocab_size=50, device=cpu
+            ShrinkingModel(attending),
+            pool,
+            TorchNativeAttention,
+            slots=SLOTS,
+            context_length=23,
+            vocab_size=50,
+            device=cpu,
+            graphs=graphs,
         )
         prompts = [[5, 9, 2, 44], [7], [30, 31, 32, 33, 34, 35]]
-        inits = [
-            SlotInit(slot=slot, tokens=pack_ints(ids), prompt_tokens=len(ids), choice=0, sampling=GREEDY)
-            for slot, ids in enumerate(prompts)
-        ]
+        inits = [init(slot, ids) for slot, ids in enumerate(prompts)]
         pages = [PageUpdate(slot, 0, [[slot * 5 + page for page in range(5)]]) for slot in range(3)]
         rows = [Row(slot, 0, len(ids), sample=True) for slot, ids in enumerate(prompts)]
         given = []
@@ -260,20 +262,15 @@ def test_a_runner_does_not_notice(attending: Any, steps: Any) -> None:
             plan = Plan(step=step, introduce=inits * first, pages=pages * first, rows=rows)
             given.append(runner.execute(plan).result().token_ids)
             rows = [Row(row.slot, row.start + row.count, 1, sample=True) for row in rows][: 3 if step < 4 else 2]
-            between()
+            if step == 5:
+                rows[0] = Row(0, rows[0].start, 1, sample=False)
+            if runner.graphs is not None:
+                runner.graphs.capture_next()
         return given
 
-    made: list[CudaGraphRunner] = []
     tape = Tape()
-
-    def wrap(pool: KVPool) -> ShrinkingModel:
-        made.append(graphs(attending, pool, tape))
-        return ShrinkingModel(made[0])
-
-    def capture() -> None:
-        made[0].capture_next()
-
-    expected = run(lambda _: attending, lambda: None)
-    assert run(wrap, capture) == expected
+    expected = run(None)
+    assert run(partial(CudaGraphRunner, attending, steps().pool, [LateReading], tape)) == expected
     assert tape.replays == 6
-    assert len({token for tokens in expected for token in tokens}) > 2
+    assert expected[-1][0] == -1
+    assert len({token for tokens in expected for token in tokens}) > 3

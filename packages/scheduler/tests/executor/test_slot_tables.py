@@ -19,10 +19,11 @@ def init(slot: int, tokens: list[int], prompt: int) -> SlotInit:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spare", [[], [100, 200]])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_step_reads_every_token_and_page_that_its_rows_name(device: str, seed: int) -> None:
+def test_a_step_reads_every_token_and_page_that_its_rows_name(device: str, spare: list[int], seed: int) -> None:
     chance = random.Random(seed)
-    tables = SlotTables(SLOTS, LENGTH, page_size=PAGE, groups=2, device=torch.device(device))
+    tables = SlotTables(SLOTS, LENGTH, page_size=PAGE, groups=2, device=torch.device(device), spare_pages=spare)
     tokens = {slot: [chance.randrange(1000) for _ in range(chance.randint(1, LENGTH - 1))] for slot in range(SLOTS)}
     pages = {slot: [chance.sample(range(99), LENGTH // PAGE) for _ in range(2)] for slot in range(SLOTS)}
     prompts = {slot: chance.randint(1, len(known)) for slot, known in tokens.items()}
@@ -33,7 +34,7 @@ def test_a_step_reads_every_token_and_page_that_its_rows_name(device: str, seed:
     rows = []
     for slot in chance.sample(range(SLOTS), chance.randint(1, SLOTS)):
         end = len(tokens[slot])
-        start = chance.choice([end - 1, chance.randrange(end)])
+        start = end - 1 if seed % 2 else chance.choice([end - 1, chance.randrange(end)])  # decodes alone, or mixed
         rows.append(Row(slot, start, end - start, sample=chance.random() < 0.7))
     rows.sort(key=lambda row: row.count > 1)
     sampling = [index for index, row in enumerate(rows) if row.sample]
@@ -41,10 +42,12 @@ def test_a_step_reads_every_token_and_page_that_its_rows_name(device: str, seed:
     inputs = tables.gather(rows)
 
     each = [(row.slot, position) for row in rows for position in range(row.start, row.start + row.count)]
-    assert inputs.input_ids.tolist() == [tokens[slot][position] for slot, position in each]
+    assert tables.ids_at(inputs.places).tolist() == [tokens[slot][position] for slot, position in each]
     assert inputs.positions.tolist() == [position for _, position in each]
     last = [sum(row.count for row in rows[: index + 1]) - 1 for index in sampling]
     assert inputs.sample_index.tolist() == last
+    assert inputs.sampling_rows == sampling
+    assert inputs.sent_positions.tolist() == inputs.output_positions.tolist()
     assert inputs.output_positions.tolist() == [len(tokens[rows[i].slot]) - prompts[rows[i].slot] for i in sampling]
     for group, batch in enumerate(inputs.attention):
         assert batch.query_start.tolist() == [sum(row.count for row in rows[:i]) for i in range(len(rows) + 1)]
@@ -56,7 +59,8 @@ def test_a_step_reads_every_token_and_page_that_its_rows_name(device: str, seed:
             used = -(-(row.start + row.count) // PAGE)
             assert page_table[:used] == pages[row.slot][group][:used]
         assert (batch.query_start.dtype, batch.slot_mapping.dtype) == (torch.int32, torch.int64)
-        assert batch.page_table.is_contiguous()
+        assert inputs.in_place or batch.page_table.is_contiguous()
+    assert inputs.in_place == (bool(spare) and all(row.count == 1 for row in rows))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -68,4 +72,28 @@ def test_sampled_and_given_tokens_are_read_by_the_next_step(device: str) -> None
     tables.write_sampled(inputs.sampled_places, torch.tensor([77, -1], device=device))
     tables.append(0, 3, [78, 79])
     assert tables.read(0, 0, 5).tolist() == [0, 1, 77, 78, 79]
-    assert tables.gather([Row(2, 2, 1, sample=True)]).input_ids.tolist() == [0]
+    assert tables.ids_at(tables.gather([Row(2, 2, 1, sample=True)]).places).tolist() == [0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spare", [[], [100]])
+def test_decodes_of_the_same_slots_see_what_has_changed(device: str, spare: list[int]) -> None:
+    """Pages that were given long before they are needed, others in their place, and another choice in the slot."""
+    tables = SlotTables(SLOTS, LENGTH, page_size=PAGE, groups=1, device=torch.device(device), spare_pages=spare)
+    for slot in range(2):
+        tables.introduce(init(slot, [slot + 1] * 3, 3))
+        tables.update_pages([PageUpdate(slot, 0, [[10 * slot + page for page in range(4)]])])
+
+    def decode(place: int) -> tuple[list[list[int]], list[int]]:
+        """(pages, output positions) of both slots."""
+        inputs = tables.gather([Row(slot, place, 1, sample=True) for slot in range(2)])
+        width = place // PAGE + 1
+        return inputs.attention[0].page_table[:, :width].tolist(), inputs.output_positions.tolist()
+
+    assert decode(2) == ([[0], [10]], [0, 0])
+    assert decode(3) == ([[0], [10]], [1, 1])
+    assert decode(4) == ([[0, 1], [10, 11]], [2, 2])
+    tables.update_pages([PageUpdate(1, 0, [[7]])])
+    assert decode(5) == ([[0, 1], [7, 11]], [3, 3])
+    tables.introduce(init(0, [5] * 6, 1))
+    assert decode(6) == ([[0, 1], [7, 11]], [6, 4])

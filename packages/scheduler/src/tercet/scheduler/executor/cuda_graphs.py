@@ -1,15 +1,16 @@
 """`CudaGraphRunner`: decode steps replayed as CUDA graphs, so that a GPU never waits for Python to launch kernels.
 
-A graph reads and writes fixed memory, and has a fixed number of rows, its *bucket*. A step is copied into that memory
-and padded to the next bucket: padded rows are decodes of one token whose key and value go to the pool's spare page, so
-they harm nobody. What is no decode, or fits no bucket, runs as it is. Graphs are recorded one at a time between steps,
-so that start-up does not wait for them, and the largest first: the others find room in the memory that it was given.
+A graph reads fixed memory (`DecodeMemory`), into which every decode is written, and has a fixed number of rows, its
+*bucket*: a step is replayed by the smallest that holds it, padding behind its rows. What is no decode, or fits no
+bucket, runs as it is. Graphs are recorded one at a time between steps, so that start-up does not wait for them, and the
+largest first: the others find room in the memory that it was given.
 
 A graph has attention backends of its own. They are told of every step that it replays, for some plan on the host what
 the recorded kernels then read.
 """
 
 import logging
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -17,10 +18,12 @@ from typing import Protocol
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
-from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
+from tercet.scheduler.executor.decode_memory import DecodeViews
+from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.shortage import lacks_memory
+from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 
 logger = logging.getLogger(__name__)
 
@@ -71,28 +74,6 @@ def decode_buckets(slots: int) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class _GroupInputs:
-    """The memory that graphs read of one cache group, for the most rows."""
-
-    kv_lens: torch.Tensor  # int32 [rows]
-    page_table: torch.Tensor  # int32 [rows, pages]
-    slot_mapping: torch.Tensor  # int64 [rows]
-    spare_page: int
-    page_size: int
-
-    def fill(self, given: AttentionBatch, rows: int, bucket: int) -> None:
-        """The rows of a step, then padding."""
-        self.kv_lens[:rows].copy_(given.kv_lens)
-        self.page_table[:rows, : given.page_table.shape[1]].copy_(given.page_table)
-        self.slot_mapping[:rows].copy_(given.slot_mapping)
-        if rows == bucket:
-            return
-        self.kv_lens[rows:bucket].fill_(1)
-        self.page_table[rows:bucket, 0].fill_(self.spare_page)
-        self.slot_mapping[rows:bucket].fill_(self.spare_page * self.page_size)
-
-
-@dataclass(frozen=True, eq=False)
 class _Graph:
     """The recorded work of a bucket, the tensor of its result, and the batch over fixed memory that it computes."""
 
@@ -102,7 +83,7 @@ class _Graph:
 
 
 class CudaGraphRunner:
-    """A `Model` that replays decode steps where it can. `capture_next` is called between steps."""
+    """Replays decodes that the tables have gathered. `capture_next` is called between steps."""
 
     def __init__(
         self,
@@ -110,55 +91,37 @@ class CudaGraphRunner:
         pool: KVPool,
         backends: Sequence[Callable[[], AttentionBackend]],
         recorder: Recorder,
-        *,
-        slots: int,
-        context_length: int,
-        device: torch.device,
+        tables: SlotTables,
     ) -> None:
+        """`backends` make those of each cache group. Raises ValueError for tables whose decodes lie anywhere."""
+        if tables.memory is None:
+            raise ValueError("graphs read fixed memory: the tables need spare pages")
         self._model = model
         self._pool = pool
-        self._backends = backends  # of each cache group
+        self._backends = backends
         self._recorder = recorder
-        self._waiting = decode_buckets(slots)
+        self._tables = tables
+        self._memory = tables.memory
+        self._waiting = decode_buckets(tables.memory.slots)
         self._graphs: dict[int, _Graph] = {}
-        self._ids = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._query_start = torch.arange(slots + 1, dtype=torch.int32, device=device)
-        size = pool.shape.page_size
-        width = -(-(context_length + 1) // size)
-        self._groups = [
-            _GroupInputs(
-                kv_lens=torch.ones(slots, dtype=torch.int32, device=device),
-                page_table=torch.full((slots, width), group.pages, dtype=torch.int32, device=device),
-                slot_mapping=torch.full((slots,), group.pages * size, dtype=torch.int64, device=device),
-                spare_page=group.pages,
-                page_size=size,
-            )
-            for group in pool.groups
-        ]
+        self._recorded: list[int] = []  # buckets in order
+        self._query_start = torch.arange(tables.memory.slots + 1, dtype=torch.int32, device=pool.device)
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """See `Model`. The result is good until the next call."""
-        rows = len(input_ids)
-        bucket = min((size for size in self._graphs if size >= rows), default=0)
-        if batch.mode is not ForwardMode.DECODE or not bucket:
-            return self._model(input_ids, positions, batch)
-        self._ids[:rows].copy_(input_ids)
-        self._positions[:rows].copy_(positions)
-        if rows < bucket:
-            self._ids[rows:bucket].zero_()
-            self._positions[rows:bucket].zero_()
+    def replay(self, inputs: StepInputs) -> torch.Tensor | None:
+        """[rows, hidden], good until the next call; None of what no graph computes."""
+        rows = len(inputs.slots)
+        place = bisect_left(self._recorded, rows)
+        if not inputs.in_place or place == len(self._recorded):
+            return None
+        bucket = self._recorded[place]
         graph = self._graphs[bucket]
-        fixed = zip(self._groups, graph.batch.backends, graph.batch.attention, strict=True)
-        for given, (group, backend, attention) in zip(batch.attention, fixed, strict=True):
-            group.fill(given, rows, bucket)
-            backend.plan(replace(attention, host_kv_lens=[*given.host_kv_lens, *[1] * (bucket - rows)]))
+        padding = [1] * (bucket - rows)
+        for given, attention, backend in zip(
+            inputs.attention, graph.batch.attention, graph.batch.backends, strict=True
+        ):
+            backend.plan(replace(attention, host_kv_lens=given.host_kv_lens + padding))
         graph.replay()
         return graph.output[:rows]
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Model`."""
-        return self._model.compute_logits(hidden)
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
@@ -166,14 +129,17 @@ class CudaGraphRunner:
         if not self._waiting:
             return False
         bucket = self._waiting.pop(0)
-        for group in self._groups:
-            group.kv_lens.fill_(1)  # what the last step left there may name pages that are now another's
-            group.page_table[:, 0].fill_(group.spare_page)
-            group.slot_mapping.fill_(group.spare_page * group.page_size)
-        batch = self._batch(bucket)
-        ids, positions = self._ids[:bucket].zero_(), self._positions[:bucket].zero_()
+        self._tables.clear_decodes()
+        views = self._memory.first(bucket)
+        batch = self._batch(bucket, views)
+
+        def run() -> torch.Tensor:
+            ids = self._tables.ids_at(views.places)
+            return self._model(ids, views.positions, replace(batch, input_ids=ids))
+
         try:
-            self._graphs[bucket] = _Graph(*self._recorder.record(lambda: self._model(ids, positions, batch)), batch)
+            self._graphs[bucket] = _Graph(*self._recorder.record(run), batch)
+            insort(self._recorded, bucket)
         except (MemoryError, RuntimeError) as error:
             if lacks_memory(error):
                 logger.warning("no memory for a graph of %d rows: such steps are launched kernel by kernel", bucket)
@@ -182,25 +148,25 @@ class CudaGraphRunner:
                 self._waiting.clear()
         return bool(self._waiting)
 
-    def _batch(self, bucket: int) -> ForwardBatch:
+    def _batch(self, bucket: int, views: DecodeViews) -> ForwardBatch:
         """A decode of `bucket` rows over the fixed memory, with backends of its own."""
         ones: Sequence[int] = [1] * bucket
         attention = [
             AttentionBatch(
                 query_start=self._query_start[: bucket + 1],
-                kv_lens=group.kv_lens[:bucket],
-                page_table=group.page_table[:bucket],
-                slot_mapping=group.slot_mapping[:bucket],
-                page_size=group.page_size,
+                kv_lens=views.kv_lens,
+                page_table=page_table,
+                slot_mapping=slot_mapping,
+                page_size=self._pool.shape.page_size,
                 host_query_lens=[*ones],
                 host_kv_lens=[*ones],
             )
-            for group in self._groups
+            for page_table, slot_mapping in zip(views.page_tables, views.slot_mappings, strict=True)
         ]
         return ForwardBatch.planned(
-            input_ids=self._ids[:bucket],
-            positions=self._positions[:bucket],
-            sample_index=self._positions[:0],
+            input_ids=views.places[:0],  # read anew at every step
+            positions=views.positions,
+            sample_index=views.places[:0],
             attention=attention,
             backends=[make() for make in self._backends],
             pool=self._pool,

@@ -63,6 +63,7 @@ class KVPool:
             raise ValueError(f"keys and values in {shape.dtype} have no scales")
         self.groups = groups
         self.shape = shape
+        self.device = device
         self._scales = scales or {}
         self._spare = spare
         self.group_of = {layer: index for index, group in enumerate(groups) for layer in group.layers}
@@ -72,6 +73,11 @@ class KVPool:
             for layer in group.layers:
                 size = (group.pages + spare, shape.page_size, shape.kv_heads, shape.head_dim)
                 self._keys[layer], self._values[layer] = (_zeros(size, shape.dtype, device) for _ in range(2))
+
+    @property
+    def spare_pages(self) -> list[int]:
+        """The spare page of each cache group; none without them."""
+        return [group.pages for group in self.groups] if self._spare else []
 
     @property
     def bytes(self) -> int:

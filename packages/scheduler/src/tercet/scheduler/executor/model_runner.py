@@ -39,6 +39,18 @@ class Model(Protocol):
         ...
 
 
+class Replays(Protocol):
+    """Computes steps that were recorded."""
+
+    def replay(self, inputs: StepInputs) -> torch.Tensor | None:
+        """[rows, hidden], good until the next call; None where the step has to be computed as it is."""
+        ...
+
+    def capture_next(self) -> bool:
+        """Record something between two steps; whether there is more to record."""
+        ...
+
+
 class ModelRunner:
     """One model on one device, with its pool, its slots and its sampler.
 
@@ -58,15 +70,23 @@ class ModelRunner:
         sampling_ops: SamplingOps = sampler_ops,
         grammars: SlotGrammars | None = None,
         release: Callable[[], None] = release_cached,
+        graphs: Callable[[SlotTables], Replays] | None = None,
     ) -> None:
+        """`graphs` makes what replays steps that these tables gather; the pool must have spare pages."""
         self._model = model
         self._pool = pool
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
         self._scored = np.zeros(slots, dtype=np.bool_)  # whose prompts are
         self._tables = SlotTables(
-            slots, context_length + 1, page_size=pool.shape.page_size, groups=len(pool.groups), device=device
+            slots,
+            context_length + 1,
+            page_size=pool.shape.page_size,
+            groups=len(pool.groups),
+            device=device,
+            spare_pages=pool.spare_pages,
         )
+        self.graphs = None if graphs is None else graphs(self._tables)
         self._sampler = Sampler(slots, vocab_size, device, sampling_ops)
         self._sampling_ops = sampling_ops
         self._grammars = grammars
@@ -81,9 +101,10 @@ class ModelRunner:
         self._tables.update_pages(plan.pages)
         self._pool.copy_pages(plan.copies)
         inputs = self._tables.gather(plan.rows)
-        slots, sampling_rows = inputs.slots[inputs.sampling_rows], inputs.sampling_rows.tolist()
+        sampling_rows = inputs.sampling_rows
+        slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
         guided = self._grammars.begin(slots.tolist()) if self._grammars else None  # fills masks meanwhile
-        hidden = self._model(inputs.input_ids, inputs.positions, self._batch(inputs))
+        hidden = self._forward(inputs)
         sampled = self._sample(hidden, inputs, slots, guided)
         prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
         settle = None
@@ -100,16 +121,20 @@ class ModelRunner:
         if self._grammars is not None:
             self._grammars.introduce(inits)
 
-    def _batch(self, inputs: StepInputs) -> ForwardBatch:
-        """What the model reads of a step."""
-        return ForwardBatch.planned(
-            input_ids=inputs.input_ids,
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        """[tokens, hidden]."""
+        if self.graphs is not None and (hidden := self.graphs.replay(inputs)) is not None:
+            return hidden
+        ids = self._tables.ids_at(inputs.places)
+        batch = ForwardBatch.planned(
+            input_ids=ids,
             positions=inputs.positions,
             sample_index=inputs.sample_index,
             attention=inputs.attention,
             backends=self._backends,
             pool=self._pool,
         )
+        return self._model(ids, inputs.positions, batch)
 
     def _sample(
         self, hidden: torch.Tensor, inputs: StepInputs, slots: Array, guided: GuidedRows | None

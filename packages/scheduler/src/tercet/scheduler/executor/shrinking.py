@@ -28,9 +28,7 @@ class ShrinkingModel:
             if some.stop - some.start == tokens:
                 return self._model(input_ids, positions, batch)
             part = batch.part(some)
-            hidden = self._model(part.input_ids, part.positions, part)
-            # What a graph gives is good until its next replay, and that may be the other half's.
-            return again(hidden.clone, self._release)
+            return self._model(part.input_ids, part.positions, part)
 
         parts = self._in_halves(run, slice(0, tokens))
         return parts[0] if len(parts) == 1 else again(lambda: torch.cat(parts), self._release)

@@ -2,6 +2,7 @@
 
 Which pages a slot has, the host knows before a step runs; its newest token may still be on the device. So all of a
 step's integers are worked out on the host and sent in one piece, and token ids alone are gathered where they are.
+What is the same for as long as the same rows are computed, as decodes mostly are, is worked out once.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.protocol.values import unpack_ints
 from tercet.scheduler.core.plan import PageUpdate, Row, SlotInit
+from tercet.scheduler.executor.decode_memory import OFFSETS, DecodeMemory, DecodeViews
 from tercet.scheduler.executor.uploads import Uploads
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]]
@@ -23,17 +25,28 @@ _NOBODY = -1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepInputs:
-    """What the rows of a step compute, on the device but for its arrays."""
+    """What the rows of a step compute, on the device but for its arrays and lists."""
 
-    input_ids: torch.Tensor  # int64 [tokens]
+    places: torch.Tensor  # int64 [tokens]: see `SlotTables.ids_at`
     positions: torch.Tensor  # int64 [tokens]
     sample_index: torch.Tensor  # int64 [sampling rows]: the last token of each
     sampled_places: torch.Tensor  # int64 [sampling rows]: where the token that each samples belongs
     sent_positions: torch.Tensor  # int64 [sampling rows]: `output_positions`
     attention: list[AttentionBatch]  # of each cache group
     slots: Integers  # [rows]
-    sampling_rows: Integers  # [sampling rows]: which rows these are
+    sampling_rows: list[int]  # which rows sample
     output_positions: Integers  # [sampling rows], of the tokens to be sampled: 0 is the first after the prompt
+    in_place: bool
+    """Whether it lies in `DecodeMemory`: each row has one token."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Decodes:
+    """How decodes of the same slots lie in `DecodeMemory`, padding behind them."""
+
+    slots: Integers  # [all rows]
+    offsets: Integers  # [OFFSETS, all rows]: what a row's position is added to
+    views: DecodeViews
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,33 +56,54 @@ class _Layout:
     given: tuple[list[int], list[int], list[bool]]  # slots, counts, and which rows sample
     slots: Integers  # [rows]
     counts: Integers  # [rows]
+    prompts: Integers  # [rows]: their tokens
     row_of: Integers  # [tokens]
     within: Integers  # [tokens]: how far behind the first of its row
     sampling: Integers  # [sampling rows]
+    sampling_rows: list[int]  # `sampling`
     last: Integers  # [sampling rows]: the last token of each
     query_start: torch.Tensor  # int32 [rows + 1]
     sample_index: torch.Tensor  # int64: `last`
+    decodes: _Decodes | None
 
 
 class SlotTables:
-    """Token ids [slots, length] on the device; on the host page ids [slots, pages] of each cache group."""
+    """Token ids [slots, length] on the device; on the host page ids [slots, pages] of each cache group.
 
-    def __init__(self, slots: int, length: int, *, page_size: int, groups: int, device: torch.device) -> None:
-        """`length` tokens are the most that a slot holds."""
-        self._device = device
+    One slot more than there are stands for padding.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        length: int,
+        *,
+        page_size: int,
+        groups: int,
+        device: torch.device,
+        spare_pages: Sequence[int] = (),
+    ) -> None:
+        """`length` tokens are the most that a slot holds. With `spare_pages`, decodes lie in `DecodeMemory`."""
         self._uploads = Uploads(device)
+        self._slots = slots
         self._length = length
         self._page_size = page_size
-        self._tokens = torch.zeros(slots, length, dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(slots + 1, length, dtype=torch.int32, device=device)
         self._flat = self._tokens.view(-1)
         self._zero = torch.zeros(1, dtype=torch.int64, device=device)  # what is compared with it is widened, too
-        self._prompts = np.full(slots, _NOBODY, dtype=np.int64)
+        self._prompts = np.full(slots + 1, _NOBODY, dtype=np.int64)
         self._layout: _Layout | None = None
-        self._pages = [np.zeros((slots, -(-length // page_size)), dtype=np.int32) for _ in range(groups)]
+        width = -(-length // page_size)
+        self._pages = [np.zeros((slots + 1, width), dtype=np.int32) for _ in range(groups)]
+        self.memory = DecodeMemory(slots, width, spare_pages, device) if spare_pages else None
+        self._written = 0  # pages of each row that page tables in `memory` have as they are here
+        for table, page in zip(self._pages, spare_pages, strict=False):
+            table[slots] = page
 
     def introduce(self, init: SlotInit) -> None:
         """Take the tokens that are known of a choice."""
         self._prompts[init.slot] = init.prompt_tokens
+        self._layout = None
         self._write(init.slot, 0, np.array(unpack_ints(init.tokens), dtype=np.int32))
 
     def append(self, slot: int, first: int, tokens: Sequence[int]) -> None:
@@ -84,6 +118,10 @@ class SlotTables:
         """Tokens [first, last) of a slot: int64, on the device."""
         return self._tokens[slot, first:last].long()
 
+    def ids_at(self, places: torch.Tensor) -> torch.Tensor:
+        """The tokens at places of `StepInputs`: int64, on the device."""
+        return torch.maximum(self._flat.index_select(0, places), self._zero)
+
     def write_sampled(self, places: torch.Tensor, tokens: torch.Tensor) -> None:
         """Give each slot its new token, or -1, which is read as 0: it must not reach an embedding."""
         self._flat.index_copy_(0, places, tokens.int())
@@ -91,47 +129,118 @@ class SlotTables:
     def update_pages(self, updates: Sequence[PageUpdate]) -> None:
         """In their order: of two for the same entry, the later one holds."""
         for update in updates:
+            self._written = 0
             for table, pages in zip(self._pages, update.pages, strict=True):
                 table[update.slot, update.first : update.first + len(pages)] = pages
 
     def gather(self, rows: Sequence[Row]) -> StepInputs:
         """What the rows of a step need of their slots. Raises ValueError for a slot that nobody has."""
         layout = self._laid_out(rows)
-        slots, row_of, sampling = layout.slots, layout.row_of, layout.sampling
-        prompts = self._prompts[slots]
-        if len(prompts) and prompts.min() == _NOBODY:
-            raise ValueError(f"slot {slots[prompts.argmin()]} was never introduced")
         starts = np.array([row.start for row in rows], dtype=np.int64)
+        if self.memory is not None and layout.decodes is not None:
+            return self._gather_decodes(self.memory, layout, layout.decodes, starts)
+        slots, row_of, sampling = layout.slots, layout.row_of, layout.sampling
         ends = starts + layout.counts
         positions = starts[row_of] + layout.within
         places = slots[row_of] * self._length + positions
         paged = [self._place(pages, slots, ends, row_of, positions) for pages in self._pages]
-        output_positions = (ends - prompts)[sampling]
+        output_positions = (ends - layout.prompts)[sampling]
         integers = ends.astype(np.int32), positions, places, places[layout.last] + 1, output_positions
         sent = self._uploads.send([*integers, *(part for pair in paged for part in pair)])
         kv_lens, position, place, sampled_places, sent_positions, *of_groups = sent
+        host_kv_lens = ends.tolist()
         attention = [
-            AttentionBatch(
-                query_start=layout.query_start,
-                kv_lens=kv_lens,
-                page_table=page_table,
-                slot_mapping=slot_mapping,
-                page_size=self._page_size,
-                host_query_lens=layout.given[1],
-                host_kv_lens=ends.tolist(),
-            )
+            self._attention(layout, kv_lens, page_table, slot_mapping, host_kv_lens)
             for page_table, slot_mapping in zip(of_groups[::2], of_groups[1::2], strict=True)
         ]
         return StepInputs(
-            input_ids=torch.maximum(self._flat.index_select(0, place), self._zero),
+            places=place,
             positions=position,
             sample_index=layout.sample_index,
             sampled_places=sampled_places,
             attention=attention,
             slots=slots,
-            sampling_rows=sampling,
+            sampling_rows=layout.sampling_rows,
             output_positions=output_positions,
             sent_positions=sent_positions,
+            in_place=False,
+        )
+
+    def clear_decodes(self) -> None:
+        """Leave padding alone in `memory`: what the last step left there names pages that others may have now."""
+        if self.memory is not None:
+            nobody = np.zeros(0, dtype=np.int64)
+            self._write_decodes(self.memory, self._decodes(self.memory, nobody, nobody), nobody)
+
+    def _gather_decodes(self, memory: DecodeMemory, layout: _Layout, decodes: _Decodes, starts: Integers) -> StepInputs:
+        columns, views = self._write_decodes(memory, decodes, starts), decodes.views
+        ends = starts + 1
+        width = -(-int(ends.max()) // self._page_size)
+        if self._written < width:
+            memory.write_pages([pages[:, :width].take(layout.slots, axis=0) for pages in self._pages])
+            self._written = width
+        host_kv_lens = ends.tolist()
+        sampled_places, sent_positions = views.sampled_places, views.output_positions
+        output_positions = columns[OFFSETS - 1, : len(starts)]
+        if len(layout.sampling) < len(starts):
+            sampled_places, sent_positions = sampled_places[layout.sample_index], sent_positions[layout.sample_index]
+            output_positions = output_positions[layout.sampling]
+        return StepInputs(
+            places=views.places,
+            positions=views.positions,
+            sample_index=layout.sample_index,
+            sampled_places=sampled_places,
+            attention=[
+                self._attention(layout, views.kv_lens, page_table, slot_mapping, host_kv_lens)
+                for page_table, slot_mapping in zip(views.page_tables, views.slot_mappings, strict=True)
+            ],
+            slots=layout.slots,
+            sampling_rows=layout.sampling_rows,
+            output_positions=output_positions,
+            sent_positions=sent_positions,
+            in_place=True,
+        )
+
+    def _decodes(self, memory: DecodeMemory, slots: Integers, prompts: Integers) -> _Decodes:
+        """Of slots whose prompts have so many tokens."""
+        rows = np.full(self._slots, self._slots)
+        rows[: len(slots)] = slots
+        offsets = np.zeros((OFFSETS, self._slots), dtype=np.int64)
+        offsets[1] = rows * self._length
+        offsets[2] = offsets[1] + 1
+        offsets[3, : len(slots)] = 1 - prompts
+        return _Decodes(slots=rows, offsets=offsets, views=memory.first(len(slots)))
+
+    def _write_decodes(self, memory: DecodeMemory, decodes: _Decodes, starts: Integers) -> Integers:
+        """Write rows that begin there, and padding. Returns what was written: int64 [OFFSETS + groups, all rows]."""
+        positions = np.zeros(self._slots, dtype=np.int64)
+        positions[: len(starts)] = starts
+        columns = np.empty((OFFSETS + len(self._pages), self._slots), dtype=np.int64)
+        np.add(decodes.offsets, positions, out=columns[:OFFSETS])
+        page, offset = np.divmod(positions, self._page_size)
+        for mapping, pages in zip(columns[OFFSETS:], self._pages, strict=True):
+            np.multiply(pages[decodes.slots, page], self._page_size, out=mapping, dtype=np.int64)
+            mapping += offset
+        memory.write(columns, (positions + 1).astype(np.int32))
+        return columns
+
+    def _attention(
+        self,
+        layout: _Layout,
+        kv_lens: torch.Tensor,
+        page_table: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        host_kv_lens: list[int],
+    ) -> AttentionBatch:
+        """Of one cache group."""
+        return AttentionBatch(
+            query_start=layout.query_start,
+            kv_lens=kv_lens,
+            page_table=page_table,
+            slot_mapping=slot_mapping,
+            page_size=self._page_size,
+            host_query_lens=layout.given[1],
+            host_kv_lens=host_kv_lens,
         )
 
     def _laid_out(self, rows: Sequence[Row]) -> _Layout:
@@ -139,22 +248,32 @@ class SlotTables:
         given = [row.slot for row in rows], [row.count for row in rows], [row.sample for row in rows]
         if self._layout is None or self._layout.given != given:
             slots, counts = (np.array(column, dtype=np.int64) for column in given[:2])
+            prompts = self._prompts[slots]
+            if len(prompts) and prompts.min() == _NOBODY:
+                raise ValueError(f"slot {slots[prompts.argmin()]} was never introduced")
             query_start = np.zeros(len(rows) + 1, dtype=np.int64)
             counts.cumsum(out=query_start[1:])
             row_of = np.arange(len(rows)).repeat(counts)
             sampling = np.flatnonzero(given[2])
             last = query_start[1:][sampling] - 1
             sent_start, sample_index = self._uploads.send([query_start.astype(np.int32), last])
+            decodes = None
+            if self.memory is not None and given[1].count(1) == len(rows):
+                decodes = self._decodes(self.memory, slots, prompts)
+                self._written = 0
             self._layout = _Layout(
                 given=given,
                 slots=slots,
                 counts=counts,
+                prompts=prompts,
                 row_of=row_of,
                 within=np.arange(query_start[-1]) - query_start[row_of],
                 sampling=sampling,
+                sampling_rows=sampling.tolist(),
                 last=last,
                 query_start=sent_start,
                 sample_index=sample_index,
+                decodes=decodes,
             )
         return self._layout
 

@@ -35,6 +35,7 @@ from tercet.scheduler.executor.sampler import SamplingOps
 from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.shrinking import ShrinkingModel
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
+from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
 from tercet.scheduler.grammar.backends import grammar_backend
@@ -148,10 +149,10 @@ class TpModelWorker:
         self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
-        self._graphs: CudaGraphRunner | None = None
+        graphs = None
         if device.type == "cuda":
-            self._graphs = _graphs(model, self._pool, backend, options.slots, context_length, device)
-            model = ShrinkingModel(self._graphs or model)
+            graphs = _graphs(model, self._pool, backend)
+            model = ShrinkingModel(model)
         elif device.type == "cpu":
             model = telling(model, advance)
         self._runner = ModelRunner(
@@ -164,7 +165,9 @@ class TpModelWorker:
             device=device,
             sampling_ops=ops,
             grammars=self._grammars,
+            graphs=graphs,
         )
+        self._graphs = self._runner.graphs
         self._capacity = _capacity(options, config, context_length, self._pool, self._grammars)
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
@@ -281,19 +284,13 @@ def _sampling_ops(model: Model, device: torch.device, *, native: bool) -> Sampli
 
 
 def _graphs(
-    model: Model,
-    pool: KVPool,
-    backend: Callable[[], AttentionBackend],
-    slots: int,
-    context_length: int,
-    device: torch.device,
-) -> CudaGraphRunner | None:
-    """What replays decodes; None where the attention backend cannot be recorded."""
+    model: Model, pool: KVPool, backend: Callable[[], AttentionBackend]
+) -> Callable[[SlotTables], CudaGraphRunner] | None:
+    """Makes what replays decodes; None where the attention backend cannot be recorded."""
     backends = [made for _ in pool.groups if (made := graph_backend(backend))]
     if not backends:
         return None
-    sizes = {"slots": slots, "context_length": context_length}
-    return CudaGraphRunner(model, pool, backends, CudaRecorder(), **sizes, device=device)
+    return partial(CudaGraphRunner, model, pool, backends, CudaRecorder())
 
 
 def _capacity(

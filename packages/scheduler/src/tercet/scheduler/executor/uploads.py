@@ -54,11 +54,19 @@ class Uploads:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._pinned = device.type == "cuda"
 
     def send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
         """The arrays as tensors on the device, parts of one buffer; on a CPU they are the arrays themselves."""
         if self._device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
-        staged = torch.empty(starts(arrays)[-1], dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        return unpack(self._staged(arrays).to(self._device, non_blocking=True), arrays)
+
+    def write(self, memory: torch.Tensor, arrays: Sequence[Array]) -> None:
+        """Write arrays into bytes on the device, where `unpack` finds them, once what was started before has read."""
+        memory.copy_(self._staged(arrays), non_blocking=True)
+
+    def _staged(self, arrays: Sequence[Array]) -> torch.Tensor:
+        staged = torch.empty(starts(arrays)[-1], dtype=torch.uint8, pin_memory=self._pinned)
         pack_into(staged, arrays)
-        return unpack(staged.to(self._device, non_blocking=True), arrays)
+        return staged
