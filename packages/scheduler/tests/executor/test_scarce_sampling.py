@@ -19,6 +19,7 @@ from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.penalty_counts import PenaltyCounts
 from tercet.scheduler.executor.sampler import Sampled, TokenLogprobs, joined
 from tercet.scheduler.executor.slot_grammars import GuidedRows, SlotGrammars
+from tercet.scheduler.executor.uploads import Array
 
 VOCAB, STEPS = 50, 5
 CPU = torch.device("cpu")
@@ -84,7 +85,7 @@ class EverySecond(SlotGrammars):
 
     def introduce(self, inits: Sequence[SlotInit]) -> None: ...
 
-    def begin(self, slots: Sequence[int]) -> GuidedRows:
+    def begin(self, slots: Array) -> GuidedRows:
         rows = GuidedRows({})
         rows.masks = Future()
         rows.masks.set_result(pack_bitmask(torch.arange(VOCAB) % 2 == torch.tensor(slots)[:, None] % 2))

@@ -123,12 +123,14 @@ class CudaGraphRunner:
         graph.replay()
         return graph.output[:rows]
 
-    @torch.inference_mode()
     def capture_next(self) -> bool:
         """Record the largest bucket that is not recorded yet; False when there is none. No memory ends it."""
-        if not self._waiting:
-            return False
-        bucket = self._waiting.pop(0)
+        if self._waiting:
+            self._capture(self._waiting.pop(0))
+        return bool(self._waiting)
+
+    @torch.inference_mode()
+    def _capture(self, bucket: int) -> None:
         self._tables.clear_decodes()
         views = self._memory.first(bucket)
         batch = self._batch(bucket, views)
@@ -146,7 +148,6 @@ class CudaGraphRunner:
             else:
                 logger.exception("steps cannot be recorded here: they are launched kernel by kernel")
                 self._waiting.clear()
-        return bool(self._waiting)
 
     def _batch(self, bucket: int, views: DecodeViews) -> ForwardBatch:
         """A decode of `bucket` rows over the fixed memory, with backends of its own."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tercet.scheduler.executor.uploads import Array, Uploads, starts, unpack
+from tercet.scheduler.executor.uploads import Array, Uploads
 
 OFFSETS = 4
 """Columns that are a decode's position plus something: positions, places, sampled places, output positions."""
@@ -38,13 +38,10 @@ class DecodeMemory:
         """`width` pages are the most that a slot holds; `spare_pages` are those of each cache group."""
         self.slots = slots
         self._uploads = Uploads(device)
-        groups = len(spare_pages)
-        template: list[Array] = [
-            np.zeros((OFFSETS + groups, slots), dtype=np.int64),
-            np.zeros(slots, dtype=np.int32),
-        ]
-        self._memory = torch.zeros(starts(template)[-1], dtype=torch.uint8, device=device)
-        self._columns, self._kv_lens = unpack(self._memory, template)
+        self._shape = OFFSETS + len(spare_pages), slots
+        self._memory = torch.zeros(self._shape[0] * slots + -(-slots // 2), dtype=torch.int64, device=device)
+        self._columns = self._memory[: self._shape[0] * slots].view(self._shape)
+        self._kv_lens = self._memory[self._shape[0] * slots :].view(torch.int32)[:slots]
         self._page_tables = [torch.full((slots, width), page, dtype=torch.int32, device=device) for page in spare_pages]
 
     def first(self, rows: int) -> DecodeViews:
@@ -60,9 +57,20 @@ class DecodeMemory:
             page_tables=[table[:rows] for table in self._page_tables],
         )
 
-    def write(self, columns: Array, kv_lens: Array) -> None:
-        """int64 [OFFSETS + groups, slots], of which the last are the slot mappings; int32 [slots]."""
-        self._uploads.write(self._memory, [columns, kv_lens])
+    def write(self, positions: Array, offsets: Array, slot_mappings: Sequence[Array]) -> Array:
+        """Write decodes of tokens at these positions, int64 [slots]; `offsets` are int64 [OFFSETS, slots].
+
+        Returns their output positions.
+        """
+        staged = self._uploads.stage(len(self._memory))
+        host: Array = staged.numpy()
+        columns: Array = host[: self._columns.numel()].reshape(self._shape)
+        np.add(offsets, positions, out=columns[:OFFSETS])
+        columns[OFFSETS:] = slot_mappings
+        np.add(positions, 1, out=host[self._columns.numel() :].view(np.int32)[: self.slots], casting="same_kind")
+        self._memory.copy_(staged, non_blocking=True)
+        output_positions: Array = columns[OFFSETS - 1]
+        return output_positions
 
     def write_pages(self, tables: Sequence[Array]) -> None:
         """The first pages of the first rows, of each cache group: int32 [rows, pages]."""

@@ -98,6 +98,8 @@ class KVPool:
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages in list order: a page that is both a target and, later, a source, passes on what it was given."""
+        if not copies:
+            return
         batch: list[PageCopy] = []
         written: set[tuple[int, int]] = set()
         for copy in copies:

@@ -6,7 +6,7 @@ executed before anybody on the host has seen the result.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from tercet.scheduler.executor.uploads import Array
 
 _PROMPT_CHUNK = 256
 """Prompt positions whose logits are held at once."""
+
+ValuesT = TypeVar("ValuesT", Array, torch.Tensor)
 
 
 class Model(Protocol):
@@ -97,13 +99,14 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
         """Run one step: introduce, pages, copies, rows. Returns before an accelerator has finished it."""
-        self._introduce(plan.introduce)
+        if plan.introduce:
+            self._introduce(plan.introduce)
         self._tables.update_pages(plan.pages)
         self._pool.copy_pages(plan.copies)
         inputs = self._tables.gather(plan.rows)
         sampling_rows = inputs.sampling_rows
         slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
-        guided = self._grammars.begin(slots.tolist()) if self._grammars else None  # fills masks meanwhile
+        guided = self._grammars.begin(slots) if self._grammars else None  # fills masks meanwhile
         hidden = self._forward(inputs)
         sampled = self._sample(hidden, inputs, slots, guided)
         prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
@@ -151,13 +154,14 @@ class ModelRunner:
         self, hidden: torch.Tensor, inputs: StepInputs, slots: Array, guided: GuidedRows | None, rows: slice
     ) -> Sampled:
         """Sample for some of the rows that want it."""
-        hidden = hidden[rows if len(slots) == len(hidden) else inputs.sample_index[rows]]
+        if len(slots) < len(hidden):
+            hidden = hidden[inputs.sample_index]
         return self._sampler.sample(
-            self._model.compute_logits(hidden),
-            slots[rows],
-            inputs.output_positions[rows],
+            self._model.compute_logits(_some(hidden, rows)),
+            _some(slots, rows),
+            _some(inputs.output_positions, rows),
             None if guided is None else lambda: guided.masks.result()[rows],
-            sent_positions=inputs.sent_positions[rows],
+            sent_positions=_some(inputs.sent_positions, rows),
         )
 
     @torch.inference_mode()
@@ -204,3 +208,8 @@ class ModelRunner:
         if init is None:
             raise ValueError(f"slot {slot} was never introduced")
         return init
+
+
+def _some(values: ValuesT, rows: slice) -> ValuesT:
+    """Some rows of an array or a tensor: itself, if these are all."""
+    return values if rows == slice(0, len(values)) else values[rows]

@@ -218,9 +218,10 @@ class Sampler:
 
     def _rows_of(self, slots: Array) -> _Rows:
         """What is done with rows of these slots: as in the last step, if they are the same."""
-        if self._rows is None or not np.array_equal(self._rows.slots, slots):
-            self._rows = self._arrange(slots)
-        return self._rows
+        rows = self._rows
+        if rows is None or not (rows.slots is slots or np.array_equal(rows.slots, slots)):
+            rows = self._rows = self._arrange(slots)
+        return rows
 
     def _arrange(self, slots: Array) -> _Rows:
         step = self._params.arrange(slots)

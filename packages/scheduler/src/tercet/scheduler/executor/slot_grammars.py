@@ -11,6 +11,7 @@ import torch
 
 from tercet.kernels.ops.bitmask import pack_bitmask
 from tercet.scheduler.core.plan import SlotInit
+from tercet.scheduler.executor.uploads import Array
 from tercet.scheduler.grammar.cache import GrammarCache
 from tercet.scheduler.grammar.desk import GrammarDesk
 from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, Masks, Matcher
@@ -81,11 +82,11 @@ class SlotGrammars:
                 ignore_eos=sampling.ignore_eos,
             )
 
-    def begin(self, slots: Sequence[int]) -> "GuidedRows | None":
+    def begin(self, slots: Array) -> "GuidedRows | None":
         """Begin to fill the masks of rows that will sample for `slots`. None if no slot has a grammar."""
-        if self._guided.isdisjoint(slots):
+        if not self._guided or self._guided.isdisjoint(slots.tolist()):
             return None
-        guides = {row: guide for row, slot in enumerate(slots) if (guide := self._guides[slot]) is not None}
+        guides = {row: guide for row, slot in enumerate(slots.tolist()) if (guide := self._guides[slot]) is not None}
         rows = GuidedRows(guides)
         rows.masks = self._threads.submit(self._fill, len(slots), rows)
         return rows

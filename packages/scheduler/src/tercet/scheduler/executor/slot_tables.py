@@ -173,7 +173,8 @@ class SlotTables:
             self._write_decodes(self.memory, self._decodes(self.memory, nobody, nobody), nobody)
 
     def _gather_decodes(self, memory: DecodeMemory, layout: _Layout, decodes: _Decodes, starts: Integers) -> StepInputs:
-        columns, views = self._write_decodes(memory, decodes, starts), decodes.views
+        views = decodes.views
+        output_positions = self._write_decodes(memory, decodes, starts)[: len(starts)]
         ends = starts + 1
         width = -(-int(ends.max()) // self._page_size)
         if self._written < width:
@@ -181,7 +182,6 @@ class SlotTables:
             self._written = width
         host_kv_lens = ends.tolist()
         sampled_places, sent_positions = views.sampled_places, views.output_positions
-        output_positions = columns[OFFSETS - 1, : len(starts)]
         if len(layout.sampling) < len(starts):
             sampled_places, sent_positions = sampled_places[layout.sample_index], sent_positions[layout.sample_index]
             output_positions = output_positions[layout.sampling]
@@ -212,17 +212,14 @@ class SlotTables:
         return _Decodes(slots=rows, offsets=offsets, views=memory.first(len(slots)))
 
     def _write_decodes(self, memory: DecodeMemory, decodes: _Decodes, starts: Integers) -> Integers:
-        """Write rows that begin there, and padding. Returns what was written: int64 [OFFSETS + groups, all rows]."""
+        """Write rows that begin there, and padding. Returns the output positions of all."""
         positions = np.zeros(self._slots, dtype=np.int64)
         positions[: len(starts)] = starts
-        columns = np.empty((OFFSETS + len(self._pages), self._slots), dtype=np.int64)
-        np.add(decodes.offsets, positions, out=columns[:OFFSETS])
         page, offset = np.divmod(positions, self._page_size)
-        for mapping, pages in zip(columns[OFFSETS:], self._pages, strict=True):
-            np.multiply(pages[decodes.slots, page], self._page_size, out=mapping, dtype=np.int64)
-            mapping += offset
-        memory.write(columns, (positions + 1).astype(np.int32))
-        return columns
+        mappings = [
+            np.multiply(pages[decodes.slots, page], self._page_size, dtype=np.int64) + offset for pages in self._pages
+        ]
+        return memory.write(positions, decodes.offsets, mappings)
 
     def _attention(
         self,

@@ -109,12 +109,12 @@ class WorkerOptions:
 class PendingStep:
     """A step that runs, or ran, in the executor's thread or at submission."""
 
-    def __init__(self, output: Future[StepOutput]) -> None:
+    def __init__(self, output: Callable[[], StepOutput]) -> None:
         self._output = output
 
     def result(self) -> StepResult:
         """Wait for the step. Raises what the forward raised."""
-        return self._output.result().result()
+        return self._output().result()
 
 
 class TpModelWorker:
@@ -185,8 +185,8 @@ class TpModelWorker:
     def submit(self, plan: Plan) -> PendingStep:
         """Start a step. Steps run in the order they are submitted."""
         if self._thread is not None:
-            return PendingStep(self._thread.submit(self._runner.execute, plan))
-        step = PendingStep(_done(lambda: self._runner.execute(plan)))
+            return PendingStep(self._thread.submit(self._runner.execute, plan).result)
+        step = PendingStep(_run(self._runner, plan))
         if self._graphs is not None:
             self._graphs.capture_next()
         return step
@@ -203,14 +203,15 @@ class TpModelWorker:
             self._grammars.close()
 
 
-def _done(run: Callable[[], StepOutput]) -> Future[StepOutput]:
-    """A future that has been run, so that an error shows where the result is asked for."""
-    future: Future[StepOutput] = Future()
+def _run(runner: ModelRunner, plan: Plan) -> Callable[[], StepOutput]:
+    """Run a plan now. An error shows where the result is asked for."""
     try:
-        future.set_result(run())
+        output = runner.execute(plan)
     except Exception as error:
+        future: Future[StepOutput] = Future()
         future.set_exception(error)
-    return future
+        return future.result
+    return lambda: output
 
 
 def _shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:

@@ -60,13 +60,10 @@ class Uploads:
         """The arrays as tensors on the device, parts of one buffer; on a CPU they are the arrays themselves."""
         if self._device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
-        return unpack(self._staged(arrays).to(self._device, non_blocking=True), arrays)
-
-    def write(self, memory: torch.Tensor, arrays: Sequence[Array]) -> None:
-        """Write arrays into bytes on the device, where `unpack` finds them, once what was started before has read."""
-        memory.copy_(self._staged(arrays), non_blocking=True)
-
-    def _staged(self, arrays: Sequence[Array]) -> torch.Tensor:
         staged = torch.empty(starts(arrays)[-1], dtype=torch.uint8, pin_memory=self._pinned)
         pack_into(staged, arrays)
-        return staged
+        return unpack(staged.to(self._device, non_blocking=True), arrays)
+
+    def stage(self, count: int) -> torch.Tensor:
+        """int64 [count] on the host, to be written and then copied to the device without waiting."""
+        return torch.empty(count, dtype=torch.int64, pin_memory=self._pinned)
