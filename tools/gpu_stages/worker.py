@@ -156,6 +156,10 @@ class TimedModel:
         graphs = self._graphs
         return None if graphs is None else self._timed(lambda: graphs.replay(inputs))
 
+    def replay_sampling(self, inputs: StepInputs) -> torch.Tensor | None:
+        """See `Replays`. Sampling is not the model's."""
+        return None if self._graphs is None else self._graphs.replay_sampling(inputs)
+
     def capture_next(self) -> bool:
         """See `Replays`."""
         return self._graphs is not None and self._graphs.capture_next()

@@ -1,6 +1,7 @@
 """Buckets, padding and the order of recording, on a recorder that plays graphs back on the CPU."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,16 +12,20 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
-from tercet.protocol.values import SamplingParams, pack_ints
-from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
+from tercet.kernels.ops.bitmask import pack_bitmask
+from tercet.protocol.values import Grammar, GrammarKind, SamplingParams, pack_ints
+from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, decode_buckets
 from tercet.scheduler.executor.forward_batch import ForwardBatch
+from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
+from tercet.scheduler.executor.sampler import Sampler
 from tercet.scheduler.executor.shrinking import ShrinkingModel
+from tercet.scheduler.executor.slot_grammars import GuidedRows, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
+from tercet.scheduler.executor.uploads import Array
 
 SLOTS, LENGTH = 4, 24
-GREEDY = SamplingParams(max_new_tokens=20, temperature=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +87,8 @@ class Graphed:
             tokens = [(7 * slot + 3 * place) % 50 for place in range(LENGTH)]
             self.tables.introduce(init(slot, tokens))
             self.tables.update_pages([PageUpdate(slot, 0, [given.tables[slot].tolist()])])
-        self.runner = CudaGraphRunner(model, self.pool, [backend], tape, self.tables)
+        sampler = Sampler(SLOTS, 50, torch.device("cpu"))
+        self.runner = CudaGraphRunner(model, self.pool, [backend], tape, self.tables, sampler)
 
     def step(self, rows: Sequence[tuple[int, int, int]]) -> torch.Tensor:
         """Of (slot, its new tokens, its tokens after the step)."""
@@ -103,8 +109,15 @@ class Graphed:
         return hidden
 
 
-def init(slot: int, tokens: Sequence[int]) -> SlotInit:
-    return SlotInit(slot=slot, tokens=pack_ints(tokens), prompt_tokens=len(tokens), choice=0, sampling=GREEDY)
+def init(slot: int, tokens: Sequence[int], top: int = -1, **params: Any) -> SlotInit:
+    return SlotInit(
+        slot=slot,
+        tokens=pack_ints(tokens),
+        prompt_tokens=len(tokens),
+        choice=0,
+        sampling=SamplingParams(**{"max_new_tokens": 20, "seed": slot, **params}),
+        top_logprobs=top,
+    )
 
 
 def test_buckets_are_fine_where_batches_are_small() -> None:
@@ -186,9 +199,10 @@ def test_where_recording_fails_steps_are_launched_as_they_are(attending: Any, st
 
 
 def test_without_spare_pages_nothing_can_be_recorded(attending: Any, steps: Any) -> None:
-    tables = SlotTables(SLOTS, LENGTH, page_size=4, groups=1, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    tables, sampler = SlotTables(SLOTS, LENGTH, page_size=4, groups=1, device=cpu), Sampler(SLOTS, 50, cpu)
     with pytest.raises(ValueError, match="spare"):
-        CudaGraphRunner(attending, steps().pool, [LateReading], Tape(), tables)
+        CudaGraphRunner(attending, steps().pool, [LateReading], Tape(), tables, sampler)
 
 
 class Stream:
@@ -236,12 +250,58 @@ def test_steps_wait_for_what_a_recording_launched_also_where_it_fails(
     assert current.waited == [side]
 
 
-def test_a_runner_does_not_notice(attending: Any, steps: Any) -> None:
-    """Plans, with graphs and without; a row that samples nothing is replayed, too."""
+class Odd(SlotGrammars):
+    """Whoever has a grammar says odd tokens."""
 
-    def run(graphs: Callable[[SlotTables], CudaGraphRunner] | None) -> list[list[int]]:
-        pool = steps().pool if graphs is None else graphs.args[1]  # type: ignore[attr-defined]
-        cpu = torch.device("cpu")
+    def __init__(self) -> None:
+        self.slots: set[int] = set()
+
+    def introduce(self, inits: Sequence[SlotInit]) -> None:
+        for given in inits:
+            self.slots.discard(given.slot)
+            if given.sampling.grammar is not None:
+                self.slots.add(given.slot)
+
+    def begin(self, slots: Array) -> GuidedRows | None:
+        if self.slots.isdisjoint(slots.tolist()):
+            return None
+        rows = GuidedRows({})
+        rows.masks = Future()
+        free = torch.tensor([slot not in self.slots for slot in slots])
+        rows.masks.set_result(pack_bitmask((torch.arange(50) % 2 == 1) | free[:, None]))
+        return rows
+
+
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+PLAIN: dict[str, Any] = {"temperature": 1.1}
+FILTERED: dict[str, Any] = {"temperature": 1.2, "top_p": 0.8}
+BOTH: dict[str, Any] = {"temperature": 0.9, "top_k": 9, "top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "others", "samplings"),
+    [
+        ([GREEDY] * 3, GREEDY, 7),
+        ([PLAIN] * 3, PLAIN, 7),
+        ([FILTERED, BOTH, BOTH], FILTERED, 7),
+        ([PLAIN] * 3, GREEDY, 7),
+        ([PLAIN, FILTERED, GREEDY], PLAIN, 2),
+        ([PLAIN, PLAIN, PLAIN | {"repetition_penalty": 3.0}], GREEDY, 2),
+        ([PLAIN, PLAIN, PLAIN | {"logit_bias": {3: 5.0}}], GREEDY, 2),
+        ([PLAIN, PLAIN, PLAIN | {"top": 1}], GREEDY, 2),
+        ([PLAIN, PLAIN, PLAIN | {"grammar": Grammar(GrammarKind.REGEX, "a*")}], GREEDY, 2),
+    ],
+    ids=["greedy", "plain", "filtered", "others later", "several", "penalties", "biases", "logprobs", "grammars"],
+)
+def test_a_runner_does_not_notice(
+    kinds: list[dict[str, Any]], others: dict[str, Any], samplings: int, attending: Any, steps: Any
+) -> None:
+    """Plans, with graphs and without: two choices end, others take their slots, and a row samples nothing once.
+
+    Nobody asks for a result before all steps are started.
+    """
+
+    def run(graphs: Callable[[SlotTables, Sampler], CudaGraphRunner] | None, pool: KVPool) -> list[StepResult]:
         runner = ModelRunner(
             ShrinkingModel(attending),
             pool,
@@ -249,28 +309,46 @@ def test_a_runner_does_not_notice(attending: Any, steps: Any) -> None:
             slots=SLOTS,
             context_length=23,
             vocab_size=50,
-            device=cpu,
+            device=torch.device("cpu"),
+            grammars=Odd(),
             graphs=graphs,
         )
         prompts = [[5, 9, 2, 44], [7], [30, 31, 32, 33, 34, 35]]
-        inits = [init(slot, ids) for slot, ids in enumerate(prompts)]
+        inits = [init(slot, ids, **kinds[slot]) for slot, ids in enumerate(prompts)]
         pages = [PageUpdate(slot, 0, [[slot * 5 + page for page in range(5)]]) for slot in range(3)]
         rows = [Row(slot, 0, len(ids), sample=True) for slot, ids in enumerate(prompts)]
         given = []
-        for step in range(7):
-            first = step == 0
-            plan = Plan(step=step, introduce=inits * first, pages=pages * first, rows=rows)
-            given.append(runner.execute(plan).result().token_ids)
-            rows = [Row(row.slot, row.start + row.count, 1, sample=True) for row in rows][: 3 if step < 4 else 2]
-            if step == 5:
-                rows[0] = Row(0, rows[0].start, 1, sample=False)
+        for step in range(14):
+            plan = Plan(step=step, introduce=inits, pages=pages, rows=rows)
+            given.append(runner.execute(plan))
+            inits, pages = [], []
+            rows = [Row(row.slot, row.start + row.count, 1, sample=step != 11 or row.slot == 1) for row in rows]
+            if step == 8:
+                inits = [init(slot, [slot, 40 + slot], **others) for slot in range(2)]
+                rows = [Row(slot, 0, 2, sample=True) for slot in range(2)]
             if runner.graphs is not None:
                 runner.graphs.capture_next()
-        return given
+        return [output.result() for output in given]
 
-    tape = Tape()
-    expected = run(None)
-    assert run(partial(CudaGraphRunner, attending, steps().pool, [LateReading], tape)) == expected
-    assert tape.replays == 6
-    assert expected[-1][0] == -1
-    assert len({token for tokens in expected for token in tokens}) > 3
+    tape, given = Tape(), steps()
+    expected = run(None, steps().pool)
+    assert run(partial(CudaGraphRunner, attending, given.pool, [LateReading], tape), given.pool) == expected
+    decodes = 8 + 4
+    assert tape.replays == decodes + samplings
+    assert expected[-2].token_ids[0] == -1
+    assert len({token for result in expected for token in result.token_ids}) > 3
+
+
+def test_where_sampling_finds_no_memory_to_be_recorded_it_is_launched(attending: Any, steps: Any) -> None:
+    given, tape = steps(), Tape(2)
+    graphed = Graphed(attending, given, Tape())
+    runner = graphed.runner
+    while runner.capture_next():
+        pass
+    runner._recorder = tape
+    inputs = graphed.tables.gather([Row(0, 5, 1, sample=True), Row(1, 5, 1, sample=True)])
+    for _ in range(3):
+        assert runner.replay(inputs) is not None
+        assert runner.replay_sampling(inputs) is None
+        assert not runner.capture_next()
+    assert tape.recorded == []

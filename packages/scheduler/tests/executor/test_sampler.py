@@ -16,7 +16,7 @@ from tercet.kernels.triton import missing_triton
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
-from tercet.scheduler.executor.slot_params import SlotParams
+from tercet.scheduler.executor.slot_params import Manner, SlotParams
 
 VOCAB = 37
 TRITON = pytest.mark.skipif(bool(missing_triton(torch.device("cpu"))), reason="no interpreter of Triton's kernels")
@@ -216,6 +216,8 @@ def test_what_filters_no_row_has_is_known() -> None:
     draws = [params.arrange(np.array(slots)).draws[0] for slots in ([0], [0, 1], [2, 0], [0, 1, 2])]
     known = [(draw.any_top_k, draw.any_top_p) for draw in draws]
     assert known == [(False, False), (False, True), (True, False), (True, True)]
+    manner = params.arrange(np.array([0, 1])).manner(2)
+    assert manner == Manner(draws=True, filters=True, any_top_k=False, any_top_p=True)
 
 
 def test_small_blocks_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

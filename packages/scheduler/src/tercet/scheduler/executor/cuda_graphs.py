@@ -5,6 +5,9 @@ A graph reads fixed memory (`DecodeMemory`), into which every decode is written,
 bucket, runs as it is. Graphs are recorded one at a time between steps, so that start-up does not wait for them, and the
 largest first: the others find room in the memory that it was given.
 
+What follows the hidden states, up to the tokens in their slots, is recorded too, once a step has wanted it: for each
+bucket, and for each manner in which all rows of a step are sampled. Rows of several manners are sampled as they are.
+
 A graph has attention backends of its own. They are told of every step that it replays, for some plan on the host what
 the recorded kernels then read.
 """
@@ -22,7 +25,9 @@ from tercet.scheduler.executor.decode_memory import DecodeViews
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import Model
+from tercet.scheduler.executor.sampler import Sampler
 from tercet.scheduler.executor.shortage import lacks_memory
+from tercet.scheduler.executor.slot_params import Manner
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 
 logger = logging.getLogger(__name__)
@@ -74,12 +79,23 @@ def decode_buckets(slots: int) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Graph:
-    """The recorded work of a bucket, the tensor of its result, and the batch over fixed memory that it computes."""
+class _Recorded:
+    """Recorded work, and the tensor of its result."""
 
     replay: Callable[[], None]
     output: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """The work of a bucket, and the batch over fixed memory that it computes."""
+
+    work: _Recorded
     batch: ForwardBatch
+
+
+_Sampling = tuple[int, Manner]
+"""What samples for all rows of a bucket in one manner."""
 
 
 class CudaGraphRunner:
@@ -92,6 +108,7 @@ class CudaGraphRunner:
         backends: Sequence[Callable[[], AttentionBackend]],
         recorder: Recorder,
         tables: SlotTables,
+        sampler: Sampler,
     ) -> None:
         """`backends` make those of each cache group. Raises ValueError for tables whose decodes lie anywhere."""
         if tables.memory is None:
@@ -101,37 +118,64 @@ class CudaGraphRunner:
         self._backends = backends
         self._recorder = recorder
         self._tables = tables
+        self._sampler = sampler
         self._memory = tables.memory
         self._waiting = decode_buckets(tables.memory.slots)
         self._graphs: dict[int, _Graph] = {}
         self._recorded: list[int] = []  # buckets in order
+        self._samplings: dict[_Sampling, _Recorded | None] = {}  # None where there is none, nor will be
+        self._wanted: dict[_Sampling, None] = {}
+        self._fails = False
         self._query_start = torch.arange(tables.memory.slots + 1, dtype=torch.int32, device=pool.device)
 
     def replay(self, inputs: StepInputs) -> torch.Tensor | None:
-        """[rows, hidden], good until the next call; None of what no graph computes."""
-        rows = len(inputs.slots)
-        place = bisect_left(self._recorded, rows)
-        if not inputs.in_place or place == len(self._recorded):
+        """See `Replays`."""
+        bucket = self._bucket(inputs)
+        if not bucket:
             return None
-        bucket = self._recorded[place]
         graph = self._graphs[bucket]
-        padding = [1] * (bucket - rows)
+        padding = [1] * (bucket - len(inputs.slots))
         for given, attention, backend in zip(
             inputs.attention, graph.batch.attention, graph.batch.backends, strict=True
         ):
             backend.plan(replace(attention, host_kv_lens=given.host_kv_lens + padding))
-        graph.replay()
-        return graph.output[:rows]
+        graph.work.replay()
+        return graph.work.output[: len(inputs.slots)]
+
+    def replay_sampling(self, inputs: StepInputs) -> torch.Tensor | None:
+        """See `Replays`. What is wanted and not recorded is recorded next, once every bucket is."""
+        bucket = self._bucket(inputs)
+        if not bucket or len(inputs.sampling_rows) < len(inputs.slots):
+            return None
+        manner = self._sampler.manner(inputs.slots)
+        if manner is None:
+            return None
+        if (bucket, manner) not in self._samplings:
+            self._wanted[bucket, manner] = None
+            return None
+        work = self._samplings[bucket, manner]
+        if work is None:
+            return None
+        work.replay()
+        return work.output[: len(inputs.slots)].clone()  # the next step's may be written before it has left
 
     def capture_next(self) -> bool:
-        """Record the largest bucket that is not recorded yet; False when there is none. No memory ends it."""
+        """Record the largest bucket that is not recorded yet, or a sampling; False when there is none to record.
+
+        No memory ends it.
+        """
         if self._waiting:
             self._capture(self._waiting.pop(0))
-        return bool(self._waiting)
+        elif self._wanted:
+            self._capture_sampling(*self._wanted.popitem()[0])
+        return bool(self._waiting or self._wanted)
 
-    @torch.inference_mode()
+    def _bucket(self, inputs: StepInputs) -> int:
+        """The smallest that holds a step; 0 if there is none."""
+        place = bisect_left(self._recorded, len(inputs.slots))
+        return self._recorded[place] if inputs.in_place and place < len(self._recorded) else 0
+
     def _capture(self, bucket: int) -> None:
-        self._tables.clear_decodes()
         views = self._memory.first(bucket)
         batch = self._batch(bucket, views)
 
@@ -139,15 +183,37 @@ class CudaGraphRunner:
             ids = self._tables.ids_at(views.places)
             return self._model(ids, views.positions, replace(batch, input_ids=ids))
 
-        try:
-            self._graphs[bucket] = _Graph(*self._recorder.record(run), batch)
+        work = self._record(run, f"{bucket} rows")
+        if work is not None:
+            self._graphs[bucket] = _Graph(work, batch)
             insort(self._recorded, bucket)
+
+    def _capture_sampling(self, bucket: int, manner: Manner) -> None:
+        views, hidden = self._memory.first(bucket), self._graphs[bucket].work.output
+
+        def run() -> torch.Tensor:
+            tokens = self._sampler.sample_alike(self._model.compute_logits(hidden), manner, views.output_positions)
+            self._tables.write_sampled(views.sampled_places, tokens)
+            return tokens
+
+        self._samplings[bucket, manner] = self._record(run, f"sampling for {bucket} rows")
+
+    @torch.inference_mode()
+    def _record(self, run: Callable[[], torch.Tensor], what: str) -> "_Recorded | None":
+        """None where there is no memory; any other error ends all recording."""
+        if self._fails:
+            return None
+        self._tables.clear_decodes()
+        try:
+            return _Recorded(*self._recorder.record(run))
         except (MemoryError, RuntimeError) as error:
             if lacks_memory(error):
-                logger.warning("no memory for a graph of %d rows: such steps are launched kernel by kernel", bucket)
+                logger.warning("no memory for a graph of %s: such steps are launched kernel by kernel", what)
             else:
-                logger.exception("steps cannot be recorded here: they are launched kernel by kernel")
+                logger.exception("%s cannot be recorded here: steps are launched kernel by kernel", what)
+                self._fails = True
                 self._waiting.clear()
+        return None
 
     def _batch(self, bucket: int, views: DecodeViews) -> ForwardBatch:
         """A decode of `bucket` rows over the fixed memory, with backends of its own."""

@@ -48,6 +48,13 @@ class Replays(Protocol):
         """[rows, hidden], good until the next call; None where the step has to be computed as it is."""
         ...
 
+    def replay_sampling(self, inputs: StepInputs) -> torch.Tensor | None:
+        """Sample for a step that `replay` has just computed, and give each slot its token: int64 [rows].
+
+        None where it has to be done as it is.
+        """
+        ...
+
     def capture_next(self) -> bool:
         """Record something between two steps; whether there is more to record."""
         ...
@@ -72,9 +79,9 @@ class ModelRunner:
         sampling_ops: SamplingOps = sampler_ops,
         grammars: SlotGrammars | None = None,
         release: Callable[[], None] = release_cached,
-        graphs: Callable[[SlotTables], Replays] | None = None,
+        graphs: Callable[[SlotTables, Sampler], Replays] | None = None,
     ) -> None:
-        """`graphs` makes what replays steps that these tables gather; the pool must have spare pages."""
+        """`graphs` makes what replays steps of these tables and this sampler; the pool must have spare pages."""
         self._model = model
         self._pool = pool
         self._backends = [backend() for _ in pool.groups]
@@ -88,8 +95,8 @@ class ModelRunner:
             device=device,
             spare_pages=pool.spare_pages,
         )
-        self.graphs = None if graphs is None else graphs(self._tables)
         self._sampler = Sampler(slots, vocab_size, device, sampling_ops)
+        self.graphs = None if graphs is None else graphs(self._tables, self._sampler)
         self._sampling_ops = sampling_ops
         self._grammars = grammars
         self._release = release
@@ -145,6 +152,8 @@ class ModelRunner:
         """Sample for the slots of the rows that want it, and give each its new token."""
         if not len(slots):
             return None
+        if self.graphs is not None and guided is None and (tokens := self.graphs.replay_sampling(inputs)) is not None:
+            return Sampled(tokens, None)
         run = partial(self._sample_rows, hidden, inputs, slots, guided)
         sampled = joined(self._sampling(run, slice(0, len(slots))))
         self._tables.write_sampled(inputs.sampled_places, sampled.tokens)

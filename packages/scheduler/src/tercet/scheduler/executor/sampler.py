@@ -24,7 +24,7 @@ from tercet.kernels.ops.sampling import Filters
 from tercet.protocol.values import unpack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.penalty_counts import PenaltyCounts
-from tercet.scheduler.executor.slot_params import SlotParams
+from tercet.scheduler.executor.slot_params import Manner, SlotParams
 from tercet.scheduler.executor.uploads import Array, Uploads
 
 Masks = Callable[[], torch.Tensor]
@@ -133,6 +133,43 @@ class _Rows:
     reporting: torch.Tensor | None
     reporting_rows: Sequence[int]
     tops: Sequence[int]
+    manner: Manner | None
+
+
+class _AlikeRows:
+    """The parameters of rows that are all drawn alike, in the same place for every step: graphs read them there."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.rows: _Rows | None = None  # whose they are
+        self._words = torch.zeros(3, slots, dtype=torch.int64, device=device)
+        self._temperature = torch.ones(slots, device=device)
+        self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._top_p, self._min_p = torch.ones(slots, device=device), torch.zeros(slots, device=device)
+
+    def write(self, draw: _Draw) -> None:
+        """Those of the first rows."""
+        count = len(draw.temperature)
+        for kept, given in zip(self._words, draw.words, strict=True):
+            kept[:count] = given
+        self._temperature[:count] = draw.temperature
+        if draw.filters is not None:
+            self._top_k[:count] = draw.filters.top_k
+            self._top_p[:count] = draw.filters.top_p
+            self._min_p[:count] = draw.filters.min_p
+
+    def first(self, rows: int, manner: Manner) -> _Draw:
+        """The first rows as a draw."""
+        seed_low, seed_high, choice = self._words[:, :rows].unbind()
+        filters = None
+        if manner.filters:
+            filters = Filters(
+                self._top_k[:rows],
+                self._top_p[:rows],
+                self._min_p[:rows],
+                any_top_k=manner.any_top_k,
+                any_top_p=manner.any_top_p,
+            )
+        return _Draw(None, (seed_low, seed_high, choice), self._temperature[:rows], filters)
 
 
 class Sampler:
@@ -143,6 +180,7 @@ class Sampler:
         self._uploads = Uploads(device)
         self._params = SlotParams(slots)
         self._rows: _Rows | None = None
+        self._alike = _AlikeRows(slots, device)
         self._counts = PenaltyCounts(vocab_size, device)
         self._uncounted: deque[tuple[int, Sequence[int]]] = deque()  # slots, and what each was given
 
@@ -200,6 +238,19 @@ class Sampler:
             self._counts.add(sequences, tokens[numbers])
         return Sampled(tokens, logprobs)
 
+    def manner(self, slots: Array) -> Manner | None:
+        """How rows of these slots are sampled, if that is all there is to it: `sample_alike` reads them then."""
+        rows = self._rows_of(slots)
+        if rows.manner is not None and rows.manner.draws and self._alike.rows is not rows:
+            self._alike.write(rows.draws[0])
+            self._alike.rows = rows
+        return rows.manner
+
+    def sample_alike(self, logits: torch.Tensor, manner: Manner, positions: torch.Tensor) -> torch.Tensor:
+        """`sample`, of the rows that `manner` was asked for last, and of any behind them. Reads fixed memory alone."""
+        draws = [self._alike.first(len(logits), manner)] if manner.draws else []
+        return self._choose(logits, draws, positions)
+
     def count(self, slot: int, tokens: Sequence[int]) -> None:
         """Tokens that a slot was given without sampling; those sampled are counted already.
 
@@ -239,7 +290,8 @@ class Sampler:
             repetition, frequency, presence = strengths.unbind()
             penalised = rows, sent, Penalties(repetition=repetition, frequency=frequency, presence=presence)
         reporting = self._uploads.send([step.reporting])[0] if len(step.reporting) else None
-        return _Rows(slots, draws, penalised, step.biased, reporting, step.reporting.tolist(), step.tops)
+        manner = step.manner(len(slots))
+        return _Rows(slots, draws, penalised, step.biased, reporting, step.reporting.tolist(), step.tops, manner)
 
     def _choose(self, logits: torch.Tensor, draws: Sequence[_Draw], positions: torch.Tensor) -> torch.Tensor:
         """A token for each row, drawn or the likeliest; -1 where the largest logit is not finite."""

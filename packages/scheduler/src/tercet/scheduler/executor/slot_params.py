@@ -28,6 +28,16 @@ class Draw:
     any_top_p: bool
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How all rows of a step are sampled alike, with nothing besides: drawn, or the likeliest of each."""
+
+    draws: bool
+    filters: bool = False
+    any_top_k: bool = False
+    any_top_p: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Arrangement:
     """What is done with rows: numbers of rows, and what each of them is given."""
@@ -38,6 +48,17 @@ class Arrangement:
     biased: Sequence[int]
     reporting: Array  # int64 [n]
     tops: Sequence[int]  # of the reporting rows
+
+    def manner(self, rows: int) -> Manner | None:
+        """Of all the rows, of which there are so many; None if they have different ones, or more than one."""
+        if len(self.penalised) or self.biased or len(self.reporting):
+            return None
+        if not self.draws:
+            return Manner(draws=False)
+        draw = self.draws[0]
+        if len(draw.rows) < rows:
+            return None
+        return Manner(draws=True, filters=len(draw.kept) > 1, any_top_k=draw.any_top_k, any_top_p=draw.any_top_p)
 
 
 @dataclass(frozen=True, eq=False)

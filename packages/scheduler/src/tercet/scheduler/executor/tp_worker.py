@@ -31,7 +31,7 @@ from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig, co
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.pacing import telling
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
-from tercet.scheduler.executor.sampler import SamplingOps
+from tercet.scheduler.executor.sampler import Sampler, SamplingOps
 from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.shrinking import ShrinkingModel
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
@@ -286,7 +286,7 @@ def _sampling_ops(model: Model, device: torch.device, *, native: bool) -> Sampli
 
 def _graphs(
     model: Model, pool: KVPool, backend: Callable[[], AttentionBackend]
-) -> Callable[[SlotTables], CudaGraphRunner] | None:
+) -> Callable[[SlotTables, Sampler], CudaGraphRunner] | None:
     """Makes what replays decodes; None where the attention backend cannot be recorded."""
     backends = [made for _ in pool.groups if (made := graph_backend(backend))]
     if not backends:
