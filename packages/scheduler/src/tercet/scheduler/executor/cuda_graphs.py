@@ -175,6 +175,7 @@ class CudaGraphRunner:
         place = bisect_left(self._recorded, len(inputs.slots))
         return self._recorded[place] if inputs.in_place and place < len(self._recorded) else 0
 
+    @torch.inference_mode()
     def _capture(self, bucket: int) -> None:
         views = self._memory.first(bucket)
         batch = self._batch(bucket, views)
@@ -188,6 +189,7 @@ class CudaGraphRunner:
             self._graphs[bucket] = _Graph(work, batch)
             insort(self._recorded, bucket)
 
+    @torch.inference_mode()
     def _capture_sampling(self, bucket: int, manner: Manner) -> None:
         views, hidden = self._memory.first(bucket), self._graphs[bucket].work.output
 
@@ -198,8 +200,7 @@ class CudaGraphRunner:
 
         self._samplings[bucket, manner] = self._record(run, f"sampling for {bucket} rows")
 
-    @torch.inference_mode()
-    def _record(self, run: Callable[[], torch.Tensor], what: str) -> "_Recorded | None":
+    def _record(self, run: Callable[[], torch.Tensor], what: str) -> _Recorded | None:
         """None where there is no memory; any other error ends all recording."""
         if self._fails:
             return None
