@@ -7,12 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.bitmask import pack_bitmask
+from tercet.kernels.ops.rope import rope_cache
+from tercet.kernels.triton import missing_triton
 from tercet.protocol.values import Grammar, GrammarKind, SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, decode_buckets
@@ -24,6 +27,7 @@ from tercet.scheduler.executor.shrinking import ShrinkingModel
 from tercet.scheduler.executor.slot_grammars import GuidedRows, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.uploads import Array
+from tercet.scheduler.models.layer_ops import TORCH, LayerOps, TritonLayerOps
 
 SLOTS, LENGTH = 4, 24
 
@@ -58,9 +62,11 @@ class Tape:
         self.fails = fails
         self.error = error or torch.OutOfMemoryError()
         self.recorded: list[int] = []
+        self.tried = 0
         self.replays = 0
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        self.tried += 1
         output = run()
         if len(output) == self.fails:
             raise self.error
@@ -166,6 +172,51 @@ def test_replays_are_the_same_steps(
     assert tape.replays == (6 if captures else 0)
     for mine, theirs in zip(given.pool.layer(0), plain.pool.layer(0), strict=True):
         assert torch.equal(mine[:-1], theirs[:-1])  # all but the spare page
+
+
+class Rotating:
+    """A model of one layer, whose operations are given: they rotate what is new, and store it."""
+
+    def __init__(self, ops: LayerOps) -> None:
+        self.ops = ops
+        self.embedding = torch.randn(50, 4, 16, generator=torch.Generator().manual_seed(3))
+        self.table = rope_cache(32, 16, 100.0)
+        self.norms = torch.linspace(0.5, 1.5, 16), torch.linspace(1.5, 0.5, 16), 1e-6
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        q, k, v = torch.split(self.embedding[input_ids], [2, 1, 1], 1)
+        heads = q, k, v
+        return self.ops.attend(batch, 0, heads, positions, self.table, self.norms, scale=0.25, window=0).flatten(1)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+def test_replays_of_what_the_backend_rotates_are_the_same_steps(steps: Any) -> None:
+    """With rows that pad them: of three rows in a graph of four, several write the spare page."""
+    pytest.importorskip("triton", reason="the backend is Triton's")
+    if missing := missing_triton(torch.device("cpu")):
+        pytest.skip(missing)
+    from tercet.kernels.attention.triton import TritonAttention
+
+    plain, given, tape = steps(head_dim=16), steps(TritonAttention, head_dim=16), Tape()
+    model, graphed = Rotating(TORCH), Graphed(Rotating(TritonLayerOps()), given, tape, TritonAttention)
+    script = [
+        [(0, 5, 5), (1, 9, 9), (2, 1, 1)],
+        [(0, 1, 6), (1, 1, 10), (2, 1, 2)],
+        [(2, 1, 3)],
+        [(1, 1, 11), (0, 1, 7)],
+        [(0, 1, 8), (1, 1, 12), (2, 1, 4), (3, 1, 1)],
+    ]
+    for rows in script:
+        batch = plain.step(rows)
+        expected = model(batch.input_ids, batch.positions, batch)
+        with np.errstate(all="ignore"):
+            torch.testing.assert_close(graphed.step(rows), expected)
+            graphed.runner.capture_next()
+    assert tape.replays == 4
+    for mine, theirs in zip(given.pool.layer(0), plain.pool.layer(0), strict=True):
+        torch.testing.assert_close(mine[:-1], theirs[:-1])
 
 
 def test_what_is_longer_than_one_token_runs_as_it_is(attending: Any, steps: Any) -> None:
@@ -339,8 +390,9 @@ def test_a_runner_does_not_notice(
     assert len({token for result in expected for token in result.token_ids}) > 3
 
 
-def test_where_sampling_finds_no_memory_to_be_recorded_it_is_launched(attending: Any, steps: Any) -> None:
-    given, tape = steps(), Tape(2)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("not permitted when stream is capturing")])
+def test_where_sampling_cannot_be_recorded_it_is_launched(error: Exception, attending: Any, steps: Any) -> None:
+    given, tape = steps(), Tape(2, error)
     graphed = Graphed(attending, given, Tape())
     runner = graphed.runner
     while runner.capture_next():
@@ -351,4 +403,5 @@ def test_where_sampling_finds_no_memory_to_be_recorded_it_is_launched(attending:
         assert runner.replay(inputs) is not None
         assert runner.replay_sampling(inputs) is None
         assert not runner.capture_next()
+    assert tape.tried == 1
     assert tape.recorded == []

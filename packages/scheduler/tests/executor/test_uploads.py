@@ -20,7 +20,7 @@ def test_many_arrays_are_one_piece_and_come_out_as_they_went_in() -> None:
         assert torch.equal(view, torch.from_numpy(array))
         assert view.dtype == torch.from_numpy(array).dtype
     assert len({view.untyped_storage().data_ptr() for view in views}) == 1
-    assert starts(ARRAYS) == [0, 24, 40, 40, 56, 64]
+    assert starts(ARRAYS) == [0, 32, 48, 48, 64, 80], "each where Triton knows it without compiling again"
 
 
 def test_nothing_is_sent_as_nothing() -> None:

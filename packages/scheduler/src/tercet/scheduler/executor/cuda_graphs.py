@@ -125,7 +125,7 @@ class CudaGraphRunner:
         self._recorded: list[int] = []  # buckets in order
         self._samplings: dict[_Sampling, _Recorded | None] = {}  # None where there is none, nor will be
         self._wanted: dict[_Sampling, None] = {}
-        self._fails = False
+        self._samples = True
         self._query_start = torch.arange(tables.memory.slots + 1, dtype=torch.int32, device=pool.device)
 
     def replay(self, inputs: StepInputs) -> torch.Tensor | None:
@@ -145,7 +145,7 @@ class CudaGraphRunner:
     def replay_sampling(self, inputs: StepInputs) -> torch.Tensor | None:
         """See `Replays`. What is wanted and not recorded is recorded next, once every bucket is."""
         bucket = self._bucket(inputs)
-        if not bucket or len(inputs.sampling_rows) < len(inputs.slots):
+        if not bucket or not self._samples or len(inputs.sampling_rows) < len(inputs.slots):
             return None
         manner = self._sampler.manner(inputs.slots)
         if manner is None:
@@ -184,7 +184,12 @@ class CudaGraphRunner:
             ids = self._tables.ids_at(views.places)
             return self._model(ids, views.positions, replace(batch, input_ids=ids))
 
-        work = self._record(run, f"{bucket} rows")
+        try:
+            work = self._record(run, f"{bucket} rows")
+        except RuntimeError:
+            logger.exception("steps cannot be recorded here: they are launched kernel by kernel")
+            self._waiting.clear()
+            return
         if work is not None:
             self._graphs[bucket] = _Graph(work, batch)
             insort(self._recorded, bucket)
@@ -198,23 +203,23 @@ class CudaGraphRunner:
             self._tables.write_sampled(views.sampled_places, tokens)
             return tokens
 
-        self._samplings[bucket, manner] = self._record(run, f"sampling for {bucket} rows")
+        try:
+            self._samplings[bucket, manner] = self._record(run, f"sampling for {bucket} rows")
+        except RuntimeError:
+            logger.exception("sampling cannot be recorded here: it is launched kernel by kernel")
+            self._samples = False
+            self._wanted.clear()
 
     def _record(self, run: Callable[[], torch.Tensor], what: str) -> _Recorded | None:
-        """None where there is no memory; any other error ends all recording."""
-        if self._fails:
-            return None
+        """None where there is no memory. Raises RuntimeError where something else fails, and would again."""
         self._tables.clear_decodes()
         try:
             return _Recorded(*self._recorder.record(run))
         except (MemoryError, RuntimeError) as error:
-            if lacks_memory(error):
-                logger.warning("no memory for a graph of %s: such steps are launched kernel by kernel", what)
-            else:
-                logger.exception("%s cannot be recorded here: steps are launched kernel by kernel", what)
-                self._fails = True
-                self._waiting.clear()
-        return None
+            if not lacks_memory(error):
+                raise
+            logger.warning("no memory for a graph of %s: such steps are launched kernel by kernel", what)
+            return None
 
     def _batch(self, bucket: int, views: DecodeViews) -> ForwardBatch:
         """A decode of `bucket` rows over the fixed memory, with backends of its own."""
