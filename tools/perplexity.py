@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from tercet.kernels.native.linear import Quantization
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import resolve_model
 from tools.demo_model.corpus import write_corpus
 

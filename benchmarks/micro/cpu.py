@@ -23,7 +23,8 @@ from tercet.kernels.native.library import available_cores, load_library
 from tercet.kernels.native.linear import PackedLinear, pack_linear
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.worker_options import WorkerOptions
 
 Measured = tuple[str, float, str, float | None]
 """(what, measured, unit, target or None)"""

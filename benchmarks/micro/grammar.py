@@ -22,7 +22,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tercet.protocol.values import Grammar, GrammarKind
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.llguidance import LLGuidanceBackend
 from tercet.scheduler.testing import request
 

@@ -12,7 +12,8 @@ from tercet.protocol.messages import TokenizedGenerateReqInput
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import resolve_model
 
 Measured = tuple[str, float, str, float | None]

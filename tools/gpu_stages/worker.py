@@ -17,7 +17,8 @@ from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.model_runner import Model, Replays
 from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.slot_tables import StepInputs
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.ports import Pending
 from tercet.scheduler.testing import request
 from tools.gpu_stages.scale import Scale, random_requests

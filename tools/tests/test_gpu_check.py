@@ -309,7 +309,7 @@ def test_rotation_is_timed_within_attention_and_before_it(monkeypatch: pytest.Mo
         return whole(*given, **options)
 
     monkeypatch.setattr(TritonAttention, "attend_new", counted)
-    monkeypatch.setattr("tercet.scheduler.executor.tp_worker.layer_ops", lambda _: TritonLayerOps())
+    monkeypatch.setattr("tercet.scheduler.executor.loading.layer_ops", lambda _: TritonLayerOps())
     parts = [(list(part), len(calls)) for part in executor.decode(replace(TINY, batches=(1,), decodes=2))]
     names, counts = zip(*parts, strict=True)
     assert names == (["batch 1"], ["one kernel"], ["two kernels"])

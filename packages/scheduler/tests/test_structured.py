@@ -17,7 +17,8 @@ from tercet.protocol.values import FinishReason, FinishType, Grammar, GrammarKin
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.slot_grammars import FAILED
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.backends import BACKENDS
 from tercet.scheduler.testing import Driver, request
 

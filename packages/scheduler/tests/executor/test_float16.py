@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.worker_options import WorkerOptions
 
 PROMPT = list(range(3, 33))
 COUNT = 20

@@ -17,7 +17,8 @@ from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeRow
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.executor.pacing import LONGEST_CALL, PacedModel, tell_layers
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.status import StatusBoard
 
 MIXED = [(0, 1, 2), (1, 7, 12), (2, 4, 7), (3, 9, 9)]

@@ -16,7 +16,8 @@ from tercet.kernels.native.library import load_library, missing_library
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.device_memory import available_bytes
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.worker_options import WorkerOptions
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

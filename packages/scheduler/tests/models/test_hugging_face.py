@@ -14,8 +14,9 @@ import transformers
 from tercet.kernels.native.library import load_library
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.trial import try_out
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.hugging_face import HuggingFaceCausalLM, load, read_shape
 from tercet.scheduler.models.native_linear import use_native_linears

@@ -17,8 +17,9 @@ from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.executor.model_config import ModelConfig, parse_config
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear
-from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.weights import dummy_weights, load_weights
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import TorchLayerOps, use_ops

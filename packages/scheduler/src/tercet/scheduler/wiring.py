@@ -80,7 +80,8 @@ def build_torch(
     with settling_in():
         import torch
 
-        from tercet.scheduler.executor.tp_worker import TpModelWorker, WorkerOptions
+        from tercet.scheduler.executor.tp_worker import TpModelWorker
+        from tercet.scheduler.executor.worker_options import WorkerOptions
 
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {options.device}: this machine has no such device")

@@ -3,10 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -14,96 +11,31 @@ from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.select import attention_backend, graph_backend
 from tercet.kernels.errors import UnavailableBackendError
-from tercet.kernels.native.abi import FORMATS
-from tercet.kernels.native.library import load_library
-from tercet.kernels.native.linear import Quantization
-from tercet.kernels.native.ops import NativeOps
-from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.store_kv import E4M3
-from tercet.kernels.triton import missing_triton
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
-from tercet.scheduler.executor.cpu_threads import limit_torch
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
-from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig, computed_dtype
+from tercet.scheduler.executor.loading import load_model, sampling_ops, shape_of
+from tercet.scheduler.executor.model_config import DecoderShape
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.pacing import telling
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
-from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.shrinking import ShrinkingModel
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.step_output import StepOutput
-from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
+from tercet.scheduler.executor.weights import Progress
+from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.desk import GrammarDesk
-from tercet.scheduler.model_files import read_json
-from tercet.scheduler.models import hugging_face
-from tercet.scheduler.models.layer_ops import layer_ops, use_ops
-from tercet.scheduler.models.native import NativeCausalLM, missing_native
-from tercet.scheduler.models.native_linear import use_native_linears
-from tercet.scheduler.models.registry import build_model, is_ours, named_architecture
 from tercet.scheduler.ports import Advance
 
 logger = logging.getLogger(__name__)
 
 _CPU_SHARE, _GPU_SHARE = 0.5, 0.9
-_KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": E4M3}
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
-    """What an operator can choose about model execution."""
-
-    model: Path
-    """A model directory."""
-    dtype: str = "auto"
-    """auto (see `served_dtype`), float32, float16 or bfloat16."""
-    device: str = "auto"
-    """auto (cuda where there is one), or a device as torch names it."""
-    load_format: Literal["safetensors", "dummy"] = "safetensors"
-    """dummy fills a model with cheap random weights, quantised on a GPU where config.json says so."""
-    slots: int = 64
-    """Most choices that run at once."""
-    context_length: int | None = None
-    """Longest request, no longer than the model's own limit, which is the default."""
-    page_size: int = 16
-    """Tokens of a KV page."""
-    kv_cache_bytes: int | None = None
-    """Memory of the KV cache; by default a share of what is available."""
-    kv_cache_dtype: str = "auto"
-    """auto (the model's), bfloat16, or fp8_e4m3 in half the memory."""
-    kv_cache_share: float | None = None
-    """The share of memory available after loading that the KV cache takes; half on a CPU, most of it on a GPU."""
-    step_tokens: int = 512
-    """Most tokens of one step."""
-    attention_backend: str = "auto"
-    """auto, or a backend of tercet.kernels; cpu runs the whole model on native kernels."""
-    quantization: Quantization = "none"
-    """int8 and int4 round weights as they are loaded, and activations to 8 bits; on native kernels only."""
-    threads: int | None = None
-    """Cores that a model on a CPU uses; by default all that this process may run on."""
-    overlap: bool = False
-    """On a CPU, run steps in a thread of their own. An accelerator overlaps by itself."""
-    grammar_backend: str = "llguidance"
-    """What reads grammars; none refuses them."""
-    fast_forward: bool = True
-    """Tokens that a grammar leaves no choice about take no step of their own."""
-
-    def __post_init__(self) -> None:
-        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in _KV_DTYPES:
-            raise ValueError(f"kv_cache_dtype must be auto, {' or '.join(_KV_DTYPES)}, not {self.kv_cache_dtype!r}")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError("threads must be at least 1")
-        if self.slots < 1 or self.page_size < 1 or self.step_tokens < 1:
-            raise ValueError("slots, page_size and step_tokens must be at least 1")
-        if self.kv_cache_share is not None and not 0 < self.kv_cache_share <= 1:
-            raise ValueError("kv_cache_share must be above 0 and at most 1")
-        if self.context_length is not None and self.context_length < 1:
-            raise ValueError("context_length must be at least 1")
 
 
 class PendingStep:
@@ -124,7 +56,7 @@ class TpModelWorker:
         self, options: WorkerOptions, progress: Progress | None = None, advance: Advance = lambda: None
     ) -> None:
         device = torch.device(_device(options.device))
-        config = _shape_of(options, device)
+        config = shape_of(options, device)
         try:
             backend = attention_backend(options.attention_backend, device)
         except UnavailableBackendError as error:
@@ -134,13 +66,13 @@ class TpModelWorker:
             page_size=options.page_size,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
-            dtype=_KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
+            dtype=KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
         )
         scales = _kv_scales(options, config, shape)
         self._grammars = _grammars(options, config)
         native = backend is CpuAttention
-        model = _load(options, config, shape, device, native=native, progress=progress)
-        ops = _sampling_ops(model, device, native=native)
+        model = load_model(options, config, shape, device, native=native, progress=progress)
+        ops = sampling_ops(model, device, native=native)
         given = options.kv_cache_bytes
         if given is None:
             given = _kv_bytes(options, config, context_length, shape, device, model, backend, ops)
@@ -212,76 +144,6 @@ def _run(runner: ModelRunner, plan: Plan) -> Callable[[], StepOutput]:
         future.set_exception(error)
         return future.result
     return lambda: output
-
-
-def _shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:
-    """A `ModelConfig`, of an architecture that is written here."""
-    dtype = computed_dtype(options.model, options.dtype, device)
-    ours = is_ours(named_architecture(read_json(options.model / "config.json")))
-    return (ModelConfig.load if ours else hugging_face.read_shape)(options.model, dtype)
-
-
-def _load(
-    options: WorkerOptions,
-    config: DecoderShape,
-    shape: KVShape,
-    device: torch.device,
-    *,
-    native: bool,
-    progress: Progress | None,
-) -> Model:
-    """The model with its weights, on native kernels where they know it."""
-    if device.type == "cpu":
-        limit_torch(options.threads)
-    if not isinstance(config, ModelConfig):
-        return _hosted(options, config, device, native=native)
-    why_torch = missing_native(config, shape.dtype) if native else "they come with attention backend 'cpu'"
-    if options.quantization != "none" and why_torch:
-        raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
-    model = build_model(config, device)
-    if options.load_format == "dummy":
-        dummy_weights(model, quantization=config.quantization if device.type == "cuda" else None)
-    else:
-        load_weights(model, options.model, progress, dequantised=device.type != "cuda", lend=not why_torch)
-    if device.type == "cuda":
-        release_cached()  # what loading needed for a while is free again, for the KV cache
-    if options.threads is not None and native:
-        load_library().set_threads(options.threads)
-    if why_torch:
-        if native:
-            logger.warning("%s: the layers of %s run on torch", why_torch, config.architecture)
-        use_ops(model, layer_ops(device))
-        return model
-    packed = NativeCausalLM(model, load_library(), quantization=options.quantization)
-    torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
-    return packed
-
-
-def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *, native: bool) -> Model:
-    """A model that runs on transformers' modules, with linear layers on native kernels where these know the dtype."""
-    why_torch = "" if native else "they come with attention backend 'cpu'"
-    if native and shape.dtype not in FORMATS:
-        why_torch = f"native kernels do not read weights in {str(shape.dtype).removeprefix('torch.')}"
-    if options.quantization != "none" and why_torch:
-        raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
-    model = hugging_face.load(options.model, shape, device, dummy=options.load_format == "dummy")
-    if not why_torch:
-        library = load_library()
-        if options.threads is not None:
-            library.set_threads(options.threads)
-        use_native_linears(model, library, options.quantization)
-    return model
-
-
-def _sampling_ops(model: Model, device: torch.device, *, native: bool) -> SamplingOps:
-    """The fastest for where the logits are, and what they are: native kernels read float32."""
-    if native and isinstance(model, NativeCausalLM | hugging_face.HuggingFaceCausalLM):
-        return NativeOps(load_library())
-    if device.type == "cuda" and not missing_triton(device):
-        from tercet.kernels.triton import sampler_ops as fused_ops
-
-        return fused_ops
-    return sampler_ops
 
 
 def _graphs(

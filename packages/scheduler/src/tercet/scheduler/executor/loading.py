@@ -1,0 +1,97 @@
+"""Loading a model: ours or transformers', on native kernels, fused ones or plain torch."""
+
+import logging
+
+import torch
+
+from tercet.kernels.native.abi import FORMATS
+from tercet.kernels.native.library import load_library
+from tercet.kernels.native.ops import NativeOps
+from tercet.kernels.ops import sampler_ops
+from tercet.kernels.triton import missing_triton
+from tercet.scheduler.executor.cpu_threads import limit_torch
+from tercet.scheduler.executor.kv_pool import KVShape
+from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig, computed_dtype
+from tercet.scheduler.executor.model_runner import Model
+from tercet.scheduler.executor.sampler import SamplingOps
+from tercet.scheduler.executor.shortage import release_cached
+from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
+from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.model_files import read_json
+from tercet.scheduler.models import hugging_face
+from tercet.scheduler.models.layer_ops import layer_ops, use_ops
+from tercet.scheduler.models.native import NativeCausalLM, missing_native
+from tercet.scheduler.models.native_linear import use_native_linears
+from tercet.scheduler.models.registry import build_model, is_ours, named_architecture
+
+logger = logging.getLogger(__name__)
+
+
+def shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:
+    """A `ModelConfig`, of an architecture that is written here."""
+    dtype = computed_dtype(options.model, options.dtype, device)
+    ours = is_ours(named_architecture(read_json(options.model / "config.json")))
+    return (ModelConfig.load if ours else hugging_face.read_shape)(options.model, dtype)
+
+
+def load_model(
+    options: WorkerOptions,
+    config: DecoderShape,
+    shape: KVShape,
+    device: torch.device,
+    *,
+    native: bool,
+    progress: Progress | None,
+) -> Model:
+    """The model with its weights, on native kernels where they know it."""
+    if device.type == "cpu":
+        limit_torch(options.threads)
+    if not isinstance(config, ModelConfig):
+        return _hosted(options, config, device, native=native)
+    why_torch = missing_native(config, shape.dtype) if native else "they come with attention backend 'cpu'"
+    if options.quantization != "none" and why_torch:
+        raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
+    model = build_model(config, device)
+    if options.load_format == "dummy":
+        dummy_weights(model, quantization=config.quantization if device.type == "cuda" else None)
+    else:
+        load_weights(model, options.model, progress, dequantised=device.type != "cuda", lend=not why_torch)
+    if device.type == "cuda":
+        release_cached()  # what loading needed for a while is free again, for the KV cache
+    if options.threads is not None and native:
+        load_library().set_threads(options.threads)
+    if why_torch:
+        if native:
+            logger.warning("%s: the layers of %s run on torch", why_torch, config.architecture)
+        use_ops(model, layer_ops(device))
+        return model
+    packed = NativeCausalLM(model, load_library(), quantization=options.quantization)
+    torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
+    return packed
+
+
+def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *, native: bool) -> Model:
+    """A model that runs on transformers' modules, with linear layers on native kernels where these know the dtype."""
+    why_torch = "" if native else "they come with attention backend 'cpu'"
+    if native and shape.dtype not in FORMATS:
+        why_torch = f"native kernels do not read weights in {str(shape.dtype).removeprefix('torch.')}"
+    if options.quantization != "none" and why_torch:
+        raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
+    model = hugging_face.load(options.model, shape, device, dummy=options.load_format == "dummy")
+    if not why_torch:
+        library = load_library()
+        if options.threads is not None:
+            library.set_threads(options.threads)
+        use_native_linears(model, library, options.quantization)
+    return model
+
+
+def sampling_ops(model: Model, device: torch.device, *, native: bool) -> SamplingOps:
+    """The fastest for where the logits are, and what they are: native kernels read float32."""
+    if native and isinstance(model, NativeCausalLM | hugging_face.HuggingFaceCausalLM):
+        return NativeOps(load_library())
+    if device.type == "cuda" and not missing_triton(device):
+        from tercet.kernels.triton import sampler_ops as fused_ops
+
+        return fused_ops
+    return sampler_ops

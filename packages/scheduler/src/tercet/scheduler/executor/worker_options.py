@@ -1,0 +1,65 @@
+"""What an operator can choose about model execution."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tercet.kernels.native.linear import Quantization
+from tercet.kernels.ops.store_kv import E4M3
+
+KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": E4M3}
+"""Of keys and values, beside that of the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Of one worker."""
+
+    model: Path
+    """A model directory."""
+    dtype: str = "auto"
+    """auto (see `served_dtype`), float32, float16 or bfloat16."""
+    device: str = "auto"
+    """auto (cuda where there is one), or a device as torch names it."""
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    """dummy fills a model with cheap random weights, quantised on a GPU where config.json says so."""
+    slots: int = 64
+    """Most choices that run at once."""
+    context_length: int | None = None
+    """Longest request, no longer than the model's own limit, which is the default."""
+    page_size: int = 16
+    """Tokens of a KV page."""
+    kv_cache_bytes: int | None = None
+    """Memory of the KV cache; by default a share of what is available."""
+    kv_cache_dtype: str = "auto"
+    """auto (the model's), bfloat16, or fp8_e4m3 in half the memory."""
+    kv_cache_share: float | None = None
+    """The share of memory available after loading that the KV cache takes; half on a CPU, most of it on a GPU."""
+    step_tokens: int = 512
+    """Most tokens of one step."""
+    attention_backend: str = "auto"
+    """auto, or a backend of tercet.kernels; cpu runs the whole model on native kernels."""
+    quantization: Quantization = "none"
+    """int8 and int4 round weights as they are loaded, and activations to 8 bits; on native kernels only."""
+    threads: int | None = None
+    """Cores that a model on a CPU uses; by default all that this process may run on."""
+    overlap: bool = False
+    """On a CPU, run steps in a thread of their own. An accelerator overlaps by itself."""
+    grammar_backend: str = "llguidance"
+    """What reads grammars; none refuses them."""
+    fast_forward: bool = True
+    """Tokens that a grammar leaves no choice about take no step of their own."""
+
+    def __post_init__(self) -> None:
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_DTYPES:
+            raise ValueError(f"kv_cache_dtype must be auto, {' or '.join(KV_DTYPES)}, not {self.kv_cache_dtype!r}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError("threads must be at least 1")
+        if self.slots < 1 or self.page_size < 1 or self.step_tokens < 1:
+            raise ValueError("slots, page_size and step_tokens must be at least 1")
+        if self.kv_cache_share is not None and not 0 < self.kv_cache_share <= 1:
+            raise ValueError("kv_cache_share must be above 0 and at most 1")
+        if self.context_length is not None and self.context_length < 1:
+            raise ValueError("context_length must be at least 1")
