@@ -68,6 +68,7 @@ class Switchboard:
         self._status = status
         self._answers = dict(answers or {})
         self._clock = clock
+        self._make_sockets: Callable[[NodeConfig, str], Sockets] = Sockets
         self._sockets: Sockets | None = None
         self._resolver = Resolver(config.specs)
         self._routes: dict[str, Route] = {}
@@ -129,7 +130,7 @@ class Switchboard:
     def open(self) -> None:
         """Bind the inbox. Raises ChannelError or AddressError."""
         config = self.config
-        self._sockets = Sockets(config, self.incarnation)
+        self._sockets = self._make_sockets(config, self.incarnation)
         self.inbox = self._sockets.inbox
         me = Hello(
             peer=config.peer,
@@ -174,18 +175,17 @@ class Switchboard:
         now = self._clock()
         if now < self._next and not self._news and self._to_tell is None:
             return deliveries
-        effects: list[Effect] = []
+        # Each is carried out before the table is told of the next: what is down is down before its next start is up.
         if self._to_tell is not None:
-            effects += self.table.set_ready(self._to_tell)
+            self._apply(self.table.set_ready(self._to_tell), now, deliveries)
             self._to_tell = None
         if (addresses := self._resolver.poll(now)) is not None:
             self._claims.dialled = addresses
-            effects += self.table.want(set(addresses), now)
+            self._apply(self.table.want(set(addresses), now), now, deliveries)
         if self._news:
             self._news = False
-            effects += self._connections(now)
-        effects += self.table.tick(now)
-        self._apply(effects, now, deliveries)
+            self._apply(self._connections(now), now, deliveries)
+        self._apply(self.table.tick(now), now, deliveries)
         self.beat()
         self._due = min(self.table.deadline(now), self._resolver.deadline)
         return deliveries
