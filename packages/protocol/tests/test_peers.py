@@ -174,6 +174,22 @@ def test_who_lost_us_and_says_hello_again_is_told_all_again(world: World) -> Non
     assert world.log(scheduler) == ["frontend-0 up as frontend"], "to the other side nothing happened"
 
 
+def test_who_slept_is_a_peer_again_at_once_though_others_gave_it_up(world: World) -> None:
+    scheduler = world.start(SCHEDULER)
+    frontend = world.start(FRONTEND, dial=(scheduler.me.address,))
+    world.run(0.5)
+    world.log(frontend)
+    world.log(scheduler)
+    asleep = world.tables.pop(frontend.me.address)
+    world.run(5.0)
+    assert world.log(scheduler) == ["frontend-0 down: silent for 2.0 s"]
+    world.tables[frontend.me.address] = asleep
+    world.run(0.2)
+    assert world.log(scheduler) == ["frontend-0 up as frontend"]
+    world.run(5.0)
+    assert world.log(frontend) == world.log(scheduler) == []
+
+
 def test_who_says_hello_is_not_silent(world: World) -> None:
     scheduler = world.start(SCHEDULER)
     frontend = world.start(FRONTEND, dial=(scheduler.me.address,))

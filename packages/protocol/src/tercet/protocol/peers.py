@@ -179,13 +179,17 @@ class PeerTable:
         return [effect for peer in self.peers.values() for effect in self._tell_ready(peer)]
 
     def tick(self, now: float) -> list[Effect]:
-        """Time went by. After a gap in which we heard nobody because we did not listen, nobody is called silent."""
+        """Time went by. After a gap in which we heard nobody because we did not listen, nobody is called silent.
+
+        We were silent then ourselves: who has given us up since learns from a Hello that we live.
+        """
         timing = self.timing
+        effects: list[Effect] = []
         if self._last_tick is not None and now - self._last_tick > timing.silence / 2:
             for peer in self.peers.values():
                 peer.heard = now
+                effects.append(self._hello(peer.hello.address, peer.hello.incarnation))
         self._last_tick = now
-        effects: list[Effect] = []
         for peer in list(self.peers.values()):
             if peer.lost is not None and now - peer.lost > timing.lost:
                 effects += self._down(peer, "its connection broke", now)
@@ -229,9 +233,11 @@ class PeerTable:
             if link.state in _QUIET or link.next_try > now:
                 continue
             link.next_try = now + self.timing.interval
-            first = msgspec.structs.replace(self.me, dialled=link.address)
-            effects.append(self._reply(link.hello) if link.hello else Say(link.address, "", first))
+            effects.append(self._reply(link.hello) if link.hello else self._hello(link.address))
         return effects
+
+    def _hello(self, address: str, incarnation: str = "") -> Say:
+        return Say(address, incarnation, msgspec.structs.replace(self.me, dialled=address))
 
     def _reply(self, hello: Hello) -> Say:
         reply = msgspec.structs.replace(self.me, reply=True, dialled=hello.dialled)
