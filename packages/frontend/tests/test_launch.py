@@ -193,6 +193,16 @@ def test_silence_that_this_process_slept_through_is_nobodys_fault() -> None:
     assert quiet(parts, 110.25, 111.0) == [Kill("a", "no heartbeat for 10 s")]
 
 
+def test_time_that_this_process_slept_through_is_none_that_a_start_takes() -> None:
+    parts = roster()
+    later = PATIENCE.startup + 50.0
+    assert quiet(parts, 0.0, 50.0) == []
+    assert parts.tick(later) == []
+    assert quiet(parts, later, later + PATIENCE.startup - 51.0) == []
+    given_up, *_ = quiet(parts, later + PATIENCE.startup - 51.0, later + PATIENCE.startup - 49.0)
+    assert isinstance(given_up, GiveUp)
+
+
 @pytest.mark.parametrize(
     ("heartbeat", "stuck"),
     [

@@ -1,3 +1,4 @@
+from tercet.protocol.awake import AwakeClock
 from tercet.protocol.pulse import is_stuck
 from tercet.protocol.testing import ScriptedClock
 from tercet.protocol.values import Held, Load, Phase
@@ -44,6 +45,18 @@ def test_a_step_that_tells_nothing_is_stuck_when_it_is_older_than_any_piece() ->
     board.advance()
     clock.advance(31.0)
     assert is_stuck(board.heartbeat("f"))
+
+
+def test_a_step_is_no_older_for_what_the_machine_slept() -> None:
+    clock = ScriptedClock()
+    board = StatusBoard(AwakeClock(clock))
+    board.begin_step()
+    clock.advance(1.0)
+    board.heartbeat("f")
+    clock.advance(600.0)
+    beat = board.heartbeat("f")
+    assert beat.step_age == 1.0
+    assert not is_stuck(beat)
 
 
 def test_the_last_of_several_steps_in_flight_ages_too() -> None:

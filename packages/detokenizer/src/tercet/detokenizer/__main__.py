@@ -17,6 +17,7 @@ from tercet.detokenizer.loop import DetokenizerLoop
 from tercet.detokenizer.outbox import Outbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
+from tercet.protocol.awake import AwakeClock
 from tercet.protocol.errors import AddressError, ChannelError, KeysError
 from tercet.protocol.lifecycle import exit_with_parent, on_signals
 from tercet.protocol.messages import DetokenizerInbox, Heartbeat
@@ -39,7 +40,7 @@ def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     links = _links(config)
     tokenizers = TokenizerStore()
     manager = DetokenizerManager(tokenizers, config.max_choices)
-    board = StatusBoard(manager, time.monotonic)
+    board = StatusBoard(manager, AwakeClock())
     node = ThreadNode(links, DetokenizerInbox, board.heartbeat, {Heartbeat: unanswered})
     outbox = Outbox(node, config.max_backlog, manager.counters)
     loop = DetokenizerLoop(node, manager, tokenizers, outbox, board, time.monotonic)

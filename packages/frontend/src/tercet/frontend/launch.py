@@ -226,8 +226,10 @@ class Roster:
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now. Call it at `deadline`, and at least every second."""
-        if now - self._ticked > self._patience.own_pause:
+        if (slept := now - self._ticked) > self._patience.own_pause:
+            self._began += slept
             for watch in self._watches.values():
+                watch.started += slept
                 watch.heard = None if watch.heard is None else now
         self._ticked = now
         actions: list[Action] = []

@@ -18,6 +18,7 @@ from tercet.frontend.tenants import Tenants
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.plan import TurnPlanner
 from tercet.protocol.aio import AsyncNode
+from tercet.protocol.awake import AwakeClock
 from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import FrontendInbox, Heartbeat, Ready
@@ -62,6 +63,7 @@ class Frontend:
             serving.recovery_timeout,
             serving.max_waiting,
             self._on_servable,
+            AwakeClock(),
             tenants=Tenants.of(config.http),
         )
         database = Database.open(config.store)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from tercet.protocol.awake import AwakeClock
 from tercet.protocol.lifecycle import settling_in
 from tercet.protocol.messages import (
     Heartbeat,
@@ -171,7 +172,7 @@ class SchedulerProcess:
         self._found: Found | None = None
         self._asked_early: dict[str, TokenizerFilesReq] = {}
         """By peer: what was asked of the model before it was found."""
-        self._board = StatusBoard(time.monotonic)
+        self._board = StatusBoard(AwakeClock())
         config = NodeConfig(
             role=Role.SCHEDULER,
             peer=process.peer,
