@@ -43,7 +43,7 @@ from tercet.protocol.values import Load, Phase, Task, belongs
 
 _LEAVING = "This server is leaving."
 _RETRY_INTERVAL = 0.5
-_TICKS_TO_ASK_AGAIN = 10
+_LOOKS_TO_ASK_AGAIN = 10
 """For tokenizer files that have not come."""
 _INPUTS_A_JOB = 64
 """Inputs tokenized at a time: the threads are shared with everybody's prompts."""
@@ -99,6 +99,7 @@ class TokenizerManager:
             self._changed,
         )
         self._looking: asyncio.Task[None] | None = None
+        self._looks = 0
 
     @property
     def running(self) -> int:
@@ -293,15 +294,16 @@ class TokenizerManager:
         self._inbound.take(deliveries)
 
     def look(self) -> None:
-        """What is to be done now and then: try again what waits."""
+        """What is to be done now and then: try again what waits, and ask again for files that have not come."""
+        self._looks += 1
         self._recovery.retry(self._clock())
+        if self._looks % _LOOKS_TO_ASK_AGAIN == 0:
+            self._inbound.ask_for_files()
 
     async def _look_forever(self) -> None:
-        for tick in itertools.count(1):
+        while True:
             await asyncio.sleep(_RETRY_INTERVAL)
             self.look()
-            if tick % _TICKS_TO_ASK_AGAIN == 0:
-                self._inbound.ask_for_files()
 
     def _changed(self) -> None:
         """Peers came or went."""

@@ -1,0 +1,87 @@
+"""Parts die, hang, leave and come back in every order: whoever waits at a frontend that lives gets its own answer."""
+
+import asyncio
+
+import pytest
+from tokenizers import Tokenizer
+
+from tercet.protocol.values import FinishType, pack_floats, pack_ints, unpack_floats
+from tercet.scheduler.core.embedding_plan import EncodeRow
+from tercet.scheduler.testing import FakeEncoder, FakeExecutor
+from tests.lossy_world import tokenizer_file
+from tests.mortal_parts import CAPACITY, ENCODES, SchedulerPart, script
+from tests.mortal_world import Client, Job, World
+
+MODEL = FakeExecutor(CAPACITY, grammar=script)
+TOKENIZER = Tokenizer.from_str(tokenizer_file().decode())
+
+
+def expected(job: Job, index: int) -> tuple[str, list[int]]:
+    """Text and ids that a choice must have."""
+    tokens = list(job.prompt)
+    while len(tokens) < len(job.prompt) + job.tokens:
+        must, ends = script(tokens) if job.guided else ((), False)
+        if ends:
+            break
+        tokens.append(must[0] if must else MODEL.next_token(tokens, index))
+        text = TOKENIZER.decode(tokens[len(job.prompt) :], skip_special_tokens=False)
+        found = [text.find(stop) for stop in job.stop if stop in text]
+        if found:
+            return text[: min(found)], tokens[len(job.prompt) :]
+    ids = tokens[len(job.prompt) :]
+    return TOKENIZER.decode(ids, skip_special_tokens=False), ids
+
+
+def check(client: Client) -> None:
+    job, [state] = client.job, client.generation.states
+    for index in range(job.n):
+        text, ids = expected(job, index)
+        assert client.ids.get(index, []) == ids, (job, index)
+        assert client.texts.get(index, "") == text, (job, index)
+        assert client.finishes[index].type in {FinishType.STOP, FinishType.LENGTH}
+        if job.scored:
+            assert client.logprobs.get(index, []) == [-float(at) for at in range(len(ids))]
+    assert state.prompt_tokens == len(job.prompt)
+    if job.scored and ids:
+        assert state.prompt_logprobs is not None
+        assert list(unpack_floats(state.prompt_logprobs.chosen))[1:] == [-float(at) for at in range(1, len(job.prompt))]
+
+
+def play(seed: int) -> World:
+    async def scenario() -> World:
+        world = World(seed)
+        await world.run()
+        return world
+
+    world = asyncio.run(scenario())
+    alive = [each for each in world.clients if each.done or not (each.frontend.gone or each.leaves_at <= world.time)]
+    for client in alive:
+        assert client.error is None, (client.job, client.error, world.happened)
+        check(client)
+    for asked in world.encoders:
+        if asked.task.done() and not asked.task.cancelled():
+            batch = asked.task.result()
+            rows = [EncodeRow(pack_ints(each)) for each in asked.inputs]
+            assert batch.vectors == [pack_floats(FakeEncoder(ENCODES).vector(row)) for row in rows]
+    for part in world.parts.values():
+        if isinstance(part, SchedulerPart):
+            part.assert_empty()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_to_parts(seed: int) -> None:
+    world = play(seed)
+    assert len(world.happened) > 1
+    assert sum(client.done for client in world.clients) > len(world.clients) / 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("first", range(100, 2000, 100))
+def test_whatever_happens_to_parts_for_a_long_time(first: int) -> None:
+    for seed in range(first, first + 100):
+        try:
+            play(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
