@@ -39,8 +39,8 @@ from tests.pretended_network import Network
 
 TROUBLE = 20.0
 """Seconds in which things happen."""
-PATIENCE = 20.0
-"""Seconds after them in which everything must have ended."""
+PATIENCE = 60.0
+"""Seconds after them in which everything must have ended, the queue that was waiting included."""
 LETTERS = 40, 70
 """Token ids of whole characters: what prompts end with."""
 NAMES = {

@@ -36,7 +36,7 @@ class Findings:
 
 @dataclass
 class _Watch:
-    """One open choice, from the first heartbeat at which it stood at this attempt and position."""
+    """One open choice that looks wrong, from the first heartbeat at which it did at this attempt and position."""
 
     attempt: int
     position: int
@@ -68,13 +68,11 @@ class Reconciler:
         last = self._seen.get(peer)
         if last is not None and now - last.at < APART:
             return Findings()
-        known = {
-            (state.rid, index)
-            for state in states.values()
-            if state.detokenizer == peer and not state.done
-            for index in state.open_indices
-        }
-        strangers = _table(heartbeat.held).keys() - known
+        strangers = set[Key]()
+        for key in _table(heartbeat.held):
+            state = states.get(key[0])
+            if state is None or state.detokenizer != peer or state.done or key[1] not in state.open_indices:
+                strangers.add(key)
         self._seen[peer] = _Seen(now, {}, strangers)
         return Findings(strangers=_aborts(strangers & last.strangers if last is not None else ()))
 
@@ -83,27 +81,27 @@ class Reconciler:
         last = self._seen.get(peer)
         if last is not None and now - last.at < APART:
             return Findings()
-        held = _table(heartbeat.held)
+        unclaimed = _table(heartbeat.held)
         findings = Findings()
         watches: dict[Key, _Watch] = {}
-        known: set[Key] = set()
+        earlier = last.watches if last is not None else {}
         for state in states.values():
             if state.scheduler != peer or state.done:
                 continue
+            settled = now - state.dispatched_at >= SETTLE
             causes = set[Cause]()
             for index in state.open_indices:
-                key = state.rid, index
-                known.add(key)
-                if now - state.dispatched_at < SETTLE:
+                here = unclaimed.pop((state.rid, index), None)
+                position = state.position(index)
+                if not settled or (here is not None and here[0] == state.attempt and here[1] <= position):
                     continue
-                watch = watches[key] = _watch(last, key, state, heartbeat.steps)
-                if (cause := _judge(watch, held.get(key), heartbeat)) is None:
-                    continue
-                if watch.strikes >= STRIKES << min(state.retries, MOST_DOUBLINGS):
+                watch = watches[state.rid, index] = _watch(earlier, state, index, position, heartbeat.steps)
+                cause = _judge(watch, here, heartbeat)
+                if cause is not None and watch.strikes >= STRIKES << min(state.retries, MOST_DOUBLINGS):
                     causes.add(cause)
             if causes:
                 findings.lost.append((state, min(causes)))
-        strangers = held.keys() - known
+        strangers = set(unclaimed)
         findings.strangers = _aborts(strangers & last.strangers if last is not None else ())
         self._seen[peer] = _Seen(now, watches, strangers)
         return findings
@@ -112,25 +110,21 @@ class Reconciler:
 def _table(held: Held) -> dict[Key, tuple[int, int]]:
     """(attempt, next position) of every choice."""
     indices, attempts, positions = map(unpack_ints, (held.indices, held.attempts, held.positions))
-    columns = zip(held.rids, indices, attempts, positions, strict=True)
-    return {(rid, index): (attempt, position) for rid, index, attempt, position in columns}
+    keys, told = zip(held.rids, indices, strict=True), zip(attempts, positions, strict=True)
+    return dict(zip(keys, told, strict=True))
 
 
-def _watch(last: _Seen | None, key: Key, state: InFlight, steps: int) -> _Watch:
+def _watch(earlier: Mapping[Key, _Watch], state: InFlight, index: int, position: int, steps: int) -> _Watch:
     """The watch kept on a choice, or a new one when it has moved since."""
-    position = state.position(key[1])
-    watch = last.watches.get(key) if last is not None else None
+    watch = earlier.get((state.rid, index))
     if watch is None or (watch.attempt, watch.position) != (state.attempt, position):
         return _Watch(state.attempt, position, steps)
     return watch
 
 
 def _judge(watch: _Watch, here: tuple[int, int] | None, heartbeat: Heartbeat) -> Cause | None:
-    """Count a strike for a choice that looks wrong, and say how. One that looks right starts anew."""
+    """Count a strike for a choice that looks wrong, and say how."""
     if here is not None and here[0] == watch.attempt:
-        if here[1] <= watch.position:
-            watch.strikes = 0
-            return None
         watch.strikes += 1
         return Cause.SILENT
     # A scheduler that is busy tells of the time before; one that ended two steps since has looked into its inbox.
