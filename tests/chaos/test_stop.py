@@ -1,6 +1,7 @@
 """SIGSTOP: a part that hangs is passed by, killed and replaced; one that goes on in time has missed nothing."""
 
 import asyncio
+import os
 import random
 import signal
 import time
@@ -15,6 +16,8 @@ from tests.chaos.parts import Parts, assert_nothing_is_left
 LONG = [pytest.mark.slow, pytest.mark.timeout(7200)]
 ASLEEP = 4.0
 """Seconds: longer than silence is borne by peers, shorter than by the supervisor."""
+PAUSED = 40.0
+"""Seconds: longer than any step may take."""
 
 
 @pytest.mark.parametrize(
@@ -56,12 +59,34 @@ class Sleep(Blow):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer", "frontend"])
 async def test_a_part_that_slept_and_goes_on_repeats_nothing(
     double: Parts, references: References, table: Table, role: str
 ) -> None:
     blow = Sleep(double, role)
-    await assert_nothing_is_lost(double, references, table, blow, shuffled(SHORT, 1), random.Random(1))
+    enough = 0 if role == "frontend" else 2  # what others send to it meanwhile may be all there is
+    await assert_nothing_is_lost(double, references, table, blow, shuffled(SHORT, 1), random.Random(1), enough=enough)
+
+
+class MachineSleep(Blow):
+    """All parts and their supervisor stop, and go on in any order."""
+
+    async def _hit(self) -> None:
+        self.pids = [*self.parts.pids().values(), self.parts.server.process.pid]
+        for pid in self.pids:
+            os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(PAUSED)
+        for pid in random.Random(1).sample(self.pids, len(self.pids)):
+            os.kill(pid, signal.SIGCONT)
+        await self.parts.ready()
+        self.restart = time.monotonic() - self.moment
+
+
+@pytest.mark.slow
+async def test_a_machine_that_slept_kills_nobody(double: Parts, references: References, table: Table) -> None:
+    blow = MachineSleep(double, "scheduler")
+    await assert_nothing_is_lost(double, references, table, blow, shuffled(SHORT, 1), random.Random(1), enough=0)
+    assert [*double.pids().values(), double.server.process.pid] == blow.pids
 
 
 @pytest.mark.slow
