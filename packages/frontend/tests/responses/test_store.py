@@ -112,6 +112,8 @@ async def test_work_that_nobody_renews_is_taken_over_once(stores: Stores, clock:
     assert await second.take_over(["tiny"]) == [], "it was renewed"
     clock.now += LEASE_SECONDS
     assert await second.take_over(["another model"]) == []
+    for store in (second, third):
+        assert await store.take_over(["tiny"]) == [], "its frontend may be about to renew it"
     jobs = await asyncio.gather(second.take_over(["tiny"]), third.take_over(["tiny"]))
     [job] = [job for each in jobs for job in each]
     assert (job.owner, job.request, job.lease.run) == ("me", {"seed": 5}, 2)
@@ -119,6 +121,24 @@ async def test_work_that_nobody_renews_is_taken_over_once(stores: Stores, clock:
     with pytest.raises(LeaseLostError):
         await first.add(lease, 1, [b"{}"])
     assert await first.renew([lease]) == [lease]
+
+
+@pytest.mark.parametrize("set_by", [-3600.0, 3600.0])
+async def test_clocks_that_are_set_take_no_work_from_who_lives_and_leave_none(
+    stores: Stores, clock: Clock, set_by: float
+) -> None:
+    """The same happens where a machine sleeps for an hour."""
+    first, second = stores("a"), stores("b")
+    lease = await first.begin("me", body(status="queued"), [], {})
+    clock.now += set_by
+    assert await second.take_over(["tiny"]) == []
+    assert await first.renew([lease]) == []
+    for _ in range(3):
+        assert await second.take_over(["tiny"]) == []
+    clock.now -= set_by
+    assert await second.take_over(["tiny"]) == []
+    [job] = await second.take_over(["tiny"])
+    assert job.lease.run == 2
 
 
 async def test_work_given_up_is_there_at_once_and_does_not_count(stores: Stores) -> None:

@@ -57,6 +57,8 @@ class ResponseStore:
         self._database = database
         self._peer = peer
         self._clock = clock
+        self._overdue: dict[str, float] = {}
+        """The leases that were not as they should be when last looked at."""
 
     async def keep(self, owner: str, body: Body, given: Sequence[Item]) -> None:
         """A response that has ended, with the input of its own."""
@@ -168,20 +170,27 @@ class ResponseStore:
         await self._database.run(lambda each: each.execute(_GIVE_UP, self._mine(lease)))
 
     async def take_over(self, models: Sequence[str]) -> list[Job]:
-        """What frontends that are gone have left undone, for models that are served here."""
+        """What frontends that are gone have left undone, for models that are served here. Ask now and then.
+
+        What has run out is only taken at the next asking. A frontend that lives has renewed it by then: it may have
+        slept with the whole machine, or the clock may have been set, back as well as forward.
+        """
         now = self._clock()
 
         def work(connection: sqlite3.Connection) -> list[Job]:
             rows = connection.execute(
-                "SELECT id, owner, request, runs FROM responses"
-                " WHERE status IN ('queued', 'in_progress') AND lease < ?"
+                "SELECT id, owner, request, runs, lease FROM responses"
+                " WHERE status IN ('queued', 'in_progress') AND lease NOT BETWEEN ? AND ?"
                 " AND model IN (SELECT value FROM json_each(?))",
-                (now, orjson.dumps(models)),
+                (now, now + LEASE_SECONDS, orjson.dumps(models)),
             ).fetchall()
+            before, self._overdue = self._overdue, {row[0]: row[4] for row in rows}
+            rows = [row for row in rows if not row[4] or before.get(row[0]) == row[4]]
             taken = [(self._peer, now + LEASE_SECONDS, row[0]) for row in rows]
             connection.executemany("UPDATE responses SET frontend = ?, lease = ?, runs = runs + 1 WHERE id = ?", taken)
             return [
-                Job(Lease(response, runs + 1), owner, orjson.loads(request)) for response, owner, request, runs in rows
+                Job(Lease(response, runs + 1), owner, orjson.loads(request))
+                for response, owner, request, runs, _ in rows
             ]
 
         return await self._database.run(work)
