@@ -134,6 +134,7 @@ class ReqState(InFlight):
         self.sampling = sampling
         self.choices = [ChoiceState(index) for index in range(sampling.n)]
         self.cached_tokens = 0
+        """Of its prompt, when its first choice began."""
         self.prompt_logprobs: Logprobs | None = None
         self._news: dict[int, None] = {}
         self._unfinished = sampling.n
@@ -206,14 +207,14 @@ class ReqState(InFlight):
         verdict = self.choices[row.index].accept(row)
         if verdict is not ACCEPTED:
             return verdict
+        if row.opening is not None:
+            if not self.has_tokens:  # later ones find what this request has computed itself
+                self.cached_tokens = row.opening.cached_tokens
+            self.prompt_logprobs = self.prompt_logprobs or row.opening.prompt_logprobs
         if len(row.token_ids):
             self.has_tokens = True
             self.suspicions = self.retries = 0
             self.unheard = None
-        if row.opening is not None:
-            if row.attempt == 0:
-                self.cached_tokens = row.opening.cached_tokens
-            self.prompt_logprobs = self.prompt_logprobs or row.opening.prompt_logprobs
         self._news[row.index] = None
         if row.finish is not None:
             self._finished(row.finish)
