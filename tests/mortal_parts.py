@@ -50,6 +50,15 @@ from tests.pretended_network import Network, PretendedBoard
 
 DIRECTORY = "ipc:///pretended"
 TICK = 0.025
+NAMES = {
+    "frontend-0": Role.FRONTEND,
+    "frontend-1": Role.FRONTEND,
+    "scheduler-0": Role.SCHEDULER,
+    "scheduler-1": Role.SCHEDULER,
+    "scheduler-e": Role.SCHEDULER,
+    "detokenizer-0": Role.DETOKENIZER,
+    "detokenizer-1": Role.DETOKENIZER,
+}
 VOCABULARY = Tokenizer.from_str(tokenizer_file().decode()).get_vocab_size()
 CAPACITY = small_capacity(pages=100, vocab_size=VOCABULARY, grammars="script 1")
 ENCODES = EncoderCapacity(context_length=64, vocab_size=VOCABULARY, width=3)
@@ -70,10 +79,21 @@ class Part(ABC):
         self.clock = clock
         self.gone = False
         self.leaving = False
-        specs = (f"{DIRECTORY}/scheduler-*", f"{DIRECTORY}/detokenizer-*") if role is Role.FRONTEND else ()
-        config = NodeConfig(role, peer, DIRECTORY, connect=specs)
+        config = self._config(peer, role, fixed=network.fixed)
         self.board = PretendedBoard(network, config, union, self.heartbeat, self.answers(), clock)
         self.board.open()
+
+    @staticmethod
+    def _config(peer: str, role: Role, *, fixed: bool) -> NodeConfig:
+        """In a directory every start has a path of its own; at `fixed` addresses it takes that of the one before."""
+        names = [name for name, each in NAMES.items() if each in {Role.SCHEDULER, Role.DETOKENIZER}]
+        if fixed:
+            ports = {name: f"tcp://127.0.0.1:{5000 + number}" for number, name in enumerate(NAMES)}
+            listen, specs = ports[peer], [ports[name] for name in names]
+        else:
+            listen, specs = DIRECTORY, [f"{DIRECTORY}/{role}-*" for role in ("scheduler", "detokenizer")]
+        dialled = tuple(specs) if role is Role.FRONTEND else ()
+        return NodeConfig(role, peer, listen, connect=dialled, insecure_loopback=True)
 
     def turn(self) -> None:
         self.board.wait(0)

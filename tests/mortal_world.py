@@ -26,6 +26,7 @@ from tercet.protocol.values import (
     unpack_floats,
 )
 from tests.mortal_parts import (
+    NAMES,
     TICK,
     VOCABULARY,
     DetokenizerPart,
@@ -43,15 +44,6 @@ PATIENCE = 60.0
 """Seconds after them in which everything must have ended, the queue that was waiting included."""
 LETTERS = 40, 70
 """Token ids of whole characters: what prompts end with."""
-NAMES = {
-    "frontend-0": Role.FRONTEND,
-    "frontend-1": Role.FRONTEND,
-    "scheduler-0": Role.SCHEDULER,
-    "scheduler-1": Role.SCHEDULER,
-    "scheduler-e": Role.SCHEDULER,
-    "detokenizer-0": Role.DETOKENIZER,
-    "detokenizer-1": Role.DETOKENIZER,
-}
 
 
 @dataclass(frozen=True)
@@ -151,6 +143,7 @@ class World:
         self.clock = ScriptedClock()
         self.network = Network(random.Random(seed + 1))
         self.network.loss = self.chance.choice([0.0, 0.0, 0.002])
+        self.network.fixed = self.chance.random() < 0.3
         self._busy = self.chance.choice([0.0, 0.0, 0.1, 0.5])
         """How often a part is too busy to have its turn."""
         self.overlap = self.chance.randint(0, 1)

@@ -128,6 +128,8 @@ class Network:
         self.now = 0
         self.loss = 0.0
         """Share of messages that vanish, though their connection lives."""
+        self.fixed = False
+        """Whether a process that starts again listens where it did before."""
         self.inboxes: dict[str, PretendedInbox] = {}
         self.outboxes: list[PretendedOutbox] = []
         self._cuts: dict[frozenset[str], int] = {}
