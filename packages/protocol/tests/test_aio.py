@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -111,6 +112,20 @@ async def test_closing_twice_and_sending_afterwards_are_harmless(network: Networ
     await frontend.node.close("first")
     await frontend.node.close("second")
     assert not frontend.node.send("scheduler-0", AbortReq(rid="r"))
+    assert not [path for path in network.directory.iterdir() if path.name.startswith("frontend")]
+
+
+async def test_closing_in_the_loop_says_goodbye_and_needs_no_thread(network: Network, frontend: Frontend) -> None:
+    scheduler = Listener(network.node(Role.SCHEDULER))
+    await frontend.until_heard(PeerUp)
+    executor = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(executor)
+    executor.shutdown()
+    frontend.node.close_now("first")
+    frontend.node.close_now("second")
+    down = scheduler.wait_for(PeerDown, "frontend-0").message
+    assert isinstance(down, PeerDown)
+    assert "first" in down.reason
     assert not [path for path in network.directory.iterdir() if path.name.startswith("frontend")]
 
 

@@ -66,13 +66,23 @@ class AsyncNode:
 
     async def close(self, reason: str = "") -> None:
         """Say Goodbye with this reason and close every socket."""
+        if self._leave():
+            await asyncio.get_running_loop().run_in_executor(None, self._board.close, reason or "closed")
+
+    def close_now(self, reason: str = "") -> None:
+        """`close` that needs no thread, for there is none at the end of a process, and holds up the loop meanwhile."""
+        if self._leave():
+            self._board.close(reason or "closed")
+
+    def _leave(self) -> bool:
+        """Take no more turns. Whether there were any."""
         if self._loop is None:
-            return
+            return False
         self._loop.remove_reader(self._board.fileno())
         if self._next:
             self._next.cancel()
-        loop, self._loop = self._loop, None
-        await loop.run_in_executor(None, self._board.close, reason or "closed")
+        self._loop = None
+        return True
 
     def _turn(self) -> None:
         """What came and what is due; what is more than a batch comes in the loop's next turn.
