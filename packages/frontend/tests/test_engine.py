@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
@@ -157,7 +156,7 @@ def test_shutdown_ends_the_parts_and_whoever_waits(capfd: pytest.CaptureFixture[
     engine.shutdown()
     engine.shutdown()
     thread.join(20)
-    assert [type(error) for error in errors] == [CancelledError]
+    assert [type(error) for error in errors] == [EngineError]
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with pytest.raises(EngineError, match="shut down"):

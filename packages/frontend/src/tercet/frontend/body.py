@@ -39,7 +39,7 @@ async def read_model(request: Request, schema: type[_Model], limit: int) -> _Mod
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise _refusal(error, data) from None
+        raise refusal(error, data) from None
 
 
 async def read_json(request: Request, limit: int) -> object:
@@ -97,7 +97,7 @@ def _values(value: object) -> Iterable[object]:
     return value if isinstance(value, list) and not _HOLDERS.isdisjoint(map(type, value)) else ()
 
 
-def _refusal(error: ValidationError, data: object) -> BadRequestError:
+def refusal(error: ValidationError, data: object) -> BadRequestError:
     """What is wrong farthest inside, where a union came closest to fitting, and the parameter it is about.
 
     Of a union's branches at one place, that which takes values of the type given came closest.

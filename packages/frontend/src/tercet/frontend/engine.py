@@ -1,46 +1,34 @@
 """`Engine`: a model in a Python program, without HTTP. Offline use is another client of the same messages."""
 
 import asyncio
-import atexit
 import contextlib
-import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+import weakref
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import orjson
 
-from tercet.frontend.display import choose_display
-from tercet.frontend.engine_client import EngineClient, EngineError
+from tercet.frontend.engine_client import AnswerStream, EngineError
+from tercet.frontend.engine_parts import EngineParts, MakeParts, offline_parts
+from tercet.frontend.engine_request import Ids, Sampling, Texts, note_prompt, to_requests
 from tercet.frontend.generate_request import GenerateRequest
-from tercet.frontend.launch import Part, Patience, local_parts
-from tercet.frontend.native import to_generate
 from tercet.frontend.native_form import NativeForm
-from tercet.frontend.native_schema import NativeGenerate
-from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import LogLevel, SchedulerOptions, ServeConfig, ServeOptions
-from tercet.frontend.supervisor import Supervisor
 
 __all__ = ["Answer", "Engine", "EngineError"]
 
 Answer = dict[str, Any]
 """What /generate answers: index, text, output_ids, meta_info."""
-Texts = str | Sequence[str]
-Ids = Sequence[int] | Sequence[Sequence[int]]
-Sampling = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-
-
-def offline_parts(config: ServeConfig, directory: Path) -> list[Part]:
-    """Everything but a frontend."""
-    return local_parts(config, directory, frontends=False)
 
 
 class Engine:
     """A scheduler and a detokenizer as child processes, and their client. Usable from any thread, best in a `with`.
 
-    `options` are the fields of `SchedulerOptions`. Dead parts are restarted, and their requests go on. Raises
-    ConfigError, TypeError for an unknown option, and EngineError.
+    `options` are the fields of `SchedulerOptions`. Dead parts are restarted, and their requests go on. The parts end
+    with `shutdown`, when the engine is forgotten, and with the process; a fork of it has to make an engine of its own.
+    Raises ConfigError, TypeError for an unknown option, and EngineError.
     """
 
     def __init__(
@@ -49,44 +37,17 @@ class Engine:
         *,
         log_level: LogLevel = "warning",
         startup_timeout: float = 600.0,
-        make_parts: Callable[[ServeConfig, Path], Sequence[Part]] = offline_parts,
+        make_parts: MakeParts = offline_parts,
         **options: Any,
     ) -> None:
         serve = ServeOptions(log_level=log_level, startup_timeout=startup_timeout)
         config = ServeConfig(model=model, serve=serve, scheduler=SchedulerOptions(**options))
-        started = threading.Event()
-        self._closing = contextlib.ExitStack()
-        directory = self._closing.enter_context(run_directory())
-        self.supervisor = Supervisor(
-            make_parts(config, directory),
-            directory,
-            choose_display(log_level),
-            log_level=log_level,
-            patience=Patience(startup=startup_timeout),
-            on_ready=lambda _: started.set(),
-        )
-
-        def supervise() -> None:
-            try:
-                self.supervisor.run()
-            finally:
-                started.set()
-
-        thread = threading.Thread(target=supervise, name="engine-supervisor", daemon=True)
-        thread.start()
-        self._closing.callback(thread.join)
-        self._closing.callback(self.supervisor.stop)
-        atexit.register(self.shutdown)
-        try:
-            self._client = EngineClient(directory)
-            self._closing.callback(self._client.close)
-            started.wait()
-            if self.supervisor.failure is not None:
-                raise EngineError(self.supervisor.failure.reason)
-            self._model = self._client.wait(self._client.served())
-        except BaseException:
-            self.shutdown()
-            raise
+        self._parts = EngineParts(config, make_parts)
+        self._client = self._parts.client
+        self._model = self._parts.model
+        self.supervisor = self._parts.supervisor
+        self._forgotten = weakref.finalize(self, self._parts.close_elsewhere)
+        self._forgotten.atexit = False
 
     def __enter__(self) -> Self:
         return self
@@ -106,12 +67,14 @@ class Engine:
         """The answer to a prompt, or the list of them for a list; with n > 1 each is a list of choices.
 
         `stream` gives an iterator instead, over answers that grow, one choice at a time (`index` tells which).
-        Parameters are those of /generate. Raises ValueError for what cannot be meant, ApiError for what fails.
+        That takes one prompt, and of 512 streams that have begun one must end before another begins. Parameters are
+        those of /generate; arrays and series do for lists. Raises ValueError for what cannot be meant, TypeError for an
+        option that is none, ApiError for what fails, with a note that tells which of several prompts it is about.
         """
-        requests, single = self._requests(prompt, input_ids, sampling_params, options)
+        requests, single = to_requests(prompt, input_ids, sampling_params, options, self._model)
         if stream:
             return self._iterate(self._stream(requests, options))
-        answers = self._client.wait(self._gather(requests, options))
+        answers = self._client.wait(partial(self._gather, requests, options, single=single))
         return answers[0] if single else answers
 
     async def async_generate(
@@ -124,45 +87,29 @@ class Engine:
         **options: Any,
     ) -> Any:
         """`generate` for an event loop of your own: await it, and with `stream` go through it with `async for`."""
-        requests, single = self._requests(prompt, input_ids, sampling_params, options)
+        requests, single = to_requests(prompt, input_ids, sampling_params, options, self._model)
         if stream:
             return self._aiterate(self._stream(requests, options))
-        answers = await asyncio.wrap_future(self._client.run(self._gather(requests, options)))
+        work = partial(self._gather, requests, options, single=single)
+        answers = await asyncio.wrap_future(self._client.run(work))
         return answers[0] if single else answers
 
     def shutdown(self) -> None:
-        """Stop the parts and give up what still runs. Harmless when called again."""
-        atexit.unregister(self.shutdown)
-        self._closing.close()
+        """Stop the parts and give up what still runs: who waits for it gets EngineError. Harmless when called again."""
+        self._forgotten.detach()
+        self._parts.close()
 
-    def _requests(
-        self, prompt: Texts | None, input_ids: Ids | None, sampling: Sampling | None, options: Mapping[str, Any]
-    ) -> tuple[list[GenerateRequest], bool]:
-        """One request for each prompt, and whether there was but one, not in a list."""
-        if (prompt is None) == (input_ids is None):
-            raise ValueError("give either a prompt or input_ids")
-        inputs: list[dict[str, Any]]
-        if input_ids is None:
-            single = isinstance(prompt, str)
-            inputs = [{"text": text} for text in ([prompt] if single else prompt or ())]
-        else:
-            single = bool(input_ids) and isinstance(input_ids[0], int)
-            inputs = [{"input_ids": ids} for ids in ([input_ids] if single else input_ids)]
-        each = [sampling] * len(inputs) if sampling is None or isinstance(sampling, Mapping) else list(sampling)
-        if len(each) != len(inputs):
-            raise ValueError(f"{len(inputs)} prompts with {len(each)} sampling_params")
-        bodies = [
-            NativeGenerate.model_validate({**given, **options, "sampling_params": dict(params or {})})
-            for given, params in zip(inputs, each, strict=True)
-        ]
-        return [request for body in bodies for request in to_generate(body, self._model)], single
-
-    async def _gather(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> list[Any]:
+    async def _gather(
+        self, requests: Sequence[GenerateRequest], options: Mapping[str, Any], *, single: bool
+    ) -> list[Any]:
         """Every answer; when one request fails the others are aborted."""
         tasks = [asyncio.ensure_future(self._whole(request, options)) for request in requests]
         try:
             return await asyncio.gather(*tasks)
-        except BaseException:
+        except BaseException as error:
+            failed = next((place for place, task in enumerate(tasks) if _failed_with(task, error)), None)
+            if failed is not None and not single:
+                note_prompt(error, failed)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -172,34 +119,36 @@ class Engine:
         generation, choices = await self._client.whole(request)
         return orjson.loads(NativeForm(options.get("logprob_start_len")).whole(generation, choices))
 
-    async def _stream(
-        self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]
-    ) -> AsyncGenerator[Answer, None]:
+    def _stream(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> AnswerStream[Answer]:
         if len(requests) != 1:
             raise ValueError("one prompt can be streamed at a time")
+        return AnswerStream(self._growing(requests[0], options))
+
+    async def _growing(self, request: GenerateRequest, options: Mapping[str, Any]) -> AsyncGenerator[Answer, None]:
         form = NativeForm(options.get("logprob_start_len"))
-        async with contextlib.aclosing(self._client.choices(requests[0])) as arrivals:
+        async with contextlib.aclosing(self._client.choices(request)) as arrivals:
             async for generation, choice in arrivals:
                 yield orjson.loads(form.whole(generation, [choice]))
 
-    def _iterate(self, answers: AsyncGenerator[Answer, None]) -> Iterator[Answer]:
+    def _iterate(self, answers: AnswerStream[Answer]) -> Iterator[Answer]:
         try:
-            while (answer := self._client.wait(_next(answers))) is not None:
+            while (answer := self._client.wait(answers.next)) is not None:
                 yield answer
         finally:
-            self._client.wait(_close(answers))
+            self._leave(answers)
 
-    async def _aiterate(self, answers: AsyncGenerator[Answer, None]) -> AsyncGenerator[Answer, None]:
+    async def _aiterate(self, answers: AnswerStream[Answer]) -> AsyncGenerator[Answer, None]:
         try:
-            while (answer := await asyncio.wrap_future(self._client.run(_next(answers)))) is not None:
+            while (answer := await asyncio.wrap_future(self._client.run(answers.next))) is not None:
                 yield answer
         finally:
-            await asyncio.wrap_future(self._client.run(_close(answers)))
+            self._leave(answers)
+
+    def _leave(self, answers: AnswerStream[Answer]) -> None:
+        """End a stream without waiting for it: an iterator that is forgotten may be so in any thread."""
+        with contextlib.suppress(EngineError):
+            self._client.run(answers.close)
 
 
-async def _next(answers: AsyncGenerator[Answer, None]) -> Answer | None:
-    return await anext(answers, None)
-
-
-async def _close(answers: AsyncGenerator[Answer, None]) -> None:
-    await answers.aclose()
+def _failed_with(task: asyncio.Task[Any], error: BaseException) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is error

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tercet.frontend.answer import Whole, collect
 from tercet.frontend.generate_request import GenerateRequest
@@ -23,22 +24,46 @@ from tercet.protocol.messages import FrontendInbox, Heartbeat
 from tercet.protocol.values import Role
 
 _Result = TypeVar("_Result")
+Work = Callable[[], Coroutine[Any, Any, _Result]]
+"""What makes a coroutine, on the loop: one that is never begun leaves nothing behind that nobody awaited."""
 
 AT_ONCE = 512
 """Prompts sent to the schedulers at a time; they batch as many as they have room for."""
 FILES = 30.0
 """Seconds for the tokenizer's files to arrive once every part is ready."""
 POLL = 0.01
+_CLOSED = "the engine is shut down"
 
 
 class EngineError(RuntimeError):
     """The engine could not be started, or is shut down; the text says why."""
 
 
+class AnswerStream(Generic[_Result]):
+    """What a generator yields, one at a time, on the loop. `close` may come while `next` is still being cancelled."""
+
+    def __init__(self, answers: AsyncGenerator[_Result, None]) -> None:
+        self._answers = answers
+        self._step = asyncio.Lock()
+
+    async def next(self) -> _Result | None:
+        """The next one; None after the last."""
+        async with self._step:
+            return await anext(self._answers, None)
+
+    async def close(self) -> None:
+        """Have no more of them."""
+        async with self._step:
+            await self._answers.aclose()
+
+
 class EngineClient:
     """`run`, `wait` and `close` are for other threads; the coroutines they are given run in this one's loop."""
 
     def __init__(self, directory: Path) -> None:
+        self._owner = os.getpid()
+        self._gate = threading.RLock()
+        self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
@@ -50,21 +75,18 @@ class EngineClient:
         controller = DataParallelController(POLICIES["round_robin"]())
         self._manager = TokenizerManager(config.peer, self._node, self._pool, ModelRegistry(self._pool), controller)
         self._thread.start()
-        self.wait(self._start())
+        self.wait(self._start)
 
-    @property
-    def closed(self) -> bool:
-        """Whether nothing can be asked any more."""
-        return self._loop.is_closed()
+    def run(self, work: Work[_Result]) -> "Future[_Result]":
+        """Start a coroutine on the loop. Raises EngineError after `close`, and in a fork of the process."""
+        if os.getpid() != self._owner:
+            raise EngineError("this process is a fork of the one that made the engine: make one here")
+        with self._gate:
+            if self._closed:
+                raise EngineError(_CLOSED)
+            return asyncio.run_coroutine_threadsafe(self._until_closed(work), self._loop)
 
-    def run(self, work: Coroutine[Any, Any, _Result]) -> "Future[_Result]":
-        """Start a coroutine on the loop. Raises EngineError after `close`."""
-        if self.closed:
-            work.close()
-            raise EngineError("the engine is shut down")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def wait(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+    def wait(self, work: Work[_Result]) -> _Result:
         """The result of a coroutine; it is cancelled if the waiting is interrupted."""
         future = self.run(work)
         try:
@@ -74,13 +96,17 @@ class EngineClient:
             raise
 
     def close(self) -> None:
-        """Say goodbye to the parts; whoever still waits for an answer gets CancelledError."""
-        if not self.closed:
-            self.wait(self._stop())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """Say goodbye to the parts; whoever still waits for an answer gets EngineError."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+            ended = asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
+        ended.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def served(self) -> ServedModel:
         """The model, once requests for it can be sent. Raises EngineError when that does not come to be."""
@@ -120,6 +146,14 @@ class EngineClient:
             finally:
                 self._manager.release(generation)
 
+    async def _until_closed(self, work: Work[_Result]) -> _Result:
+        try:
+            return await work()
+        except asyncio.CancelledError:
+            if self._closed:
+                raise EngineError(_CLOSED) from None
+            raise
+
     async def _start(self) -> None:
         await self._node.start()
         self._manager.start()
@@ -130,9 +164,9 @@ class EngineClient:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*waiting, return_exceptions=True)
-        await self._manager.close()
-        await self._node.close("the engine is shut down")
         await self._loop.shutdown_asyncgens()
+        await self._manager.close()
+        self._node.close_now(_CLOSED)
         await self._loop.shutdown_default_executor()
 
     def _status(self, peer: str) -> Heartbeat:

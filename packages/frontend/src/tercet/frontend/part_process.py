@@ -14,6 +14,17 @@ from tercet.frontend.launch import Part
 _FRAMES = re.compile(r"[\u2500-\u257f]+")  # box-drawing characters around an error that was meant for a terminal
 _LONGEST_LINE = 4096
 _KEYS = ("TERCET_API_KEYS", "TERCET_ADMIN_KEYS")
+_pipes: set[int] = set()
+"""This process's ends of the pipes that its parts live by."""
+
+
+def _let_go() -> None:
+    """In a fork of this process, which may live on after it: parts must not live as long as that."""
+    while _pipes:
+        os.close(_pipes.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class PartProcess:
@@ -39,6 +50,7 @@ class PartProcess:
         self._last_words = ""
         self._in_box = False
         parent_end, self._pipe = os.pipe()
+        _pipes.add(self._pipe)
         command = [*part.command, *arguments, f"--parent-fd={parent_end}"]
         if socket_fd is not None:
             command.append(f"--fd={socket_fd}")
@@ -54,7 +66,7 @@ class PartProcess:
                 process_group=0,
             )
         except OSError:
-            os.close(self._pipe)
+            self._close_pipe()
             raise
         finally:
             os.close(parent_end)
@@ -108,6 +120,10 @@ class PartProcess:
         self.kill()
         self.alive = False
         code = self._process.wait()
-        os.close(self._pipe)
+        self._close_pipe()
         self._reader.join(timeout=1.0)
         self._on_exit(code, self._last_words)
+
+    def _close_pipe(self) -> None:
+        _pipes.discard(self._pipe)  # first: a fork in between must not close what gets this number next
+        os.close(self._pipe)

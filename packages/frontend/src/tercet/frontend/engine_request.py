@@ -1,0 +1,94 @@
+"""From what a program gives an `Engine` to the requests of the frontend."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from tercet.frontend.body import refusal
+from tercet.frontend.errors import ApiError
+from tercet.frontend.generate_request import GenerateRequest
+from tercet.frontend.native import to_generate
+from tercet.frontend.native_schema import NativeGenerate
+from tercet.frontend.served_model import ServedModel
+
+Texts = str | Iterable[str]
+Ids = Iterable[int] | Iterable[Iterable[int]]
+Sampling = Mapping[str, Any] | Iterable[Mapping[str, Any] | None]
+
+OPTIONS = frozenset({"return_logprob", "top_logprobs_num", "logprob_start_len", "priority", "cache_salt"})
+"""Of /generate, what is left beside prompts and sampling parameters."""
+
+
+def to_requests(
+    prompt: Texts | None,
+    input_ids: Ids | None,
+    sampling: Sampling | None,
+    options: Mapping[str, Any],
+    model: ServedModel,
+) -> tuple[list[GenerateRequest], bool]:
+    """One request for each prompt, and whether there was but one, not in a list.
+
+    Arrays, series and tensors are taken as lists are. Raises TypeError for an option that is none, ValueError and
+    BadRequestError for what cannot be meant; a note says which prompt of several it is about.
+    """
+    if unknown := options.keys() - OPTIONS:
+        raise TypeError(f"there is no option {min(unknown)!r}: there are {', '.join(sorted(OPTIONS))}")
+    if (prompt is None) == (input_ids is None):
+        raise ValueError("give either a prompt or input_ids")
+    inputs, single = _texts(prompt) if prompt is not None else _ids(input_ids)
+    each = [sampling] * len(inputs) if sampling is None or isinstance(sampling, str | Mapping) else list(sampling)
+    if len(each) != len(inputs):
+        raise ValueError(f"{len(inputs)} prompts with {len(each)} sampling_params")
+    requests = []
+    for place, (given, params) in enumerate(zip(inputs, each, strict=True)):
+        try:
+            requests += _requests({**given, **options, "sampling_params": {} if params is None else params}, model)
+        except (ValueError, ApiError) as error:
+            if not single:
+                note_prompt(error, place)
+            raise
+    return requests, single
+
+
+def note_prompt(error: BaseException, place: int) -> None:
+    """Say with an error which of several prompts it is about; they are numbered from 0."""
+    error.add_note(f"This is about prompt {place} of the list.")
+
+
+def _requests(body: dict[str, Any], model: ServedModel) -> list[GenerateRequest]:
+    if not isinstance(body["sampling_params"], Mapping):
+        raise ValueError(f"sampling_params must be a mapping, or one for each prompt, not {body['sampling_params']!r}")
+    try:
+        return to_generate(NativeGenerate.model_validate(body), model)
+    except ValidationError as error:
+        raise ValueError(str(refusal(error, body))) from None
+
+
+def _texts(prompt: Any) -> tuple[list[dict[str, Any]], bool]:
+    if isinstance(prompt, str):
+        return [{"text": prompt}], True
+    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+        raise ValueError(f"a prompt must be a text, or several in a list, not {type(prompt).__name__}")
+    texts = _listed(prompt)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"prompt {place} of the list is no text but {type(text).__name__}")
+    return [{"text": text} for text in texts], False
+
+
+def _ids(given: Any) -> tuple[list[dict[str, Any]], bool]:
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise ValueError(f"input_ids must be a list of ids, or several of them, not {type(given).__name__}")
+    ids = _listed(given)
+    if ids and not isinstance(ids[0], Iterable):
+        return [{"input_ids": ids}], True
+    return [{"input_ids": _listed(each) if isinstance(each, Iterable) else each} for each in ids], False
+
+
+def _listed(values: Any) -> list[Any]:
+    """What an iterable holds, in Python's own numbers and texts: arrays and their scalars have `tolist` for that."""
+    listed = list(values.tolist() if hasattr(values, "tolist") else values)
+    if listed and hasattr(listed[0], "tolist") and not isinstance(listed[0], Iterable):
+        return [each.tolist() for each in listed]
+    return listed

@@ -1,0 +1,69 @@
+"""A program that uses an engine and leaves it in one of the ways programs do: engine_program.py HOW.
+
+It prints the process ids of the parts, then whatever HOW has to say.
+"""
+
+import atexit
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tercet.frontend.engine import Engine, EngineError
+from tercet.frontend.launch import Part
+from tercet.frontend.serve_config import ServeConfig
+from tercet.protocol.values import Role
+
+
+def make_parts(config: ServeConfig, directory: Path) -> list[Part]:
+    command = (sys.executable, str(Path(__file__).with_name("echo.py")), "0")
+    return [Part("scheduler-0", Role.SCHEDULER, command), Part("detokenizer-0", Role.DETOKENIZER, command)]
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def leave_it(engine: Engine) -> None:
+    """End without a word."""
+
+
+def be_killed_after_a_fork(engine: Engine) -> None:
+    """Die as if memory had run out, with a child that lives on and holds what it inherited."""
+    child = os.fork()
+    if child == 0:
+        os.close(sys.stdout.fileno())
+        os.close(sys.stderr.fileno())
+        time.sleep(60)
+        os._exit(0)
+    say(child)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def use_it_in_a_fork(engine: Engine) -> None:
+    """A child asks the engine and ends as a whole interpreter would; then it is asked once more."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            engine.generate("one")
+        except EngineError as error:
+            say(error)
+        atexit._run_exitfuncs()
+        os._exit(0)
+    os.waitpid(child, 0)
+    say(engine.generate("one two", {"max_new_tokens": 2})["text"])
+
+
+WAYS: dict[str, Callable[[Engine], None]] = {
+    each.__name__: each for each in (leave_it, be_killed_after_a_fork, use_it_in_a_fork)
+}
+
+
+if __name__ == "__main__":
+    started = Engine(make_parts=make_parts)
+    say(*started.supervisor.pids().values())
+    WAYS[sys.argv[1]](started)
