@@ -83,10 +83,31 @@ def test_a_model_whose_weights_do_not_fit_is_refused(
     assert "does not fit its config.json" in complaint(options, capfd)
 
 
+@pytest.mark.parametrize(
+    ("text", "complaint_of"), [(None, "has no tokenizer.json"), ('{"version": "1.0", "model": {', "is not whole JSON")]
+)
+def test_a_model_without_its_tokenizer_is_refused(
+    capfd: pytest.CaptureFixture[str],
+    checkpoints: Callable[[str], Path],
+    tmp_path: Path,
+    listen: str,
+    text: str | None,
+    complaint_of: str,
+) -> None:
+    for file in checkpoints("llama").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tokenizer.json").unlink()
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+    options = ["--model", str(tmp_path), "--executor", "fake", "--listen", listen]
+    assert complaint_of in complaint(options, capfd)
+
+
 def test_a_fake_executor_needs_the_sizes_of_a_model(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, listen: str
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
     options = ["--model", str(tmp_path), "--executor", "fake", "--listen", listen]
     assert "lacks max_position_embeddings or vocab_size" in complaint(options, capfd)
 

@@ -57,6 +57,13 @@ def test_what_is_neither_a_directory_nor_an_id(name: str, tmp_path: Path, monkey
         resolve_model(name)
 
 
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"model\.gguf' is a file: a model is a directory"):
+        resolve_model(str(file))
+
+
 def test_no_hub_is_one_line_within_seconds_and_needs_no_torch(tmp_path: Path) -> None:
     """The hub library reads its address when it is imported, hence a process of its own."""
     with socket.socket() as closed:

@@ -63,6 +63,8 @@ def resolve_model(name: str) -> Path:
     path = Path(name).expanduser()
     if name and path.is_dir():
         return path.resolve()
+    if name and path.exists():
+        raise ModelError(f"{name!r} is a file: a model is a directory with a config.json and safetensors")
     if not _HUB_ID.fullmatch(name):
         raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id")
     return _download(name)
@@ -146,6 +148,20 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     if end != size:
         raise ModelError(f"{path}: {size} bytes, while its header describes {end}")
     return tensors
+
+
+def check_tokenizer(directory: Path) -> None:
+    """Raises ModelError unless there is a whole tokenizer.json: frontends and detokenizers cannot do without.
+
+    A file cut off in a download is noticed by its end, which costs nothing. Reading it is for those who need it.
+    """
+    path = directory / "tokenizer.json"
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"{directory} has no tokenizer.json, and other forms of tokenizers are not read") from None
+    if not (text.lstrip().startswith(b"{") and text.rstrip().endswith(b"}")):
+        raise ModelError(f"{path} is not whole JSON: was its download cut off?")
 
 
 def tokenizer_files(directory: Path) -> dict[str, bytes]:

@@ -37,6 +37,7 @@ from tercet.scheduler.event_log import RecordingScheduler
 from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import (
     ModelError,
+    check_tokenizer,
     file_hashes,
     model_identity,
     read_json,
@@ -159,7 +160,9 @@ def find_model(options: ModelOptions) -> Found:
     """The model that options name, downloaded if need be, which may take long. Raises ModelError."""
     path = resolve_model(options.model)
     name = path.name if Path(options.model).is_dir() else options.model
-    return Found(path, name, task_of(path, options.task))
+    found = Found(path, name, task_of(path, options.task))
+    check_tokenizer(path)
+    return found
 
 
 class SchedulerProcess:
