@@ -157,6 +157,30 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_config(tmp_path / "absent.toml")
 
 
+def test_an_argument_too_many_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "one", "two", "three"]) == 2
+    assert capsys.readouterr().err == "tercet: error: that is more than it takes: two three\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(24, "Too many open files"), 1, "tercet: error: [Errno 24] Too many open files\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_keeps_the_server_from_starting_is_one_line(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve(_: ServeConfig) -> int:
+        raise error
+
+    monkeypatch.setattr("tercet.frontend.server.require_parts", lambda: None)
+    monkeypatch.setattr("tercet.frontend.server.serve", serve)
+    assert cli.main(["serve"]) == code
+    assert capsys.readouterr().err == said
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["version"], ["--version"]):
         assert cli.main(arguments) == 0

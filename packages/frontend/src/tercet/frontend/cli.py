@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.config import Dict
 
 from tercet.frontend.__about__ import __version__
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _SERVE = ServeOptions()
 _FRONTEND = FrontendOptions()
 _SCHEDULER = SchedulerOptions()
+_INTERRUPTED = 130
+"""Exit code after a Ctrl-C that came before anything was there to stop."""
 
 
 def _fill_from_file(app: App, commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:
@@ -125,7 +127,10 @@ def version() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. 2 is an option that cannot be meant, told in one line."""
+    """Run the command line; returns the exit code, and says in one line what went wrong.
+
+    2 is an option that cannot be meant, 1 what the machine does not give: files, memory, a place for them.
+    """
     try:
         result = app(arguments, exit_on_error=False, print_error=False)
         if isinstance(result, ServeConfig):
@@ -134,8 +139,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             require_parts()
             result = run(result)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     except (CycloptsError, ConfigError) as error:
         line = " ".join(str(error).split())
+        if isinstance(error, UnusedCliTokensError):
+            line = f"that is more than it takes: {' '.join(error.unused_tokens or ())}"
         print(f"tercet: error: {line}", file=sys.stderr)  # noqa: T201
         return 2
+    except OSError as error:
+        print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
     return result if isinstance(result, int) else 0

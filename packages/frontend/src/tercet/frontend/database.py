@@ -110,7 +110,7 @@ class Database:
             return cls(path, config.response_store_bytes, config.response_store_days * 86400)
         except OSError as error:
             if not chosen:
-                raise
+                raise OSError(f"--response-store: {error}") from error
             logger.warning("no response is stored: %s", error)
             return None
 

@@ -12,6 +12,8 @@ from io import TextIOWrapper
 from tercet.frontend.launch import Part
 
 _FRAMES = re.compile(r"[\u2500-\u257f]+")  # box-drawing characters around an error that was meant for a terminal
+_NEWS = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO) ")
+"""How a line of a part's log begins that tells of nothing wrong."""
 _LONGEST_LINE = 4096
 _KEYS = ("TERCET_API_KEYS", "TERCET_ADMIN_KEYS")
 _pipes: set[int] = set()
@@ -31,7 +33,7 @@ class PartProcess:
     """A part from start to exit. It leads a process group of its own, so that Ctrl-C reaches the supervisor alone.
 
     `on_line` gets every line of its output and `on_exit` its exit code (negative: a signal) and last words, both from
-    threads of this object.
+    threads of this object. Raises OSError where it cannot be started.
     """
 
     def __init__(
@@ -73,8 +75,12 @@ class PartProcess:
         assert self._process.stdout is not None
         self._output = TextIOWrapper(self._process.stdout, encoding="utf-8", errors="replace")
         self._reader = threading.Thread(target=self._read, name=f"{part.name}-output", daemon=True)
-        self._reader.start()
-        threading.Thread(target=self._wait, name=f"{part.name}-exit", daemon=True).start()
+        try:
+            self._reader.start()
+            threading.Thread(target=self._wait, name=f"{part.name}-exit", daemon=True).start()
+        except RuntimeError as error:
+            self._give_up()
+            raise OSError(str(error)) from error
 
     @property
     def pid(self) -> int:
@@ -106,7 +112,9 @@ class PartProcess:
                 self._note(text)
 
     def _note(self, line: str) -> None:
-        """Remember the last line that says something; an error in a box is one line, however it was wrapped."""
+        """Remember the last line that may say what is wrong; an error in a box is one, however it was wrapped."""
+        if _NEWS.match(line):
+            return
         boxed = line.lstrip().startswith("\u2502")
         words = " ".join(_FRAMES.sub(" ", line).split())
         if words:
@@ -123,6 +131,15 @@ class PartProcess:
         self._close_pipe()
         self._reader.join(timeout=1.0)
         self._on_exit(code, self._last_words)
+
+    def _give_up(self) -> None:
+        """End a process that there are no threads to watch."""
+        self.kill()
+        self.alive = False
+        self._process.wait()
+        self._close_pipe()
+        if not self._reader.is_alive():
+            self._output.close()
 
     def _close_pipe(self) -> None:
         _pipes.discard(self._pipe)  # first: a fork in between must not close what gets this number next
