@@ -137,6 +137,23 @@ def test_options_are_checked() -> None:
         Engine(page_sise=3)
     with pytest.raises(ConfigError, match="--page-size"):
         Engine(page_size=0)
+    with pytest.raises(ConfigError, match="--threads must be a whole number, not 'two'"):
+        Engine(threads="two")
+    with pytest.raises(TypeError, match="NoneType"):
+        Engine(None)  # type: ignore[arg-type]
+
+
+def test_a_path_and_a_number_of_bytes_are_told_as_on_a_command_line(tmp_path: Path) -> None:
+    told: list[ServeConfig] = []
+
+    def make_parts(config: ServeConfig, directory: Path) -> list[Part]:
+        told.append(config)
+        return list(echo_parts()(config, directory))
+
+    with Engine(tmp_path / "model", kv_cache_bytes=1 << 30, make_parts=make_parts):
+        pass
+    assert told[0].model == str(tmp_path / "model")
+    assert told[0].scheduler.flags() == ["--kv-cache-bytes=1073741824"]
 
 
 def test_shutdown_ends_the_parts_and_whoever_waits(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import weakref
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,14 +27,14 @@ Answer = dict[str, Any]
 class Engine:
     """A scheduler and a detokenizer as child processes, and their client. Usable from any thread, best in a `with`.
 
-    `options` are the fields of `SchedulerOptions`. Dead parts are restarted, and their requests go on. The parts end
-    with `shutdown`, when the engine is forgotten, and with the process; a fork of it has to make an engine of its own.
-    Raises ConfigError, TypeError for an unknown option, and EngineError.
+    `options` are the fields of `SchedulerOptions`, sizes also as numbers of bytes. Dead parts are restarted, and their
+    requests go on. The parts end with `shutdown`, when the engine is forgotten, and with the process; a fork of it has
+    to make an engine of its own. Raises ConfigError, TypeError for an unknown option, and EngineError.
     """
 
     def __init__(
         self,
-        model: str = "embedded",
+        model: str | os.PathLike[str] = "embedded",
         *,
         log_level: LogLevel = "warning",
         startup_timeout: float = 600.0,
@@ -41,7 +42,9 @@ class Engine:
         **options: Any,
     ) -> None:
         serve = ServeOptions(log_level=log_level, startup_timeout=startup_timeout)
-        config = ServeConfig(model=model, serve=serve, scheduler=SchedulerOptions(**options))
+        if isinstance(size := options.get("kv_cache_bytes"), int):
+            options["kv_cache_bytes"] = str(size)
+        config = ServeConfig(model=os.fspath(model), serve=serve, scheduler=SchedulerOptions(**options))
         self._parts = EngineParts(config, make_parts)
         self._client = self._parts.client
         self._model = self._parts.model

@@ -265,10 +265,10 @@ class Roster:
             return self._kill(name, watch, f"no heartbeat for {now - watch.heard:.0f} s")
         if watch.ready is None and now - (watch.started if watch.ever_ready else self._began) > patience.startup:
             if watch.ever_ready:
-                return self._kill(name, watch, f"not ready {patience.startup:.0f} s after its restart")
+                return self._kill(name, watch, f"not ready {patience.startup:g} s after its restart")
             if name in self.unneeded:
                 return []
-            return [GiveUp(f"{name} was not ready within {patience.startup:.0f} s (--startup-timeout)", 1)]
+            return [GiveUp(f"{name} was not ready within {patience.startup:g} s (--startup-timeout)", 1)]
         return []
 
     def _kill(self, name: str, watch: _Watch, reason: str) -> list[Action]:

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 _PREFIX = "tercet-"
 _LOCK = "lock"
@@ -23,13 +24,23 @@ def run_directory() -> Iterator[Path]:
     place = tempfile.gettempdir()
     place = place if len(place) <= _LONGEST_PLACE else "/tmp"  # noqa: S108
     _remove_abandoned(Path(place))
-    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-    with (path / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path, lock = _locked(place)
+    with lock:
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _locked(place: str) -> tuple[Path, IO[str]]:
+    """A new directory and its lock. One that others took for abandoned, before it was locked, is left to them."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        lock = (path / _LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (path / _LOCK).exists():
+            return path, lock
+        lock.close()
 
 
 def _remove_abandoned(place: Path) -> None:

@@ -124,6 +124,8 @@ class SchedulerOptions:
     def __post_init__(self) -> None:
         for option in ("max_running_requests", "chunked_prefill_size", "page_size", "threads"):
             value = getattr(self, option)
+            if not isinstance(value, int | None):
+                raise ConfigError(f"--{option.replace('_', '-')} must be a whole number, not {value!r}")
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
         if self.kv_cache_bytes is not None:
