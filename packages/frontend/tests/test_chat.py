@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -156,6 +159,22 @@ def test_a_broken_stream_is_told(server: FakeServer) -> None:
 def test_what_a_model_writes_cannot_steer_the_terminal(server: FakeServer) -> None:
     server.answer = [delta("a\x1b[2Jb\x9bc\td\ne"), DONE]
     assert "a[2Jbc\td\ne\n" in talk(server, "hi")
+
+
+def test_what_the_terminal_cannot_spell_ends_no_chat(server: FakeServer) -> None:
+    server.answer = [delta("left \u2192 right"), DONE]
+    command = [sys.executable, "-c", f"from tercet.frontend import cli; cli.main(['chat', '--url', {server.url!r}])"]
+    done = subprocess.run(
+        command,
+        input=b"caf\xe9\n/exit\n",
+        capture_output=True,
+        check=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        timeout=60,
+    )
+    assert b"left ? right" in done.stdout
+    assert server.asked[0]["messages"] == [{"role": "user", "content": "caf\ufffd"}]
+    assert done.stderr == b""
 
 
 def test_unknown_commands_are_not_sent(server: FakeServer) -> None:

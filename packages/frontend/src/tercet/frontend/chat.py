@@ -2,10 +2,11 @@
 
 import contextlib
 import http.client
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 _PATIENCE = 300.0
@@ -116,6 +117,7 @@ def converse(
 ) -> int:
     """Read, ask and print until /exit or the end of the input. Returns the exit code."""
     if read is input:
+        _spell_what_they_can(sys.stdin, sys.stdout)
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # line editing and history
     write(f"{conversation.model}. /reset starts over, /exit leaves, Ctrl-C stops a reply.\n")
@@ -150,6 +152,13 @@ def _reply(server: Server, conversation: Conversation, text: str, write: Callabl
         write("\n(stopped)\n")
     except ChatError as error:
         write(f"\nerror: {error}\n")
+
+
+def _spell_what_they_can(*streams: TextIO) -> None:
+    """Characters that a terminal or a pipe has no bytes for, and bytes that are no characters there, end no chat."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _printable(text: str) -> str:
