@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -369,3 +370,23 @@ async def test_a_fault_of_ours_in_the_middle_of_a_stream_fails_the_response_and_
     assert events[-1]["response"]["error"] == {"code": "server_error", "message": "The server failed this response."}
     assert "a secret" in caplog.text
     assert "a secret" not in answer.text
+
+
+async def test_a_store_that_fails_is_what_clients_are_told_of(
+    engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "The store of responses does not answer: no such table: responses."
+    async with serving(engine_of(), store=store) as served:
+        client = openai_of(served)
+        with sqlite3.connect(store.response_store) as connection:
+            connection.execute("DROP TABLE responses")
+        connection.close()
+        with pytest.raises(openai.InternalServerError, match=said):
+            await client.responses.create(**BODY)
+        last = (await stream_of(client))[-1]
+        assert last.type == "response.failed"
+        assert last.response.error
+        assert last.response.error.message == said
+        assert (await client.responses.create(**BODY, store=False)).output_text == "Hello world!"
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [said] * 2
+    assert not [record for record in caplog.records if record.exc_info]

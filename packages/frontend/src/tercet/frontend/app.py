@@ -1,5 +1,7 @@
 """The HTTP application: the routes, and what surrounds them."""
 
+import logging
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -8,6 +10,7 @@ from starlette.types import ASGIApp
 
 from tercet.frontend.access import METRICS, OPEN_ROUTES, Access, error_response
 from tercet.frontend.config import HttpConfig, ServingConfig
+from tercet.frontend.database import StoreError
 from tercet.frontend.errors import (
     ApiError,
     BadRequestError,
@@ -21,6 +24,8 @@ from tercet.frontend.kept import Kept
 from tercet.frontend.keys import Keys
 from tercet.frontend.routes import routes
 from tercet.frontend.tokenizer_manager import TokenizerManager
+
+logger = logging.getLogger(__name__)
 
 
 def build_app(
@@ -47,6 +52,7 @@ def build_app(
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
+    app.add_exception_handler(StoreError, _on_store_error)
     app.add_exception_handler(Exception, _on_failure)
     open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
     return Access(app, Keys(config.api_keys(), config.admin_key), lambda: manager.draining, open_routes)
@@ -60,6 +66,12 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 async def _on_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """A fault of ours, which `Access` logs; its words stay inside."""
     return error_response(ServerError("The server failed this request."), request.scope)
+
+
+async def _on_store_error(request: Request, error: Exception) -> Response:
+    """No fault of ours, and what the client has to know: without `store` it would be answered."""
+    logger.error("%s", error)
+    return error_response(ServerError(str(error)), request.scope)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -82,6 +82,10 @@ SELECT owner FROM (
 """
 
 
+class StoreError(OSError):
+    """The file cannot be read or written now: the disk is full or gone. The text is one line, fit for clients."""
+
+
 class Database:
     """The file, driven by one thread of its own. Raises OSError, and ValueError for a file that is something else."""
 
@@ -115,7 +119,7 @@ class Database:
             return None
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """The result of `work` as one transaction, alone among all processes; an error undoes it. Raises OSError."""
+        """The result of `work` as one transaction, alone among all processes; an error undoes it. Raises StoreError."""
         return await self._do("BEGIN IMMEDIATE", work)
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -173,7 +177,7 @@ class Database:
             result = work(connection)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            raise OSError(f"the store of responses: {error}") from error
+            raise StoreError(f"The store of responses does not answer: {error}.") from error
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.body import read_model
+from tercet.frontend.database import StoreError
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError, ServerError, UnsupportedParameterError
 from tercet.frontend.event_stream import EventStream, named_event, unless_gone
 from tercet.frontend.generation import Generation
@@ -186,6 +187,9 @@ class _Work:
                 yield await self._told(log, changes)
         except ApiError as error:
             yield await self._told(log, self._writer.fail(error))
+        except StoreError as error:
+            logger.error("%s", error)
+            yield _encoded(log, self._writer.fail(ServerError(str(error))))
         except Exception:
             logger.exception("the stream of %s failed", self._writer.body["id"])
             yield _encoded(log, self._writer.fail(ServerError("The server failed this response.")))
