@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,7 @@ WAYS: dict[str, Callable[[Engine], None]] = {
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 has one for forks of programs with threads
     started = Engine(make_parts=make_parts)
     say(*started.supervisor.pids().values())
     WAYS[sys.argv[1]](started)

@@ -167,7 +167,6 @@ class EngineClient:
         await self._loop.shutdown_asyncgens()
         await self._manager.close()
         self._node.close_now(_CLOSED)
-        await self._loop.shutdown_default_executor()
 
     def _status(self, peer: str) -> Heartbeat:
         return self._manager.heartbeat(peer)
