@@ -42,6 +42,10 @@ def engine() -> Iterator[Engine]:
         yield started
 
 
+def test_sampling_parameters_may_be_numbers_of_an_array(engine: Engine) -> None:
+    assert engine.generate("one two", {"max_new_tokens": Scalar(2)})["text"] == " one two"
+
+
 @pytest.mark.parametrize(
     "prompts", [["one", "two"], ("one", "two"), Array(["one", "two"]), dict.fromkeys(["one", "two"]).keys()]
 )
@@ -106,3 +110,12 @@ def test_an_error_of_several_prompts_has_a_note_of_which(
     with pytest.raises(error) as caught:
         engine.generate(**arguments)
     assert caught.value.__notes__ == ["This is about prompt 2 of the list."]
+
+
+def test_what_the_model_is_not_for_is_refused(engine: Engine) -> None:
+    with pytest.raises(ApiError, match="makes no vectors"):
+        engine.encode("one")
+    with pytest.raises(ApiError, match="has no chat template"):
+        engine.apply_chat_template([{"role": "user", "content": "one"}])
+    with pytest.raises(ValueError, match=r"^Invalid value for 'messages\[0\].*[^\n]*$"):
+        engine.apply_chat_template([{"role": "nobody", "content": "one"}])

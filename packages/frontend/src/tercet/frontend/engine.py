@@ -4,16 +4,17 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import orjson
 
+from tercet.frontend.embedding.state import numbers
 from tercet.frontend.engine_client import AnswerStream, EngineError
 from tercet.frontend.engine_parts import EngineParts, MakeParts, offline_parts
-from tercet.frontend.engine_request import Ids, Sampling, Texts, note_prompt, to_requests
+from tercet.frontend.engine_request import Ids, Sampling, Texts, note_prompt, to_chat, to_inputs, to_requests
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.native_form import NativeForm
 from tercet.frontend.serve_config import LogLevel, SchedulerOptions, ServeConfig, ServeOptions
@@ -96,6 +97,34 @@ class Engine:
         work = partial(self._gather, requests, options, single=single)
         answers = await asyncio.wrap_future(self._client.run(work))
         return answers[0] if single else answers
+
+    def apply_chat_template(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        tools: Iterable[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The ids of a chat, for `generate(input_ids=...)`: messages and tools are those of /v1/chat/completions.
+
+        What users typed never becomes a special token. Raises ValueError and ApiError.
+        """
+        prompt = to_chat(messages, tools, self._model, add_generation_prompt=add_generation_prompt)
+        return self._client.wait(partial(self._model.tokenized, prompt, must_fit=False))
+
+    def encode(self, prompt: Texts, *, truncate: int | None = None) -> Any:
+        """The vector of a text (`embedding`, and `prompt_tokens` in its `meta_info`), or the list of them for a list.
+
+        For models that embed. What is too long is refused, or cut after `truncate` tokens; -1 is what the model reads.
+        Raises ValueError and ApiError.
+        """
+        request, single = to_inputs(prompt, self._model, truncate)
+        batch = self._client.wait(partial(self._client.vectors, request))
+        vectors = [
+            {"embedding": list(numbers(state.vector)), "meta_info": {"prompt_tokens": state.prompt_tokens}}
+            for state in batch.states
+        ]
+        return vectors[0] if single else vectors
 
     def shutdown(self) -> None:
         """Stop the parts and give up what still runs: who waits for it gets EngineError. Harmless when called again."""

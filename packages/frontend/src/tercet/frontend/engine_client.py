@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from tercet.frontend.answer import Whole, collect
+from tercet.frontend.embedding.batch import EmbeddingBatch
+from tercet.frontend.embedding.request import EmbeddingRequest
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.generation import Generation
 from tercet.frontend.model_registry import ModelRegistry
@@ -128,6 +130,11 @@ class EngineClient:
                 return generation, await collect(generation, generation.arrivals())
             finally:
                 self._manager.release(generation)
+
+    async def vectors(self, request: EmbeddingRequest) -> EmbeddingBatch:
+        """Every input with its vector. Raises ApiError."""
+        async with self._limit:
+            return await self._manager.embed(request)
 
     async def choices(self, request: GenerateRequest) -> AsyncGenerator[tuple[Generation, Whole], None]:
         """Each choice whenever there is more of it; the same object each time. Raises ApiError."""

@@ -6,11 +6,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from tercet.frontend.body import refusal
-from tercet.frontend.errors import ApiError
-from tercet.frontend.generate_request import GenerateRequest
-from tercet.frontend.native import to_generate
-from tercet.frontend.native_schema import NativeGenerate
+from tercet.frontend.embedding.request import EmbeddingRequest, Input, TextInput
+from tercet.frontend.errors import ApiError, BadRequestError
+from tercet.frontend.generate_request import GenerateRequest, Prompt
+from tercet.frontend.native import prompt_of, to_generate
+from tercet.frontend.native_schema import NativeGenerate, Tokenize
 from tercet.frontend.served_model import ServedModel
+from tercet.protocol.values import Task
 
 Texts = str | Iterable[str]
 Ids = Iterable[int] | Iterable[Iterable[int]]
@@ -51,6 +53,33 @@ def to_requests(
     return requests, single
 
 
+def to_chat(
+    messages: Iterable[Mapping[str, Any]],
+    tools: Iterable[Mapping[str, Any]] | None,
+    model: ServedModel,
+    *,
+    add_generation_prompt: bool,
+) -> Prompt:
+    """A chat as /v1/chat/completions takes it. Raises ValueError, BadRequestError."""
+    body = {"messages": list(messages), "tools": tools and list(tools), "add_generation_prompt": add_generation_prompt}
+    try:
+        return prompt_of(Tokenize.model_validate(body), model)
+    except ValidationError as error:
+        raise ValueError(str(refusal(error, body))) from None
+
+
+def to_inputs(prompt: Texts, model: ServedModel, truncate: int | None) -> tuple[EmbeddingRequest, bool]:
+    """The texts that are to become vectors, and whether there was but one. Raises ValueError, BadRequestError."""
+    if model.limits.task is not Task.EMBED:
+        raise BadRequestError(f"The model {model.name!r} makes no vectors.", param="model")
+    if truncate is not None and truncate != -1 and truncate < 1:
+        raise ValueError(f"truncate must be a number of tokens, or -1 for what the model reads, not {truncate}")
+    texts, single = _texts(prompt)
+    inputs: list[Input] = [TextInput(each["text"]) for each in texts]
+    params = ["prompt" if single else f"prompt[{place}]" for place in range(len(inputs))]
+    return EmbeddingRequest(model=model.name, inputs=inputs, params=params, truncate=truncate), single
+
+
 def note_prompt(error: BaseException, place: int) -> None:
     """Say with an error which of several prompts it is about; they are numbered from 0."""
     error.add_note(f"This is about prompt {place} of the list.")
@@ -59,6 +88,7 @@ def note_prompt(error: BaseException, place: int) -> None:
 def _requests(body: dict[str, Any], model: ServedModel) -> list[GenerateRequest]:
     if not isinstance(body["sampling_params"], Mapping):
         raise ValueError(f"sampling_params must be a mapping, or one for each prompt, not {body['sampling_params']!r}")
+    body["sampling_params"] = {name: _plain(value) for name, value in body["sampling_params"].items()}
     try:
         return to_generate(NativeGenerate.model_validate(body), model)
     except ValidationError as error:
@@ -88,7 +118,11 @@ def _ids(given: Any) -> tuple[list[dict[str, Any]], bool]:
 
 def _listed(values: Any) -> list[Any]:
     """What an iterable holds, in Python's own numbers and texts: arrays and their scalars have `tolist` for that."""
-    listed = list(values.tolist() if hasattr(values, "tolist") else values)
+    listed = list(_plain(values))
     if listed and hasattr(listed[0], "tolist") and not isinstance(listed[0], Iterable):
-        return [each.tolist() for each in listed]
+        return list(map(_plain, listed))
     return listed
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -14,7 +14,7 @@ from tercet.frontend.errors import UnavailableError
 from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, ParamNames, Prompt, TextPrompt
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.native_form import NativeForm
-from tercet.frontend.native_schema import Detokenize, NativeGenerate, tokenize_request
+from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize, tokenize_request
 from tercet.frontend.openai.chat_messages import message_of
 from tercet.frontend.openai.sampling_schema import biases
 from tercet.frontend.openai.structured_schema import native_constraint_of
@@ -62,19 +62,7 @@ class Native:
         """Ids of a prompt, or of a chat as its template renders it."""
         body = await read_model(request, self._tokenize, self._body_limit)
         model = self._model(body.model)
-        prompt: Prompt
-        if body.messages is not None:
-            messages, tools = history([message_of(message) for message in body.messages]), body.specs()
-            if tools and model.files.template is not None and not model.files.template.knows_tools:
-                messages = with_instructions(messages, tools)
-            prompt = ChatPrompt(
-                messages=messages,
-                tools=for_template(tools) if tools else None,
-                add_generation_prompt=body.add_generation_prompt is not False,
-            )
-        else:
-            prompt = TextPrompt(body.prompt or "", body.add_special_tokens is not False)
-        ids = await model.tokenized(prompt, must_fit=False)
+        ids = await model.tokenized(prompt_of(body, model), must_fit=False)
         return _json({"tokens": ids, "count": len(ids), "max_model_len": model.context})
 
     async def detokenize(self, request: Request) -> Response:
@@ -141,6 +129,20 @@ class Native:
         if name is not None:
             return self._manager.models.get(name)
         return next(iter(self._manager.models), None) or self._manager.models.get("")
+
+
+def prompt_of(body: Tokenize, model: ServedModel) -> Prompt:
+    """What is to be tokenized: text, or a chat with the tools that its model is told of. Raises BadRequestError."""
+    if body.messages is None:
+        return TextPrompt(body.prompt or "", body.add_special_tokens is not False)
+    messages, tools = history([message_of(message) for message in body.messages]), body.specs()
+    if tools and model.files.template is not None and not model.files.template.knows_tools:
+        messages = with_instructions(messages, tools)
+    return ChatPrompt(
+        messages=messages,
+        tools=for_template(tools) if tools else None,
+        add_generation_prompt=body.add_generation_prompt is not False,
+    )
 
 
 def to_generate(body: NativeGenerate, model: ServedModel) -> list[GenerateRequest]:
