@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, linear_quantised
+from tercet.kernels.ops.quantised import QuantisedWeight, dequantise
 from tercet.protocol.values import SamplingParams, Task, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
@@ -218,11 +218,17 @@ def test_quantised_experts_in_one_tensor_are_refused(tmp_path: Path) -> None:
 
 def test_quantised_layers_go_through_the_operations_passed_in(tmp_path: Path) -> None:
     class Counting(TorchLayerOps):
+        """Operations that count the weights in few bits they are given."""
+
         calls = 0
 
-        def linear_quantised(self, *given: Any) -> torch.Tensor:
-            Counting.calls += 1
-            return linear_quantised(*given)
+        def project_normed(self, x: Any, residual: Any, norm: Any, weight: Any, *more: Any, **how: Any) -> Any:
+            Counting.calls += isinstance(weight, QuantisedWeight)
+            return TorchLayerOps.project_normed(x, residual, norm, weight, *more, **how)
+
+        def project_onto(self, x: Any, residual: Any, weight: Any, *more: Any) -> Any:
+            Counting.calls += isinstance(weight, QuantisedWeight)
+            return TorchLayerOps.project_onto(x, residual, weight, *more)
 
     write("awq", tmp_path / "model")
     model = load(tmp_path / "model")
