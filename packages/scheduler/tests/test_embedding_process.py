@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from packages.scheduler.tests.conftest import write_tokenizer
 from tercet.protocol.messages import BatchEmbeddingOutput, Rejected, TokenizerFiles, TokenizerFilesReq
 from tercet.protocol.node import PeerDown, PeerReady
 from tercet.protocol.testing import Listener, Network
@@ -35,6 +36,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
     transformers.BertModel(config).save_pretrained(directory)
+    write_tokenizer(directory)
     types = ["Transformer", "Pooling", "Normalize"]
     paths = ["", "1_Pooling", "2_Normalize"]
     modules = [

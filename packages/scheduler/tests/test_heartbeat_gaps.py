@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import transformers
 
+from packages.scheduler.tests.conftest import write_tokenizer
 from tercet.protocol.messages import BatchTokenIDOutput, Heartbeat, TokenizedGenerateReqInput
 from tercet.protocol.node import PeerReady, ThreadNode
 from tercet.protocol.testing import Network
@@ -122,6 +123,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=16384,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    write_tokenizer(directory)
     return directory
 
 
