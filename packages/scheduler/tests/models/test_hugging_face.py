@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,12 @@ import pytest
 import torch
 import transformers
 
-from tercet.kernels.native.library import load_library
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.executor.trial import try_out
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.hugging_face import HuggingFaceCausalLM, load, read_shape
-from tercet.scheduler.models.native_linear import use_native_linears
+from tercet.scheduler.models.hugging_face import read_shape
 
 SHAPE = {
     "vocab_size": 300,
@@ -207,39 +203,6 @@ def test_what_cannot_be_served_is_refused(
         TpModelWorker(options(directory))
 
 
-class Recalling(HuggingFaceCausalLM):
-    """Adds to each token what came before it in the same step, as a convolution over tokens does."""
-
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any) -> torch.Tensor:
-        hidden = super().forward(input_ids, positions, batch)
-        return torch.nn.functional.pad(hidden, (0, 0, 1, 0))[:-1] + hidden
-
-
-def test_a_model_that_keeps_more_than_keys_and_values_is_refused(made: Callable[[str], Path]) -> None:
-    shape = read_shape(made("Phi3"), "float32")
-    model = load(made("Phi3"), shape, torch.device("cpu"))
-    model.__class__ = Recalling
-    with pytest.raises(ModelError, match="Phi3ForCausalLM keeps more of a text than keys and values"):
-        try_out(model, shape, torch.device("cpu"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layers": 5}, r"attends in layers \[0, 1, 2, 3\] of 5"),
-        ({"kv_heads": 4}, r"layer 0 has keys \[2, 16\], not \[4, 16\]"),
-        ({"vocab_size": 290}, r"has logits \[1, 300\] for 290 tokens"),
-    ],
-)
-def test_a_model_that_is_not_as_its_config_says_is_refused(
-    changes: dict[str, Any], message: str, made: Callable[[str], Path]
-) -> None:
-    shape = read_shape(made("Phi3"), "float32")
-    model = load(made("Phi3"), shape, torch.device("cpu"))
-    with pytest.raises(ModelError, match=message):
-        try_out(model, replace(shape, **changes), torch.device("cpu"))
-
-
 def test_a_file_that_is_cut_off_is_refused(made: Callable[[str], Path], tmp_path: Path) -> None:
     directory = changed(made("Phi3"), tmp_path, {})
     weights = directory / "model.safetensors"
@@ -255,17 +218,6 @@ def test_no_code_of_a_model_is_run(made: Callable[[str], Path], tmp_path: Path) 
     worker = TpModelWorker(options(directory))
     assert_alike(generate(worker, 3), expected(made("Phi3"), 3))
     worker.close()
-
-
-def test_linear_layers_are_native_and_their_weights_gone(made: Callable[[str], Path]) -> None:
-    model = load(made("Gemma2"), read_shape(made("Gemma2"), "float32"), torch.device("cpu"))
-    before = sum(parameter.numel() for parameter in model.parameters())
-    embedding = model.body.get_input_embeddings().weight
-    assert model.head.lm_head.weight is embedding
-    assert use_native_linears(model, load_library()) == 4 * 7 + 1
-    norms = sum(parameter.numel() for name, parameter in model.named_parameters() if "norm" in name)
-    after = sum(parameter.numel() for parameter in model.parameters())
-    assert after == norms + embedding.numel() < before / 2
 
 
 @pytest.mark.parametrize(("quantization", "far"), [("int8", 0.1), ("int4", 2.0)])
