@@ -168,6 +168,23 @@ def test_a_stretched_embedding_is_served_as_far_as_it_was_trained(made: Callable
     rope = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
     directory = changed(made("Phi3"), tmp_path, {"rope_parameters": rope, "original_max_position_embeddings": 64})
     assert read_shape(directory, "float32").context_length == 64
+    kinds = {
+        "full_attention": {**rope, "original_max_position_embeddings": 32},
+        "sliding_attention": {"rope_type": "default"},
+    }
+    directory = changed(made("Gemma3Text"), tmp_path / "other", {"rope_parameters": kinds})
+    assert read_shape(directory, "float32").context_length == 32
+
+
+@pytest.mark.parametrize(("said", "ends"), [(7, (7,)), ([7, 8], (7, 8)), (None, (2,))])
+def test_what_ends_a_text(said: Any, ends: tuple[int, ...], made: Callable[[str], Path], tmp_path: Path) -> None:
+    """A model that reads more than text says it in one of two places, or in a file of its own."""
+    text = json.loads((made("Gemma3Text") / "config.json").read_text())
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": said}))
+    assert read_shape(tmp_path, "float32").eos_token_ids == ends
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9]}))
+    assert read_shape(tmp_path, "float32").eos_token_ids == (9,)
 
 
 def changed(directory: Path, target: Path, changes: dict[str, Any]) -> Path:

@@ -45,6 +45,7 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
     fields = _fields(theirs)
     heads = fields.count("num_attention_heads")
     generation = directory / "generation_config.json"
+    ends = config if config.get("eos_token_id") is not None else fields.values
     return DecoderShape(
         architecture=architecture,
         layers=fields.count("num_hidden_layers"),
@@ -52,7 +53,7 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
         head_dim=fields.count("head_dim", fields.count("hidden_size") // heads),
         vocab_size=fields.count("vocab_size"),
         context_length=_context_length(fields),
-        eos_token_ids=end_ids({**fields.values, **config}, read_json(generation) if generation.is_file() else {}),
+        eos_token_ids=end_ids(ends, read_json(generation) if generation.is_file() else {}),
         dtype=saved_torch_dtype(config, dtype),
     )
 
@@ -226,11 +227,12 @@ def _fields(config: "PreTrainedConfig") -> Fields:
 
 
 def _context_length(fields: Fields) -> int:
+    """As long as no rotary embedding is stretched, of those of all types of layers."""
     length = fields.count("max_position_embeddings")
     rope = fields.values["rope_parameters"] or {}
-    if rope.get("rope_type") in _STRETCHED:
-        return min(length, int(rope.get("original_max_position_embeddings") or length))
-    return length
+    each = [rope] if "rope_type" in rope else rope.values()
+    stretched = [Fields(one) for one in each if one.get("rope_type") in _STRETCHED]
+    return min([length, *(one.count("original_max_position_embeddings", length) for one in stretched)])
 
 
 def _check_fit(directory: Path, found: dict[str, Any]) -> None:
