@@ -49,6 +49,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """transformers' name of each, and what its config has beside the shape."""
 NAMES = {"Gemma3Text": "Gemma3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
 """Where models are called otherwise than configs."""
+SEES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+SEEING: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "Gemma3": ("Gemma3Text", "siglip_vision_model", {"patch_size": 14}, {"mm_tokens_per_image": 4}),
+    "Mistral3": ("Mistral", "pixtral", {"patch_size": 14, "head_dim": 16}, {"image_token_index": 290}),
+    "Llava": ("Llama", "clip_vision_model", {"patch_size": 14}, {"image_token_index": 290}),
+}
+"""Of models that read images, too: what reads text, what sees, and what their configs have beside the shapes."""
 PROMPTS = [list(range(30, 71)), [7, 200, 45]]
 
 
@@ -62,6 +69,19 @@ def make(family: str, directory: Path) -> Path:
             if name.endswith("bias") or "norm" in name or "sinks" in name:
                 torch.nn.init.normal_(parameter, float(parameter.detach().mean()), 0.2)
     model.save_pretrained(directory)
+    return directory
+
+
+def make_seeing(family: str, directory: Path) -> Path:
+    """The same of a model that reads images, too."""
+    reader, eye, sees, more = SEEING[family]
+    text = getattr(transformers, f"{reader}Config")(**(SHAPE | FAMILIES.get(reader, {}))).to_dict()
+    config = getattr(transformers, f"{family}Config")(
+        text_config=text, vision_config={"model_type": eye, **SEES, **sees}, **more
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(sum(family.encode()))
+        getattr(transformers, f"{family}ForConditionalGeneration")(config).save_pretrained(directory)
     return directory
 
 
@@ -111,7 +131,8 @@ def generate(worker: TpModelWorker, steps: int, chunk: int = 17) -> list[list[tu
 @torch.inference_mode()
 def expected(directory: Path, steps: int) -> list[list[tuple[int, float]]]:
     """The same, each token of a forward over all before it."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    kind = getattr(transformers, json.loads((directory / "config.json").read_text())["architectures"][0])
+    model = kind.from_pretrained(directory, attn_implementation="eager")
     texts: list[list[tuple[int, float]]] = []
     for prompt in PROMPTS:
         texts.append([])
@@ -135,6 +156,13 @@ def test_says_what_transformers_says(family: str, backend: str, made: Callable[[
     actual = generate(worker, 16)
     worker.close()
     assert_alike(actual, expected(made(family), 16))
+
+
+@pytest.mark.parametrize("family", SEEING)
+def test_what_reads_images_too_says_of_text_what_transformers_says(family: str, tmp_path: Path) -> None:
+    worker = TpModelWorker(options(make_seeing(family, tmp_path)))
+    assert_alike(generate(worker, 8), expected(tmp_path, 8))
+    worker.close()
 
 
 @pytest.mark.parametrize("family", ["Gemma2", "GptOss", "Cohere2"])

@@ -41,7 +41,7 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
     """The shape of a model that transformers has a decoder for. Raises ModelError, for all others too."""
     config = read_json(directory / "config.json")
     theirs, architecture = _config(directory), named_architecture(config)
-    _check_class(theirs, architecture)
+    _class_of(theirs, architecture)
     fields = _fields(theirs)
     heads = fields.count("num_attention_heads")
     generation = directory / "generation_config.json"
@@ -60,21 +60,19 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
 
 def load(directory: Path, shape: DecoderShape, device: torch.device, *, dummy: bool = False) -> "HuggingFaceCausalLM":
     """The model of a directory, its weights those of the checkpoint or random ones. Raises ModelError."""
-    from transformers import AutoModelForCausalLM
-
     given: dict[str, Any] = {"dtype": shape.dtype, "attn_implementation": _registered()}
     config = _config(directory)
+    kind = _class_of(config, shape.architecture)
     if dummy:
         with device:
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **given)
+            model = kind._from_config(config, **given)
     else:
         for path in weight_files(directory):
             read_header(path)  # says of whatever is no whole file what is wrong
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, found = kind.from_pretrained(
             directory,
             config=config,
             local_files_only=True,
-            trust_remote_code=False,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # here; they are refused below
             output_loading_info=True,
@@ -192,17 +190,24 @@ def _config(directory: Path) -> "PreTrainedConfig":
         raise ModelError(f"config.json: transformers cannot read it: {reason}") from error
 
 
-def _check_class(config: "PreTrainedConfig", architecture: str) -> None:
-    """Raise ModelError unless transformers' decoder for this config is the architecture, and takes our attention."""
-    from transformers import AutoModelForCausalLM
+def _class_of(config: "PreTrainedConfig", architecture: str) -> type["PreTrainedModel"]:
+    """The decoder that transformers has for a config, perhaps one that reads images, too.
 
-    found = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    kinds = {kind.__name__: kind for kind in (found if isinstance(found, tuple) else [found]) if kind is not None}
+    Raises ModelError unless it is the architecture, and takes our attention.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kinds: dict[str, Any] = {}
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        found = auto._model_mapping.get(type(config), ())
+        kinds |= {kind.__name__: kind for kind in (found if isinstance(found, tuple) else [found])}
     if architecture not in kinds:
         why = f"transformers has {' and '.join(kinds)} for it" if kinds else "transformers has no decoder for it"
         raise wrong("architectures", f"{architecture!r} is not supported: {why}")
-    if not kinds[architecture]._supports_attention_backend:
+    model: type[PreTrainedModel] = kinds[architecture]
+    if not model._supports_attention_backend:
         raise wrong("architectures", f"{architecture!r} is not supported: it cannot be given another attention")
+    return model
 
 
 _READ = (
