@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from tercet.kernels.ops.rope import rope_cache
 from tercet.kernels.triton import missing_triton
 from tercet.protocol.values import Grammar, GrammarKind, SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, decode_buckets
+from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
@@ -254,51 +253,6 @@ def test_without_spare_pages_nothing_can_be_recorded(attending: Any, steps: Any)
     tables, sampler = SlotTables(SLOTS, LENGTH, page_size=4, groups=1, device=cpu), Sampler(SLOTS, 50, cpu)
     with pytest.raises(ValueError, match="spare"):
         CudaGraphRunner(attending, steps().pool, [LateReading], Tape(), tables, sampler)
-
-
-class Stream:
-    """As CUDA's, but it only remembers for whom it waited."""
-
-    def __init__(self) -> None:
-        self.waited: list[Stream] = []
-
-    def wait_stream(self, other: "Stream") -> None:
-        self.waited.append(other)
-
-
-class Recording:
-    """A graph without CUDA."""
-
-    def capture_begin(self, **_: Any) -> None: ...
-
-    def capture_end(self) -> None: ...
-
-    def replay(self) -> None: ...
-
-
-@pytest.mark.parametrize("good", [0, 1, 2])
-def test_steps_wait_for_what_a_recording_launched_also_where_it_fails(
-    good: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    current, side = Stream(), Stream()
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (0, 0))
-    monkeypatch.setattr("torch.cuda.Stream", lambda: side)
-    monkeypatch.setattr("torch.cuda.current_stream", lambda: current)
-    monkeypatch.setattr("torch.cuda.stream", nullcontext)
-    monkeypatch.setattr("torch.cuda.CUDAGraph", Recording)
-    answers = iter([torch.zeros(1)] * good)
-
-    def run() -> torch.Tensor:
-        assert side.waited == [current], "what steps wrote is there"
-        assert not current.waited
-        answer = next(answers, None)
-        if answer is None:
-            raise torch.OutOfMemoryError
-        return answer
-
-    with nullcontext() if good == 2 else pytest.raises(torch.OutOfMemoryError):
-        CudaRecorder().record(run)
-    assert current.waited == [side]
 
 
 class Odd(SlotGrammars):

@@ -58,14 +58,11 @@ def rope_decode_kernel(
     EARLY: tl.constexpr,
 ):
     """One split of one row and KV head, as `decode_kernel`; the split of the row's last key writes it first."""
-    row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     await_previous(EARLY)
     kv_len, slot = tl.load(kv_lens_ptr + row), tl.load(slots_ptr + row)
     table_at = table_ptr + tl.load(positions_ptr + row).to(tl.int64) * HEAD_DIM
-    k_at = new_k_ptr + row * stride_k + kv_head * HEAD_DIM
-    v_at = new_v_ptr + row * stride_v + kv_head * HEAD_DIM
+    k_at, v_at = new_k_ptr + row * stride_k + kv_head * HEAD_DIM, new_v_ptr + row * stride_v + kv_head * HEAD_DIM
     q_at = q_ptr + row * stride_q + kv_head * (GROUP * HEAD_DIM)
     low, high = _key(k_at, table_at, k_weight_ptr, eps, HEAD_DIM, BLOCK_HALF)
     value = tl.load(v_at + tl.arange(0, BLOCK_D), mask=tl.arange(0, BLOCK_D) < HEAD_DIM, other=0.0)
