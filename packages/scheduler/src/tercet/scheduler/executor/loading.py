@@ -46,11 +46,13 @@ def load_model(
     """The model with its weights, on native kernels where they know it."""
     if device.type == "cpu":
         limit_torch(options.threads)
-    if not isinstance(config, ModelConfig):
-        return _hosted(options, config, device, native=native)
-    why_torch = missing_native(config, shape.dtype) if native else "they come with attention backend 'cpu'"
+    why_torch = _why_torch(config, shape) if native else "they come with attention backend 'cpu'"
     if options.quantization != "none" and why_torch:
         raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
+    if options.threads is not None and native:
+        load_library().set_threads(options.threads)
+    if not isinstance(config, ModelConfig):
+        return _hosted(options, config, device, native=not why_torch)
     model = build_model(config, device)
     if options.load_format == "dummy":
         dummy_weights(model, quantization=config.quantization if device.type == "cuda" else None)
@@ -58,8 +60,6 @@ def load_model(
         load_weights(model, options.model, progress, dequantised=device.type != "cuda", lend=not why_torch)
     if device.type == "cuda":
         release_cached()  # what loading needed for a while is free again, for the KV cache
-    if options.threads is not None and native:
-        load_library().set_threads(options.threads)
     if why_torch:
         if native:
             logger.warning("%s: the layers of %s run on torch", why_torch, config.architecture)
@@ -70,19 +70,19 @@ def load_model(
     return packed
 
 
+def _why_torch(config: DecoderShape, shape: KVShape) -> str:
+    """Why native kernels compute nothing of a model but its attention; empty where they compute more."""
+    if isinstance(config, ModelConfig):
+        return missing_native(config, shape.dtype)
+    known = config.dtype in FORMATS
+    return "" if known else f"native kernels do not read weights in {str(config.dtype).removeprefix('torch.')}"
+
+
 def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *, native: bool) -> Model:
-    """A model that runs on transformers' modules, with linear layers on native kernels where these know the dtype."""
-    why_torch = "" if native else "they come with attention backend 'cpu'"
-    if native and shape.dtype not in FORMATS:
-        why_torch = f"native kernels do not read weights in {str(shape.dtype).removeprefix('torch.')}"
-    if options.quantization != "none" and why_torch:
-        raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
+    """A model that runs on transformers' modules, with linear layers on `native` kernels."""
     model = hugging_face.load(options.model, shape, device, dummy=options.load_format == "dummy")
-    if not why_torch:
-        library = load_library()
-        if options.threads is not None:
-            library.set_threads(options.threads)
-        use_native_linears(model, library, options.quantization)
+    if native:
+        use_native_linears(model, load_library(), options.quantization)
     return model
 
 
