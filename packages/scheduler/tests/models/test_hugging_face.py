@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from tercet.kernels.native.library import missing_library
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.tp_worker import TpModelWorker
@@ -56,6 +57,7 @@ SEEING: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "Llava": ("Llama", "clip_vision_model", {"patch_size": 14}, {"image_token_index": 290}),
 }
 """Of models that read images, too: what reads text, what sees, and what their configs have beside the shapes."""
+NATIVE = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 PROMPTS = [list(range(30, 71)), [7, 200, 45]]
 
 
@@ -265,6 +267,7 @@ def test_no_code_of_a_model_is_run(made: Callable[[str], Path], tmp_path: Path) 
     worker.close()
 
 
+@NATIVE
 @pytest.mark.parametrize(("quantization", "far"), [("int8", 0.1), ("int4", 2.0)])
 def test_weights_are_rounded_as_they_are_loaded(quantization: Any, far: float, made: Callable[[str], Path]) -> None:
     exact, rounded = (
@@ -274,6 +277,7 @@ def test_weights_are_rounded_as_they_are_loaded(quantization: Any, far: float, m
     assert 0 < max(distances) < far
 
 
+@NATIVE
 def test_what_has_no_native_kernels_is_not_rounded(made: Callable[[str], Path]) -> None:
     for given, why in (
         ({"attention_backend": "torch_native"}, "attention backend 'cpu'"),

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from tercet.kernels.native.abi import FORMATS
-from tercet.kernels.native.library import load_library
+from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.triton import missing_triton
@@ -46,7 +46,7 @@ def load_model(
     """The model with its weights, on native kernels where they know it."""
     if device.type == "cpu":
         limit_torch(options.threads)
-    why_torch = _why_torch(config, shape) if native else "they come with attention backend 'cpu'"
+    why_torch = _why_torch(config, shape) if native else _why_not_native(device)
     if options.quantization != "none" and why_torch:
         raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
     if options.threads is not None and native:
@@ -68,6 +68,11 @@ def load_model(
     packed = NativeCausalLM(model, load_library(), quantization=options.quantization)
     torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
     return packed
+
+
+def _why_not_native(device: torch.device) -> str:
+    """Why a worker's attention, and so all of its model, is not on native kernels."""
+    return (device.type == "cpu" and missing_library()) or "they come with attention backend 'cpu'"
 
 
 def _why_torch(config: DecoderShape, shape: KVShape) -> str:
