@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from tercet.kernels.ops.activation import gelu_and_mul, silu_and_mul
+from tercet.kernels.ops.activation import act_and_mul, gelu_and_mul, silu_and_mul
 
 
 def test_silu_gates_the_second_half() -> None:
@@ -19,3 +19,9 @@ def test_gelu_is_exact_or_by_tanh() -> None:
     x = torch.tensor([gate + up])
     torch.testing.assert_close(gelu_and_mul(x), torch.tensor([exact]))
     torch.testing.assert_close(gelu_and_mul(x, "tanh"), torch.tensor([tanh]))
+
+
+def test_a_gate_by_its_name() -> None:
+    x = torch.tensor([[-3.0, 0.5, 2.0, 2.0, -1.0, 0.25]])
+    assert torch.equal(act_and_mul(x, "silu"), silu_and_mul(x))
+    assert torch.equal(act_and_mul(x, "gelu_tanh"), gelu_and_mul(x, "tanh"))

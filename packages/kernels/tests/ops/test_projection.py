@@ -23,7 +23,7 @@ def test_a_product_and_its_gate(weights: tuple[Weight, torch.Tensor]) -> None:
     product = X @ numbers.T + BIAS
     gate, up = product[:, :5], product[:, 5:]
     torch.testing.assert_close(project(X, weight, BIAS), product)
-    torch.testing.assert_close(project(X, weight, BIAS, gated=True), gate * torch.sigmoid(gate) * up)
+    torch.testing.assert_close(project(X, weight, BIAS, gate="silu"), gate * torch.sigmoid(gate) * up)
 
 
 @pytest.mark.parametrize("residual", [None, RESIDUAL])

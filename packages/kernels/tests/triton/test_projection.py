@@ -9,10 +9,12 @@ import torch
 pytest.importorskip("triton", reason="the kernels are Triton's")
 
 from tercet.kernels.ops import projection as reference
+from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantised import Format, quantise
 from tercet.kernels.triton import projection
 
+GATES = [None, *get_args(Gate)]
 KINDS = ["full", *get_args(Format)]
 MakeWeight = Callable[[int, int], Weight]
 
@@ -42,23 +44,23 @@ def test_gated_or_not(
 ) -> None:
     x, weight = made(device, rows, size), weight_of(outputs, size)
     bias = made(device, outputs) if biased else None
-    for gated in (False, True):
-        actual = projection.project(x, weight, bias, gated=gated)
-        torch.testing.assert_close(actual, reference.project(x, weight, bias, gated=gated), rtol=4e-3, atol=4e-3)
+    for gate in GATES:
+        actual = projection.project(x, weight, bias, gate=gate)
+        torch.testing.assert_close(actual, reference.project(x, weight, bias, gate=gate), rtol=4e-3, atol=4e-3)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("size", [512, 2048 + 512])
 @pytest.mark.parametrize("summed", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("gate", GATES)
 def test_of_a_norm(
-    device: torch.device, weight_of: MakeWeight, rows: int, size: int, summed: bool, gated: bool
+    device: torch.device, weight_of: MakeWeight, rows: int, size: int, summed: bool, gate: Gate | None
 ) -> None:
     x, weight, bias = made(device, rows, size) * 7, weight_of(74, size), made(device, 74)
     residual = made(device, rows, size) if summed else None
     norm = Norm(made(device, size), 0.3)
-    actual = projection.project_normed(x, residual, norm, weight, bias, gated=gated)
-    expected = reference.project_normed(x, residual, norm, weight, bias, gated=gated)
+    actual = projection.project_normed(x, residual, norm, weight, bias, gate=gate)
+    expected = reference.project_normed(x, residual, norm, weight, bias, gate=gate)
     torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
 
 

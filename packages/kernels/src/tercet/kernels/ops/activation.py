@@ -5,6 +5,14 @@ from typing import Literal
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+Gate = Literal["silu", "gelu_tanh"]
+"""What a gate goes through before an up is multiplied by it."""
+
+
+def act_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
+    """The one of the following that has this gate."""
+    return silu_and_mul(x) if gate == "silu" else gelu_and_mul(x, "tanh")
+
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, where x [..., 2 * n] holds gate in its first half and up in its second. Returns [..., n]."""

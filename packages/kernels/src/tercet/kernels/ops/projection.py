@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tercet.kernels.ops.activation import silu_and_mul
+from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.quantised import QuantisedWeight, linear_quantised
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 
@@ -20,13 +20,15 @@ class Norm(NamedTuple):
     eps: float
 
 
-def project(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gated: bool = False) -> torch.Tensor:
+def project(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gate: Gate | None = None
+) -> torch.Tensor:
     """The product x @ weight.T + bias: [tokens, inputs] -> [tokens, outputs].
 
-    Where it is `gated`, a weight holds gates and then as many ups, and silu(gate) * up [tokens, outputs / 2] is given.
+    With a `gate`, a weight holds gates and then as many ups, and `act_and_mul` of these [tokens, outputs / 2] is given.
     """
     out = linear_quantised(x, weight, bias) if isinstance(weight, QuantisedWeight) else F.linear(x, weight, bias)
-    return silu_and_mul(out) if gated else out
+    return out if gate is None else act_and_mul(out, gate)
 
 
 def project_normed(
@@ -36,11 +38,11 @@ def project_normed(
     weight: Weight,
     bias: torch.Tensor | None = None,
     *,
-    gated: bool = False,
+    gate: Gate | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(`project` of the normalised x + residual, x + residual); without a residual, x is all there is."""
     normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
-    return project(normed, weight, bias, gated=gated), total
+    return project(normed, weight, bias, gate=gate), total
 
 
 def project_onto(

@@ -6,9 +6,22 @@ import torch
 import triton
 import triton.language as tl
 
+from tercet.kernels.ops.activation import Gate
 from tercet.kernels.triton.launch import await_previous, early_start, release_next
 
 _BLOCK = 1024
+
+
+@triton.jit
+def acted(gate, KIND: tl.constexpr):
+    """What float32 gates become, of a kind of `Gate`, or of "gelu"."""
+    if KIND == "silu":
+        out = gate * tl.sigmoid(gate)
+    elif KIND == "gelu_tanh":  # 0.5 * (1 + tanh(z)) is sigmoid(2 * z)
+        out = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        out = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
+    return out
 
 
 @triton.jit
@@ -21,15 +34,13 @@ def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, 
     gate = tl.load(x_ptr + row * 2 * size + column, mask=there, other=0.0)
     up = tl.load(x_ptr + row * 2 * size + size + column, mask=there, other=0.0)
     release_next(EARLY)
-    wide = gate.to(tl.float32)
-    if KIND == "silu":
-        acted = wide * tl.sigmoid(wide)
-    elif KIND == "tanh":  # 0.5 * (1 + tanh(z)) is sigmoid(2 * z)
-        acted = wide * tl.sigmoid(1.5957691216057308 * (wide + 0.044715 * wide * wide * wide))
-    else:
-        acted = 0.5 * wide * (1 + tl.erf(wide * 0.7071067811865476))
-    out = acted.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
+    out = acted(gate.to(tl.float32), KIND).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
     tl.store(out_ptr + row * size + column, out.to(gate.dtype), mask=there)
+
+
+def act_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
+    """As the reference."""
+    return _launch(x, gate)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +50,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 def gelu_and_mul(x: torch.Tensor, approximate: Literal["none", "tanh"] = "none") -> torch.Tensor:
     """As the reference."""
-    return _launch(x, approximate)
+    return _launch(x, "gelu" if approximate == "none" else "gelu_tanh")
 
 
 def _launch(x: torch.Tensor, kind: str) -> torch.Tensor:

@@ -89,7 +89,7 @@ def _projection(device: torch.device) -> Pair:
                 for weight in weights
                 for part in (
                     op.project(x, weight, bias),
-                    op.project_normed(x, None, norm, weight, bias, gated=True)[0],
+                    op.project_normed(x, None, norm, weight, bias, gate="silu")[0],
                     sum(given for given in op.project_onto(x, residual, weight, bias) if given is not None),
                 )
             ],

@@ -70,7 +70,7 @@ def _linear(x: torch.Tensor) -> Iterator[Figure]:
     amount = 1.0 * weight.numel() * weight.itemsize
     yield Figure("fused linear, 1 row", _seconds(lambda: project(x[:1], weight), x.device), amount, "GB/s")
     norm = Norm(x[0], 1e-5)
-    seconds = _seconds(lambda: project_normed(x[:1], None, norm, weight, gated=True), x.device)
+    seconds = _seconds(lambda: project_normed(x[:1], None, norm, weight, gate="silu"), x.device)
     yield Figure("fused linear of a norm, gated, 1 row", seconds, amount, "GB/s")
     for kind, block in QUANTISED:
         packed = quantise(full, kind, block)

@@ -8,6 +8,7 @@ import torch
 from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.check import make_batch
+from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import ExpertWeights, QuantisedExperts
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
@@ -113,8 +114,8 @@ def _quantised(kind: Format, m: int, block: tuple[int, int]) -> None:
     quantised.linear_quantised(_hidden(m), _weight(kind, HIDDEN, HIDDEN, block))
 
 
-def _normed(*, gated: bool) -> None:
-    project_normed(_hidden(1), None, Norm(_hidden(1)[0], 1e-5), _hidden(8), gated=gated)
+def _normed(gate: Gate | None = None) -> None:
+    project_normed(_hidden(1), None, Norm(_hidden(1)[0], 1e-5), _hidden(8), gate=gate)
 
 
 def _onto(weight: Weight) -> None:
@@ -200,8 +201,9 @@ CASES: dict[str, Callable[[], object]] = {
     "gelu_and_mul tanh": lambda: gelu_and_mul(_hidden(4, 28672), "tanh"),
     "linear of one row": lambda: project(_hidden(1), _hidden(), _hidden(1)[0]),
     "linear of one row, onto": lambda: _onto(_hidden(HIDDEN)),
-    "linear of a normed row": lambda: _normed(gated=False),
-    "gated linear, normed row": lambda: _normed(gated=True),
+    "linear of a normed row": _normed,
+    "gated linear, normed row": lambda: _normed("silu"),
+    "gelu linear, normed row": lambda: _normed("gelu_tanh"),
     "embedding": partial(_embedding, embedding.TILINGS[0]),
     "largest": partial(_largest, largest.TILINGS[0]),
     "largest float32": lambda: largest.largest(_logits(torch.float32)),
@@ -219,7 +221,7 @@ CASES: dict[str, Callable[[], object]] = {
     "int8, one row": partial(_quantised, "int8", 1, (1, HIDDEN)),
     "int4, one row": partial(_quantised, "int4", 1, (1, 128)),
     "int4, one row, onto": lambda: _onto(_int4()),
-    "int4, one row, gated": lambda: project(_hidden(1), _int4(), gated=True),
+    "int4, one row, gated": lambda: project(_hidden(1), _int4(), gate="silu"),
     "fp8 blocks": partial(_quantised, "fp8", 4, (128, 128)),
     "fp8 blocks, many rows": partial(_quantised, "fp8", 200, (128, 128)),
     "fp8 rows, many rows": partial(_quantised, "fp8", 200, (1, HIDDEN)),

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm
 from tercet.kernels.triton.launch import await_previous, early_start, release_next
 from tercet.kernels.triton.one_row import SHORTEST, piece_of, read_input, rows_of, store_outputs
@@ -20,20 +21,20 @@ _TILE = 4096
 def row_linear_kernel(
     x_ptr,  # [SIZE]
     norm_ptr,  # [SIZE], the weight of a norm of x
-    weight_ptr,  # [outputs, SIZE], or [2 * outputs, SIZE] where GATED, gates first
+    weight_ptr,  # [outputs, SIZE], or [2 * outputs, SIZE] with a GATE, gates first
     bias_ptr,
     residual_ptr,  # [outputs], added to them
     out_ptr,  # [outputs]
     outputs,
     eps,
     SIZE: tl.constexpr,
-    GATED: tl.constexpr,
+    GATE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """The outputs of ROWS rows of the weight."""
-    row, there = rows_of(outputs, ROWS, GATED)
+    row, there = rows_of(outputs, ROWS, GATE)
     column = tl.arange(0, BLOCK)
     at = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column[None, :]
     weight = tl.load(at, mask=there[:, None], other=0.0)
@@ -49,7 +50,7 @@ def row_linear_kernel(
     out = tl.sum(sums, 1)
     if norm_ptr is not None:
         out *= tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
-    store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATED)
+    store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATE)
 
 
 def is_row(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -65,13 +66,13 @@ def row_linear(
     *,
     norm: Norm | None = None,
     residual: torch.Tensor | None = None,
-    gated: bool = False,
+    gate: Gate | None = None,
 ) -> torch.Tensor:
-    """Of x [1, size], normalised first if there is a norm: x @ weight.T + bias, `gated` as `project`, plus residual."""
-    size, outputs = x.shape[1], len(weight) // 2 if gated else len(weight)
+    """Of x [1, size], normalised if there is a norm: x @ weight.T + bias, gated as `project` is, plus residual."""
+    size, outputs = x.shape[1], len(weight) // 2 if gate else len(weight)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     block = piece_of(size)
-    rows = _TILE // block * (2 if gated else 1)
+    rows = _TILE // block * (2 if gate else 1)
     row_linear_kernel[(triton.cdiv(len(weight), rows),)](
         x,
         norm.weight if norm else None,
@@ -82,7 +83,7 @@ def row_linear(
         outputs,
         norm.eps if norm else 0.0,
         SIZE=size,
-        GATED=gated,
+        GATE=gate or "",
         ROWS=rows,
         BLOCK=block,
         num_warps=4,

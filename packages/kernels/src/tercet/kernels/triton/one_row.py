@@ -7,6 +7,8 @@ from inputs that it reads anyway. What rounding the norm's result would change i
 import triton
 import triton.language as tl
 
+from tercet.kernels.triton.activation import acted
+
 _LONGEST = 2048
 """Numbers that are read at a time of one row of a weight."""
 
@@ -30,28 +32,28 @@ def read_input(x_ptr, norm_ptr, at):
 
 
 @triton.jit
-def rows_of(outputs, ROWS: tl.constexpr, GATED: tl.constexpr):
-    """(the rows of the weight that this program takes, which of them there are): gate and up by turns where GATED."""
+def rows_of(outputs, ROWS: tl.constexpr, GATE: tl.constexpr):
+    """(the rows of the weight that this program takes, which of them there are): with a GATE, gate and up by turns."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = row
-    if GATED:
+    if GATE != "":
         output = row // 2
         row = output + row % 2 * outputs
     return row, output < outputs
 
 
 @triton.jit
-def store_outputs(sums, bias_ptr, residual_ptr, out_ptr, outputs, ROWS: tl.constexpr, GATED: tl.constexpr):
-    """The sums of `rows_of` with their biases, silu(gate) * up where GATED, with what is to be added to outputs."""
+def store_outputs(sums, bias_ptr, residual_ptr, out_ptr, outputs, ROWS: tl.constexpr, GATE: tl.constexpr):
+    """The sums of `rows_of` with their biases, gate * up through a GATE, with what is to be added to outputs."""
     dtype = out_ptr.dtype.element_ty
-    row, there = rows_of(outputs, ROWS, GATED)
+    row, there = rows_of(outputs, ROWS, GATE)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
     out = sums.to(dtype).to(tl.float32)
-    if GATED:
+    if GATE != "":
         gate, up = tl.split(tl.reshape(out, [ROWS // 2, 2]))
-        out = ((gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up).to(dtype).to(tl.float32)
-        row, there = rows_of(outputs, ROWS // 2, False)
+        out = (acted(gate, GATE).to(dtype).to(tl.float32) * up).to(dtype).to(tl.float32)
+        row, there = rows_of(outputs, ROWS // 2, "")
     if residual_ptr is not None:
         out += tl.load(residual_ptr + row, mask=there, other=0.0).to(tl.float32)
     tl.store(out_ptr + row, out.to(dtype), mask=there)

@@ -8,20 +8,23 @@ A norm stays a kernel of its own before weights in few bits, whose programs are 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantised import QuantisedWeight
 from tercet.kernels.triton import linear, quantised_row
-from tercet.kernels.triton.activation import silu_and_mul
+from tercet.kernels.triton.activation import act_and_mul
 from tercet.kernels.triton.quantised import linear_quantised
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 
 
-def project(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gated: bool = False) -> torch.Tensor:
+def project(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gate: Gate | None = None
+) -> torch.Tensor:
     """As the reference."""
     if _is_row(x, weight):
-        return _row_linear(x, weight, bias, gated=gated)
+        return _row_linear(x, weight, bias, gate=gate)
     many = linear_quantised(x, weight, bias) if isinstance(weight, QuantisedWeight) else F.linear(x, weight, bias)
-    return silu_and_mul(many) if gated else many
+    return many if gate is None else act_and_mul(many, gate)
 
 
 def project_normed(
@@ -31,13 +34,13 @@ def project_normed(
     weight: Weight,
     bias: torch.Tensor | None = None,
     *,
-    gated: bool = False,
+    gate: Gate | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference."""
     if residual is None and not isinstance(weight, QuantisedWeight) and linear.is_row(x, weight):
-        return linear.row_linear(x, weight, bias, norm=norm, gated=gated), x
+        return linear.row_linear(x, weight, bias, norm=norm, gate=gate), x
     normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
-    return project(normed, weight, bias, gated=gated), total
+    return project(normed, weight, bias, gate=gate), total
 
 
 def project_onto(
@@ -59,8 +62,8 @@ def _row_linear(
     bias: torch.Tensor | None,
     *,
     residual: torch.Tensor | None = None,
-    gated: bool = False,
+    gate: Gate | None = None,
 ) -> torch.Tensor:
     if isinstance(weight, QuantisedWeight):
-        return quantised_row.row_linear(x, weight, bias, residual=residual, gated=gated)
-    return linear.row_linear(x, weight, bias, residual=residual, gated=gated)
+        return quantised_row.row_linear(x, weight, bias, residual=residual, gate=gate)
+    return linear.row_linear(x, weight, bias, residual=residual, gate=gate)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.quantised import QuantisedWeight
 from tercet.kernels.triton.codes import columns_of
 from tercet.kernels.triton.launch import Tiling, await_previous, early_start, release_next
@@ -69,7 +70,7 @@ def _group_sums(words, x_ptr, zero, whole, FORMAT: tl.constexpr, GROUPS: tl.cons
 @triton.jit(do_not_specialize=["whole"])
 def quantised_row_kernel(
     x_ptr,  # [SIZE]
-    words_ptr,  # int32 [outputs, SIZE / codes in 4 bytes], or of [2 * outputs, ...] where GATED, gates first
+    words_ptr,  # int32 [outputs, SIZE / codes in 4 bytes], or of [2 * outputs, ...] with a GATE, gates first
     scales_ptr,
     zeros_ptr,
     bias_ptr,
@@ -82,14 +83,14 @@ def quantised_row_kernel(
     FORMAT: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
-    GATED: tl.constexpr,
+    GATE: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,  # of 8 bytes, read at a time of one row
     EARLY: tl.constexpr,
 ):
     """The outputs of ROWS rows of the weight. A group is what a thread reads at once; its columns share a scale."""
     COLUMNS: tl.constexpr = 16 if FORMAT == "int4" else 8  # of a group
-    row, there = rows_of(outputs, ROWS, GATED)
+    row, there = rows_of(outputs, ROWS, GATE)
     group = tl.arange(0, GROUPS)
     piece = (group[:, None] * 2 + tl.arange(0, 2)[None, :])[None, :, :, None]
     words_at = words_ptr + row.to(tl.int64)[:, None, None, None] * (SIZE // COLUMNS * 2) + piece
@@ -118,7 +119,7 @@ def quantised_row_kernel(
         out *= tl.load(scales_ptr + row.to(tl.int64) // SCALE_ROWS * stride_scales, mask=there, other=0.0)
     if FORMAT == "fp8":
         out *= _E4M3_STEP
-    store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATED)
+    store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATE)
 
 
 def is_row(x: torch.Tensor, weight: QuantisedWeight) -> bool:
@@ -133,13 +134,13 @@ def row_linear(
     bias: torch.Tensor | None = None,
     *,
     residual: torch.Tensor | None = None,
-    gated: bool = False,
+    gate: Gate | None = None,
     tiling: Tiling = TILINGS[0],
 ) -> torch.Tensor:
-    """One row [..., k] times a weight, `gated` as `project`, plus the residual: [..., n] or half of that."""
+    """One row [..., k] times a weight, gated as in `project`, plus the residual: [..., n] or half of that."""
     n, k = weight.shape
     columns, _ = columns_of(weight)
-    outputs = n // 2 if gated else n
+    outputs = n // 2 if gate else n
     out = torch.empty(*x.shape[:-1], outputs, dtype=x.dtype, device=x.device)
     piece = piece_of(k)
     rows = tiling.block // piece
@@ -158,7 +159,7 @@ def row_linear(
         FORMAT=weight.format,
         SCALE_ROWS=weight.block[0],
         SCALE_COLUMNS=columns,
-        GATED=gated,
+        GATE=gate or "",
         ROWS=rows,
         GROUPS=piece // (16 if weight.format == "int4" else 8),
         num_warps=tiling.warps,

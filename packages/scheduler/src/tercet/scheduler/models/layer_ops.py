@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.attention.api import NewTokens
+from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import ExpertWeights, fused_moe
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
@@ -17,7 +18,16 @@ class Batch(Protocol):
     """What a model needs of the step it is part of."""
 
     def attend(
-        self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int = 0
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Cache k and v [tokens, kv_heads, head_dim]; the attention of q [tokens, heads, head_dim], of q's shape."""
         ...
@@ -39,7 +49,16 @@ class CachedBatch(Batch, Protocol):
         """A layer's cache."""
         ...
 
-    def attend_cached(self, layer_id: int, q: torch.Tensor, *, scale: float, window: int = 0) -> torch.Tensor:
+    def attend_cached(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """`attend`, where the new tokens' keys and values are in the cache already."""
         ...
 
@@ -48,7 +67,15 @@ class CachedBatch(Batch, Protocol):
         ...
 
     def attend_new(
-        self, layer_id: int, q: torch.Tensor, new: NewTokens, *, scale: float, window: int = 0
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        new: NewTokens,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`attend`, of queries and new tokens as they were projected."""
         ...
@@ -67,7 +94,7 @@ class LayerOps(Protocol):
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
     def project(  # noqa: D102
-        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *, gated: bool = False
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *, gate: Gate | None = None
     ) -> torch.Tensor: ...
     def project_normed(  # noqa: D102
         self,
@@ -77,7 +104,7 @@ class LayerOps(Protocol):
         weight: Weight,
         bias: torch.Tensor | None,
         *,
-        gated: bool = False,
+        gate: Gate | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
     def project_onto(  # noqa: D102
         self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None
@@ -102,6 +129,8 @@ class LayerOps(Protocol):
         *,
         scale: float,
         window: int,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Norm and rotate queries and keys, cache keys and values, attend. `heads` are queries, keys and values."""
         ...
@@ -133,13 +162,15 @@ class TorchLayerOps:
         *,
         scale: float,
         window: int,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `LayerOps.attend`."""
         q, k, v = heads
         if norms is not None:
             q, k = (rmsnorm(x, weight, norms[2]) for x, weight in zip((q, k), norms[:2], strict=True))
         q, k = apply_rope(q, k, positions, table)
-        return batch.attend(layer_id, q, k, v, scale=scale, window=window)
+        return batch.attend(layer_id, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 class TritonLayerOps:
@@ -168,6 +199,8 @@ class TritonLayerOps:
         *,
         scale: float,
         window: int,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `LayerOps.attend`."""
         cached = cast("CachedBatch", batch)
@@ -176,9 +209,9 @@ class TritonLayerOps:
         weights, eps = (norms[:2], norms[2]) if norms is not None else (None, 0.0)
         if cached.rotates(layer_id):
             new = NewTokens(k=k, v=v, positions=positions, table=table, norms=weights, eps=eps, scales=scales)
-            return cached.attend_new(layer_id, q, new, scale=scale, window=window)
+            return cached.attend_new(layer_id, q, new, scale=scale, window=window, softcap=softcap, sinks=sinks)
         q = self._rope_store(q, k, v, positions, table, keys, values, slots, norms=weights, eps=eps, scales=scales)
-        return cached.attend_cached(layer_id, q, scale=scale, window=window)
+        return cached.attend_cached(layer_id, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 TORCH = TorchLayerOps()

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
+from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantised import QuantisedWeight
 from tercet.kernels.ops.rope import rope_cache
@@ -69,15 +70,15 @@ class Linear(Matrix):
         """What is computed with."""
         return self.weight if self.quantised is None else self.quantised
 
-    def forward(self, x: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *, gate: Gate | None = None) -> torch.Tensor:
         """[tokens, inputs] -> [tokens, outputs]: see `tercet.kernels.ops.projection` for this and what follows."""
-        return self.ops.project(x, self.value, self.bias, gated=gated)
+        return self.ops.project(x, self.value, self.bias, gate=gate)
 
     def of_normed(
-        self, norm: "RMSNorm", x: torch.Tensor, residual: torch.Tensor | None, *, gated: bool = False
+        self, norm: "RMSNorm", x: torch.Tensor, residual: torch.Tensor | None, *, gate: Gate | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(what it gives of the normalised x + residual, x + residual)."""
-        return self.ops.project_normed(x, residual, norm.value, self.value, self.bias, gated=gated)
+        return self.ops.project_normed(x, residual, norm.value, self.value, self.bias, gate=gate)
 
     def onto(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(what it gives of x, what is yet to be added to that)."""
@@ -190,11 +191,20 @@ class Attention(OpsModule):
 
 
 class GatedMLP(OpsModule):
-    """down(silu(gate(x)) * up(x))."""
+    """down(act(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, shard: Shard, *, bias: bool = False, size: int | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        shard: Shard,
+        *,
+        bias: bool = False,
+        size: int | None = None,
+        gate: Gate = "silu",
+    ) -> None:
         """`size` is the intermediate size, if it is not the config's."""
         super().__init__()
+        self.gate: Gate = gate
         size = shard.share(size or config.intermediate_size, "MLP columns")
         quantised = config.quantization is not None
         parts = {"gate_proj": size, "up_proj": size}
@@ -205,12 +215,12 @@ class GatedMLP(OpsModule):
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden]."""
-        gated, residual = self.gate_up_proj.of_normed(norm, x, residual, gated=True)
+        gated, residual = self.gate_up_proj.of_normed(norm, x, residual, gate=self.gate)
         return self.down_proj.onto(gated, residual)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """Of what is normalised already: [tokens, hidden] -> [tokens, hidden]."""
-        out: torch.Tensor = self.down_proj(self.gate_up_proj(x, gated=True))
+        out: torch.Tensor = self.down_proj(self.gate_up_proj(x, gate=self.gate))
         return out
 
 

@@ -41,11 +41,16 @@ class Packed:
         *,
         scale: float,
         window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of q [tokens, heads, head_dim] over k and v [tokens, kv_heads, head_dim], of q's shape.
 
         `window` counts the tokens that a causal token sees, itself included, or those that another sees on either side.
+        Raises ValueError for soft caps and sinks, which no encoder has.
         """
+        if softcap or sinks is not None:
+            raise ValueError("attention over whole inputs has neither soft caps nor sinks")
         out = torch.empty_like(q)
         grouped = q.shape[1] != k.shape[1]
         for run in self.runs:
