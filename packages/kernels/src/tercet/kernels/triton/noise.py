@@ -24,3 +24,11 @@ def gumbel_nearly(u):
     small = u < 0.00390625
     series = u + u * u * (0.5 + u * 0.3333333)
     return -tl.log(tl.where(small, series, -tl.log(1.0 - tl.where(small, 0.5, u))))
+
+
+@triton.jit
+def row_uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token):
+    """What the noise of these tokens of a row is made of."""
+    seed = tl.load(seed_low_ptr + row) | (tl.load(seed_high_ptr + row) << 32)
+    choice, position = tl.load(choice_ptr + row), tl.load(position_ptr + row)
+    return unit_interval(seed, choice.to(tl.int32), position.to(tl.int32), token)
