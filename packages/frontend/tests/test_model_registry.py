@@ -56,6 +56,57 @@ async def test_files_and_limits_make_a_model(
     assert registry.get("tiny").identity.weights == "v"
 
 
+async def test_a_name_is_not_refused_while_a_scheduler_has_not_said_what_it_serves(
+    registry: ModelRegistry, files: dict[str, bytes], limits: ModelLimits
+) -> None:
+    await registry.load("s", message(files), frames(files))
+    loading = SchedulerPeer("t", "1")
+    registry.update([peer(limits), loading])
+    with pytest.raises(UnavailableError):
+        registry.get("other")
+    registry.update([peer(limits)])
+    with pytest.raises(ModelNotFoundError):
+        registry.get("other")
+
+
+async def test_a_scheduler_whose_files_are_of_no_use_says_nothing_more(
+    registry: ModelRegistry, files: dict[str, bytes], limits: ModelLimits
+) -> None:
+    await registry.load("s", message(files), frames(files))
+    broken = files | {"tokenizer.json": b"{"}
+    await registry.load("t", message(broken), frames(broken))
+    registry.update([peer(limits), SchedulerPeer("t", "1", limits=limits, identity=ModelIdentity(weights="w"))])
+    with pytest.raises(ModelNotFoundError):
+        registry.get("other")
+
+
+async def test_schedulers_that_are_expected_are_waited_for_with_patience(
+    files: dict[str, bytes], limits: ModelLimits
+) -> None:
+    now = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        registry = ModelRegistry(pool, expected=2, patience=60.0, clock=lambda: now)
+        await registry.load("s", message(files), frames(files))
+        registry.update([peer(limits)])
+        with pytest.raises(UnavailableError):
+            registry.get("other")
+        now = 61.0
+        with pytest.raises(ModelNotFoundError):
+            registry.get("other")
+
+
+async def test_of_models_that_an_operator_named_no_others_are_waited_for(
+    files: dict[str, bytes], limits: ModelLimits
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        registry = ModelRegistry(pool, ["mine"], expected=2, patience=60.0)
+        await registry.load("s", message(files), frames(files))
+        registry.update([peer(limits)])
+        assert registry.get("mine")
+        with pytest.raises(ModelNotFoundError):
+            registry.get("other")
+
+
 async def test_of_two_weights_under_one_name_the_first_stay_while_they_are_there(
     registry: ModelRegistry, files: dict[str, bytes], limits: ModelLimits, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -231,6 +231,7 @@ class Inbound:
             self._on_down(up.peer, "another incarnation came up")
         if self._fleet.add(up.peer, up.role, up.incarnation) and up.role is Role.SCHEDULER:
             self._outbox.send(up.peer, TokenizerFilesReq(id=up.incarnation))
+            self._models.update(self._fleet.schedulers.values())
 
     def _on_ready(self, ready: PeerReady) -> None:
         match ready.role:

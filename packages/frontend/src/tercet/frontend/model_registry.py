@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence, Set
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -20,10 +21,26 @@ logger = logging.getLogger(__name__)
 class ModelRegistry:
     """Models by name. A model stays known when its schedulers are gone: they may come back."""
 
-    def __init__(self, pool: Executor, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        pool: Executor,
+        names: Sequence[str] = (),
+        *,
+        expected: int = 0,
+        patience: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """So many schedulers are `expected` to say what they serve, within `patience` seconds from now."""
         self._pool = pool
         self._text_work = TextWork(pool)
         self._names = names
+        self._expected = expected
+        self._clock = clock
+        self._patient_until = clock() + patience
+        self._heard: set[str] = set()
+        self._undecided = False
+        """Whether some scheduler that is there has not said yet what it serves."""
+        self._useless: set[str] = set()
         self._files: dict[str, ModelFiles] = {}
         self._loads: dict[frozenset[tuple[str, str]], asyncio.Task[ModelFiles | None]] = {}
         self._models: dict[str, ServedModel] = {}
@@ -40,15 +57,20 @@ class ModelRegistry:
     def forget(self, peer: str) -> None:
         """A scheduler is gone, and may come back with another model."""
         self._files.pop(peer, None)
+        self._useless.discard(peer)
         self._strangers = {each for each in self._strangers if each[0] != peer}
 
     def get(self, name: str) -> ServedModel:
-        """The model a request names. Raises ModelNotFoundError, or UnavailableError while no model is known at all."""
+        """The model a request names. Raises ModelNotFoundError, or UnavailableError while it may yet become known."""
         if model := self._models.get(name):
             return model
-        if not self._models:
+        if not self._models or (not self._names and self._may_learn_more()):
             raise UnavailableError("The model is still loading.", retry_after=1)
         raise ModelNotFoundError(f"The model {name!r} does not exist.", param="model")
+
+    def _may_learn_more(self) -> bool:
+        """Whether not all schedulers have said what they serve."""
+        return self._undecided or (len(self._heard) < self._expected and self._clock() < self._patient_until)
 
     async def load(self, peer: str, message: TokenizerFiles, frames: Sequence[memoryview]) -> None:
         """Make a tokenizer and a template of a scheduler's files; equal files are read once."""
@@ -62,6 +84,8 @@ class ModelRegistry:
             self._loads[key] = asyncio.create_task(self._read(peer, dict(zip(message.names, contents, strict=True))))
         if files := await self._loads[key]:
             self._files[peer] = files
+        else:
+            self._useless.add(peer)
 
     async def _read(self, peer: str, contents: dict[str, bytes]) -> ModelFiles | None:
         try:
@@ -77,10 +101,14 @@ class ModelRegistry:
         schedulers of several versions run, one version's fingerprint is told as long as any of them is there.
         """
         offers: dict[str, list[_Offer]] = {}
+        self._undecided = False
         for scheduler in schedulers:
             files = self._files.get(scheduler.peer)
             if files is None or scheduler.limits is None or scheduler.identity is None:
+                self._undecided |= scheduler.peer not in self._useless
                 continue
+            if len(self._heard) < self._expected:
+                self._heard.add(scheduler.peer)
             for name in self._names or (scheduler.limits.model,):
                 offers.setdefault(name, []).append(
                     _Offer(scheduler.peer, files, scheduler.limits, scheduler.identity, scheduler.software)

@@ -54,16 +54,23 @@ class Frontend:
             insecure_loopback=link.insecure_loopback,
         )
         self._node = AsyncNode(node_config, FrontendInbox, self._status, self._on_deliveries)
+        clock = AwakeClock()
         self._manager = TokenizerManager(
             link.peer,
             self._node,
             self._pool,
-            ModelRegistry(self._pool, serving.served_model_name),
+            ModelRegistry(
+                self._pool,
+                serving.served_model_name,
+                expected=len(link.scheduler),
+                patience=serving.recovery_timeout,
+                clock=clock,
+            ),
             DataParallelController(POLICIES[serving.routing_policy]()),
             serving.recovery_timeout,
             serving.max_waiting,
             self._on_servable,
-            AwakeClock(),
+            clock,
             tenants=Tenants.of(config.http),
         )
         database = Database.open(config.store)
