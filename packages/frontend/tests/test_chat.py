@@ -62,8 +62,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
-def delta(text: str | None) -> bytes:
-    chunk = {"choices": [{"index": 0, "delta": {} if text is None else {"content": text}}]}
+def delta(text: str | None, field: str = "content") -> bytes:
+    chunk = {"choices": [{"index": 0, "delta": {} if text is None else {field: text}}]}
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
@@ -110,6 +110,23 @@ def test_a_reply_is_printed_as_it_comes_and_remembered(server: FakeServer) -> No
         {"role": "assistant", "content": "Hello é"},
         {"role": "user", "content": "and?"},
     ]
+
+
+def test_thoughts_are_dimmed_on_a_terminal_left_out_elsewhere_and_not_remembered(server: FakeServer) -> None:
+    server.answer = [delta("Hm, ", "reasoning_content"), delta("yes.", "reasoning_content"), delta("Yes."), DONE]
+    for terminal, shown in ((True, "\x1b[2mHm, yes.\x1b[22m\n\nYes.\n"), (False, "Yes.\n")):
+        out: list[str] = []
+        conversation = Conversation("m")
+        converse(Server(server.url), conversation, said("Is it?"), out.append, terminal=terminal)
+        assert "".join(out).split("a reply.\n")[1] == f"{shown}\n"
+        assert conversation.messages[-1] == {"role": "assistant", "content": "Yes."}
+
+
+def test_the_terminal_is_as_it_was_after_thoughts_that_end_in_the_middle(server: FakeServer) -> None:
+    server.answer = [delta("Hm", "reasoning_content"), b'data: {"error": {"message": "the model is gone"}}\n\n']
+    out: list[str] = []
+    converse(Server(server.url), Conversation("m"), said("Is it?"), out.append, terminal=True)
+    assert "".join(out).endswith("\x1b[2mHm\x1b[22m\nerror: the model is gone\n\n")
 
 
 def test_reset_forgets_all_but_the_system_message(server: FakeServer) -> None:

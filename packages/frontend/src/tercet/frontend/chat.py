@@ -6,15 +6,23 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
+_DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 _PATIENCE = 300.0
 """Seconds without a byte before a server counts as gone."""
 
 
 class ChatError(Exception):
     """What went wrong, in one line for the user."""
+
+
+class Piece(NamedTuple):
+    """Some of what a model says, or of what it thinks before."""
+
+    text: str
+    thought: bool = False
 
 
 class Server:
@@ -43,15 +51,18 @@ class Server:
             except (ValueError, LookupError, TypeError):
                 raise ChatError(f"{self._url} lists no model") from None
 
-    def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """The text of a chat completion, as it comes. Closing the iterator hangs up. Raises ChatError."""
+    def stream(self, body: dict[str, Any]) -> Iterator[Piece]:
+        """A chat completion, as it comes. Closing the iterator hangs up. Raises ChatError."""
         with self._ask("POST", "/chat/completions", json.dumps({**body, "stream": True})) as response:
             for event in _events(response):
                 if error := event.get("error"):
                     raise ChatError(_message(error))
                 for choice in event.get("choices", ()):
-                    if text := choice.get("delta", {}).get("content"):
-                        yield text
+                    delta = choice.get("delta", {})
+                    if thought := delta.get("reasoning_content"):
+                        yield Piece(thought, thought=True)
+                    if text := delta.get("content"):
+                        yield Piece(text)
 
     @contextlib.contextmanager
     def _ask(self, method: str, path: str, body: str | None = None) -> Iterator[http.client.HTTPResponse]:
@@ -92,14 +103,18 @@ class Conversation:
         """Forget everything but the system message."""
         self.messages = list(self._system)
 
-    def ask(self, server: Server, text: str) -> Iterator[str]:
-        """The reply as it comes. What was read of it is remembered, also when reading stops; nothing after an error."""
+    def ask(self, server: Server, text: str) -> Iterator[Piece]:
+        """The reply as it comes. What was read of it is remembered, also when reading stops; nothing after an error.
+
+        Thoughts are not remembered.
+        """
         turn = [*self.messages, {"role": "user", "content": text}]
         reply: list[str] = []
         stream = server.stream({"model": self.model, "messages": turn, **self._options})
         try:
             for piece in stream:
-                reply.append(piece)
+                if not piece.thought:
+                    reply.append(piece.text)
                 yield piece
         except (KeyboardInterrupt, GeneratorExit):
             self.messages = [*turn, {"role": "assistant", "content": "".join(reply)}]
@@ -114,8 +129,13 @@ def converse(
     conversation: Conversation,
     read: Callable[[str], str] = input,
     write: Callable[[str], object] = sys.stdout.write,
+    *,
+    terminal: bool = False,
 ) -> int:
-    """Read, ask and print until /exit or the end of the input. Returns the exit code."""
+    """Read, ask and print until /exit or the end of the input. Returns the exit code.
+
+    What a model thinks before it replies is shown on a `terminal` alone, dimmed.
+    """
     if read is input:
         _spell_what_they_can(sys.stdin, sys.stdout)
         with contextlib.suppress(ImportError):
@@ -137,21 +157,25 @@ def converse(
         elif text.startswith("/"):
             write("there are /reset and /exit\n")
         elif text:
-            _reply(server, conversation, text, write)
+            _reply(conversation.ask(server, text), write, terminal=terminal)
 
 
-def _reply(server: Server, conversation: Conversation, text: str, write: Callable[[str], object]) -> None:
-    pieces = conversation.ask(server, text)
+def _reply(pieces: Iterator[Piece], write: Callable[[str], object], *, terminal: bool) -> None:
+    thinks, after = False, ""
     try:
         for piece in pieces:
-            write(_printable(piece))
-            sys.stdout.flush()
-        write("\n")
+            if piece.thought is not thinks and terminal:
+                thinks, after = piece.thought, _PLAIN if piece.thought else ""
+                write(_DIM if thinks else f"{_PLAIN}\n\n")
+            if terminal or not piece.thought:
+                write(_printable(piece.text))
+                sys.stdout.flush()
+        write(f"{after}\n")
     except KeyboardInterrupt:
         pieces.close()  # type: ignore[attr-defined]
-        write("\n(stopped)\n")
+        write(f"{after}\n(stopped)\n")
     except ChatError as error:
-        write(f"\nerror: {error}\n")
+        write(f"{after}\nerror: {error}\n")
 
 
 def _spell_what_they_can(*streams: TextIO) -> None:

@@ -93,7 +93,7 @@ def chat(
     except ChatError as error:
         print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    return converse(server, conversation)
+    return converse(server, conversation, terminal=sys.stdout.isatty())
 
 
 @app.command
