@@ -82,6 +82,9 @@ def test_a_wheel_holds_its_portion_of_the_namespace_and_no_more(wheels: Path, pa
     assert all(name.startswith(f"tercet/{part}/") for name in code)
     assert f"tercet/{part}/py.typed" in code
     assert f"tercet/{part}/__init__.py" in code
+    with zipfile.ZipFile(wheel) as archive:
+        [licence] = [name for name in names if name.endswith("/licenses/LICENSE")]
+        assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
     assert not [name for name in code if "/tests/" in name or name.endswith((".pyc", ".cpp"))]
     assert wheel.stat().st_size < 20e6
 
