@@ -28,6 +28,15 @@ def test_rounding_is_within_half_a_step(kind: Format, step: float, block: tuple[
             assert error[mine].max() <= weight[mine].abs().max() * step * 1.01
 
 
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_rows_are_those_of_the_full_weight(kind: Format) -> None:
+    weight = quantise(torch.randn(6, 64), kind, (1, 32))
+    order = torch.tensor([4, 0, 0, 5])
+    assert torch.equal(dequantise(weight.rows(order)), dequantise(weight)[order])
+    with pytest.raises(ValueError, match="2 rows share a scale"):
+        quantise(torch.randn(6, 64), kind, (2, 32)).rows(order)
+
+
 def test_the_linear_layer_is_that_of_the_full_weight() -> None:
     weight, x = torch.randn(6, 64), torch.randn(2, 3, 64)
     quantised, bias = quantise(weight, "int8", (1, 64)), torch.randn(6)

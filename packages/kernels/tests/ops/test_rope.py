@@ -1,6 +1,7 @@
 """Rotary embedding against its definition. Equality with transformers is tested in the scheduler, which has it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,6 +83,25 @@ def test_linear_divides_and_dynamic_changes_nothing_within_the_trained_length() 
     assert torch.equal(dynamic, plain)
 
 
+def test_longrope_has_one_kind_of_factors_for_all_that_is_served() -> None:
+    """Keys that are cached stay as they are, however long a text grows."""
+    scaling = RopeScaling(
+        type="longrope",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        short_factor=(1.0, 2.0),
+        long_factor=(4.0, 8.0),
+    )
+    plain, _ = inverse_frequencies(4, 100.0)
+    for length, factors in ((16, (1, 2)), (17, (4, 8)), (64, (4, 8))):
+        frequencies, factor = inverse_frequencies(4, 100.0, scaling, length=length)
+        torch.testing.assert_close(frequencies, plain / torch.tensor(factors))
+        assert factor == pytest.approx(math.sqrt(1.5))  # log 4 is half of log 16
+        assert torch.equal(rope_cache(length, 4, 100.0, scaling)[1, :2], (frequencies.cos() * factor))
+    assert inverse_frequencies(4, 100.0, replace(scaling, attention_factor=1.3))[1] == 1.3
+    assert inverse_frequencies(4, 100.0, replace(scaling, factor=1.0))[1] == 1.0
+
+
 def test_an_unknown_type_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="'longrope' is not one of default, linear"):
-        inverse_frequencies(16, 500.0, RopeScaling(type="longrope"))
+    with pytest.raises(ValueError, match="'bent' is not one of default, linear"):
+        inverse_frequencies(16, 500.0, RopeScaling(type="bent"))

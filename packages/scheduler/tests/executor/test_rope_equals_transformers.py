@@ -10,6 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from tercet.kernels.ops.rope import RopeScaling, apply_rope, rope_cache
 
 LENGTH, HEAD_DIM = 300, 24
+FACTORS = {"short_factor": [1 + 0.01 * i for i in range(12)], "long_factor": [1.5 + 3 * i for i in range(12)]}
 
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -36,6 +37,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "attention_factor": 1.37,
         "truncate": False,
     },
+    "longrope": {"original_max_position_embeddings": 75, **FACTORS},
+    "longrope of what it was trained for": {"factor": 4.0, "original_max_position_embeddings": LENGTH, **FACTORS},
+    "longrope told its factor": {"attention_factor": 1.19, "original_max_position_embeddings": 75, **FACTORS},
 }
 
 
@@ -54,6 +58,6 @@ def test_equal(kind: str, theta: float, dtype: torch.dtype) -> None:
     positions = torch.arange(LENGTH)
     cos, sin = LlamaRotaryEmbedding(config)(q, positions[None])
     expected = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
-    table = rope_cache(LENGTH, HEAD_DIM, theta, RopeScaling(type=name, **KINDS[kind]))
+    table = rope_cache(LENGTH, HEAD_DIM, theta, RopeScaling(type=name, **{"factor": 4.0, **KINDS[kind]}))
     for ours, theirs in zip(apply_rope(q, k, positions, table), expected, strict=True):
         assert torch.equal(ours, theirs[0].transpose(0, 1))

@@ -39,6 +39,14 @@ class QuantisedWeight:
         codes, scales = self.codes.to(device), self.scales.to(device)
         return QuantisedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
 
+    def rows(self, index: torch.Tensor) -> "QuantisedWeight":
+        """Those rows, in that order. Raises ValueError where several share a scale."""
+        if self.block[0] != 1:
+            raise ValueError(f"{self.block[0]} rows share a scale")
+        codes, scales = self.codes[index], self.scales[index]
+        zeros = None if self.zeros is None else self.zeros[index]
+        return QuantisedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
+
 
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
     """Codes 0 to 15, uint8 [n, k], two in a byte: of 32 columns, byte j has column j below column j + 16."""

@@ -14,8 +14,9 @@ import torch
 class RopeScaling:
     """How frequencies are stretched beyond the length a model was trained for. Names are those of config.json.
 
-    `type` is default, linear, dynamic, llama3 or yarn; each reads only the fields transformers reads for it. dynamic
-    changes frequencies beyond `max_position_embeddings` only, which no request may reach: see `inverse_frequencies`.
+    `type` is one of `ROPE_TYPES`; each reads only the fields transformers reads for it. dynamic changes frequencies
+    beyond `max_position_embeddings` only, which no request may reach, and longrope beyond
+    `original_max_position_embeddings`: see `inverse_frequencies`.
     """
 
     type: str = "default"
@@ -29,18 +30,23 @@ class RopeScaling:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    """Of longrope: what each pair's frequency is divided by."""
 
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def inverse_frequencies(
-    rotary_dim: int, theta: float, scaling: RopeScaling | None = None
+    rotary_dim: int, theta: float, scaling: RopeScaling | None = None, *, length: int = 0
 ) -> tuple[torch.Tensor, float]:
     """(frequencies float32 [rotary_dim / 2], the factor that cos and sin are multiplied by).
 
     dynamic is exact for positions below `max_position_embeddings` only: a longer sequence would change the frequencies
-    of keys already cached. Raises ValueError for an unknown type.
+    of keys already cached. For the same reason longrope, which transformers switches from short to long factors with
+    the length of each batch, has one kind for all sequences: short ones where a model serves a `length` of at most
+    `original_max_position_embeddings`, otherwise long ones. Raises ValueError for an unknown type.
     """
     scaling = scaling or RopeScaling()
     exponent = torch.arange(0, rotary_dim, 2, dtype=torch.int64).to(torch.float) / rotary_dim
@@ -56,6 +62,10 @@ def inverse_frequencies(
             return _llama3(1.0 / (theta**exponent), scaling), 1.0
         case "yarn":
             return _yarn(theta**exponent, rotary_dim, theta, scaling), _yarn_attention_factor(scaling)
+        case "longrope":
+            served_long = length > scaling.original_max_position_embeddings
+            factors = torch.tensor(scaling.long_factor if served_long else scaling.short_factor, dtype=torch.float32)
+            return 1.0 / (factors * theta**exponent), _longrope_attention_factor(scaling)
     raise ValueError(f"rope type {scaling.type!r} is not one of {', '.join(ROPE_TYPES)}")
 
 
@@ -101,13 +111,23 @@ def _yarn_attention_factor(scaling: RopeScaling) -> float:
     return mscale(1.0)
 
 
+def _longrope_attention_factor(scaling: RopeScaling) -> float:
+    """Of https://arxiv.org/abs/2402.13753, the same for short and long factors."""
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_max_position_embeddings))
+
+
 def rope_cache(positions: int, rotary_dim: int, theta: float, scaling: RopeScaling | None = None) -> torch.Tensor:
     """Cosines and sines of positions 0, 1, ...: float32 [positions, rotary_dim], cosines in the first half.
 
-    Computed on the CPU, so that every device has the same, and returned on torch's current default device.
+    `positions` is as long as a model serves, by which longrope chooses its factors: see `inverse_frequencies`. Computed
+    on the CPU, so that every device has the same, and returned on torch's current default device.
     """
     with torch.device("cpu"):
-        inv_freq, factor = inverse_frequencies(rotary_dim, theta, scaling)
+        inv_freq, factor = inverse_frequencies(rotary_dim, theta, scaling, length=positions)
         angles = torch.arange(positions).float()[:, None] * inv_freq
         table = torch.cat([angles.cos(), angles.sin()], dim=-1) * factor
     return table.to(torch.get_default_device())
