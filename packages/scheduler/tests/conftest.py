@@ -42,6 +42,13 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3],
+    "long_factor": [1.2, 2.5, 7.0],
+    "partial_rotary_factor": 0.75,
+}
 _SLIDES = {"use_sliding_window": True, "sliding_window": 7}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,6 +64,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_sliding": (
         "Qwen3",
         {**_SLIDES, "head_dim": 12, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    ),
+    "phi3": ("Phi3", {"pad_token_id": None, "sliding_window": 11}),
+    "phi3_longrope": (
+        "Phi3",
+        {
+            "pad_token_id": None,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": _LONGROPE,
+        },
     ),
 }
 """Name of each checkpoint, to its transformers class and what its config has beside the shape."""
@@ -130,6 +146,8 @@ def old_form(directory: Path, target: Path) -> Path:
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
     kind = rope.pop("rope_type")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     config["rope_scaling"] = None if kind == "default" else {"type" if kind == "linear" else "rope_type": kind, **rope}
     config["torch_dtype"] = config.pop("dtype")
     if config["model_type"] == "qwen3_moe":

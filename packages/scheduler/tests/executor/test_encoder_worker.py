@@ -52,6 +52,7 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "num_key_value_heads": 6},
     ),
     "mistral": ("MistralModel", {"sliding_window": 7, "num_key_value_heads": 3}),
+    "phi3": ("Phi3Model", {"num_key_value_heads": 2}),
 }
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", {"num_labels": 3}),
@@ -233,6 +234,22 @@ def test_limits_are_the_smallest_that_anybody_sets(make: Make) -> None:
     with pytest.raises(ValueError, match="beyond"):
         EncoderWorker(options, lambda done, _: loaded.append(done))
     assert not loaded
+
+
+@pytest.mark.parametrize(
+    ("told", "max_length", "alike"), [(None, None, False), (32, None, True), (33, None, False), (None, 32, True)]
+)
+def test_how_a_decoder_rotates_follows_the_longest_input(
+    told: int | None, max_length: int | None, alike: bool, make: Make
+) -> None:
+    """Inputs no longer than the model was trained for are rotated so by transformers, whatever else is served."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 5.0, 9.0]}
+    directory, model = make("Phi3Model", {"rope_parameters": rope, "original_max_position_embeddings": 32})
+    sentence_files(directory, "lasttoken", max_length=max_length)
+    worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu", context_length=told))
+    row = some_inputs()[4]
+    [vector], wanted = vectors_of(worker, [row]), expected(model, row).last_hidden_state[0, -1]
+    assert ((vector - wanted).abs().max() < 1e-3) == alike
 
 
 def test_numbers_that_are_not_finite_are_told_by_row(make: Make) -> None:

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
 MIXTRAL = {**LLAMA, "architectures": ["MixtralForCausalLM"]}
 QWEN2_MOE = {**LLAMA, "architectures": ["Qwen2MoeForCausalLM"]}
 QWEN3_MOE = {**LLAMA, "architectures": ["Qwen3MoeForCausalLM"]}
+PHI3 = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
 OLMOE = {**LLAMA, "architectures": ["OlmoeForCausalLM"]}
 SLIDING = {"use_sliding_window": True, "sliding_window": 9}
 
@@ -69,6 +71,8 @@ def test_both_forms_of_a_checkpoint_say_the_same(family: Path, checkpoints: Call
         (QWEN2_MOE | SLIDING, (9, 0, 9)),
         (QWEN2_MOE | SLIDING | {"max_window_layers": 2}, (9, 0, 0)),
         (OLMOE | SLIDING, (0, 0, 0)),
+        (PHI3, (0, 0, 0)),
+        (PHI3 | {"sliding_window": 5}, (5, 5, 5)),
         (QWEN3 | SLIDING | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, (9, 0, 9)),
     ],
 )
@@ -91,6 +95,30 @@ def test_yarn_stretches_the_context() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     assert parse(QWEN2, rope_scaling=yarn).context_length == 512
     assert parse(QWEN2, rope_scaling={**yarn, "original_max_position_embeddings": 32}).context_length == 128
+
+
+def test_longrope_in_every_form() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2] * 4}
+    expected = RopeConfig(
+        theta=1e4,
+        scaling=RopeScaling(
+            type="longrope",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            short_factor=(1.0,) * 4,
+            long_factor=(2.0,) * 4,
+        ),
+        share=0.5,
+    )
+    outside = {"original_max_position_embeddings": 32, "partial_rotary_factor": 0.5}
+    for name in ("longrope", "su", "yarn"):  # "yarn" was Phi-3's own word for it
+        config = parse(PHI3, rope_scaling={"type": name, **factors}, **outside)
+        assert (config.rope, config.rotary_dim, config.context_length) == (expected, 8, 128)
+    inside = {"rope_type": "longrope", "partial_rotary_factor": 0.5, **factors}
+    assert parse(PHI3, rope_parameters=inside, original_max_position_embeddings=32).rope == expected
+    assert parse(PHI3, rope_parameters=inside).rope.scaling == replace(
+        expected.scaling or RopeScaling(), original_max_position_embeddings=4096, factor=128 / 4096
+    )
 
 
 def test_dynamic_scaling_ends_where_it_would_begin() -> None:
@@ -149,7 +177,13 @@ def test_dtypes() -> None:
         ({"torch_dtype": "float8"}, "dtype 'float8'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: "),
         ({"rope_theta": -1}, "rope_theta: -1"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope_scaling: type 'longrope'"),
+        ({"rope_scaling": {"type": "bent"}}, "rope_scaling: type 'bent'"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_scaling.short_factor: is missing"),
+        ({"rope_scaling": {"type": "su", "short_factor": [1, 0]}}, "rope_scaling.short_factor: is not a list of pos"),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1], "long_factor": [2]}},
+            "short_factor: has 1 numbers for 8",
+        ),
         ({"rope_scaling": {"type": "default", "mrope_section": [1, 1]}}, "rope_scaling: "),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: is missing"),
         ({"rope_scaling": [1]}, "rope_scaling: is not an object"),
@@ -164,6 +198,17 @@ def test_nonsense_is_refused_by_name(changes: dict[str, Any], message: str) -> N
     with pytest.raises(ModelError, match=message) as caught:
         parse(LLAMA, **changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [1.5, 0.05, 0.2])
+def test_a_share_of_a_head_that_is_no_pairs_is_refused_by_name(share: float) -> None:
+    with pytest.raises(ModelError, match=r"^config\.json: partial_rotary_factor: "):
+        parse(PHI3, partial_rotary_factor=share)
+
+
+def test_code_beside_phi_3_is_passed_over() -> None:
+    """It is often published with code, of an architecture that is written here."""
+    assert parse(PHI3, auto_map={"AutoModelForCausalLM": "evil.Model"}).architecture == "Phi3ForCausalLM"
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,12 @@ def test_identity(copy: Path, checkpoints: Checkpoints) -> None:
     assert model_identity(checkpoints("llama/sharded"), "float32").weights != original.weights
 
 
+def test_identity_covers_the_length_by_which_a_model_rotates(checkpoints: Checkpoints) -> None:
+    for name, differs in (("llama", False), ("phi3_longrope", True)):
+        long, short = (model_identity(checkpoints(name), "float32", context_length=length) for length in (None, 32))
+        assert (long.weights != short.weights) is differs
+
+
 def test_identity_sees_a_changed_tensor_but_not_a_changed_template(copy: Path) -> None:
     before = model_identity(copy, "float32")
     (copy / "chat_template.jinja").write_text("other")

@@ -87,6 +87,18 @@ def test_a_forward_equals_that_of_the_full_weights(kind: str, tmp_path: Path) ->
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_projections_may_be_stored_as_one(kind: str, share: float, tmp_path: Path) -> None:
+    """And their rows be put in another order."""
+    phi = CONFIG | {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": share}
+    expected = logits(load(write_checkpoint(kind, tmp_path / "model", phi, GRAIN)))
+    for dequantised in (False, True):
+        model = load(tmp_path / "model", dequantised=dequantised)
+        assert (len(quantised(model)) == 4 * LAYERS) != dequantised
+        torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("mixture", [False, True])
 def test_biases_of_zeros_are_none(mixture: bool, tmp_path: Path) -> None:
     """Every layer of an older AutoGPTQ has one, also where the model has not."""

@@ -175,21 +175,29 @@ def file_hashes(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def model_identity(
-    directory: Path, dtype: str, quantization: str = "none", kv_cache_dtype: str = "auto"
+    directory: Path,
+    dtype: str,
+    quantization: str = "none",
+    kv_cache_dtype: str = "auto",
+    context_length: int | None = None,
 ) -> ModelIdentity:
     """What must be equal for a request to go on elsewhere, and the hashes that frontends cache files by.
 
     The fingerprint covers config.json, the hub's revision where there is one, the header and size of every
     safetensors file, the first bytes of each tensor, the dtype they are served in (see `served_dtype`), how they are
-    quantized, and the dtype of keys and values ("auto": that of the weights). It reads a few hundred KiB of a
-    checkpoint of any size. A directory without weights, good for dummy ones, has an identity too.
+    quantized, the dtype of keys and values ("auto": that of the weights), and where a model rotates otherwise to serve
+    long texts (longrope) how long it serves. It reads a few hundred KiB of a checkpoint of any size. A directory
+    without weights, good for dummy ones, has an identity too.
     """
     digest = hashlib.sha256()
 
     def add(part: bytes) -> None:
         digest.update(len(part).to_bytes(8, "little") + part)
 
-    add((directory / "config.json").read_bytes())
+    config = (directory / "config.json").read_bytes()
+    add(config)
+    if b'"long_factor"' in config:
+        add(f"as long as {context_length}".encode())
     for name in _SENTENCE_FILES:
         if (directory / name).is_file():
             add((directory / name).read_bytes())

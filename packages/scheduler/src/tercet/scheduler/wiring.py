@@ -72,7 +72,7 @@ def on_gpu(options: ModelOptions) -> bool:
 def identity_of(options: ModelOptions, task: Task, path: Path) -> ModelIdentity:
     """By which a model is known: where it is computed decides with the options in which dtype that is."""
     dtype = served_dtype(path, options.dtype, gpu=on_gpu(options), encoder=task is not Task.GENERATE)
-    return model_identity(path, dtype, options.quantization, options.kv_cache_dtype)
+    return model_identity(path, dtype, options.quantization, options.kv_cache_dtype, options.context_length)
 
 
 def build_torch(

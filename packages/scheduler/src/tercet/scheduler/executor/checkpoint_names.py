@@ -1,6 +1,8 @@
-"""What a checkpoint calls the modules of a model, where that is not what they are called here: mixtures of experts.
+"""What a checkpoint calls the modules of a model, where that is not what they are called here.
 
-Transformers 5 stores one tensor for all experts of a layer, as they are here. Most checkpoints store three for each
+Projections of one input are one module here. Most checkpoints store them one by one, Phi-3's as they are here.
+
+Of experts transformers 5 stores one tensor for all of a layer, as they are here. Most checkpoints store three for each
 expert, and Mixtral's have words of their own for these and for the layer.
 """
 
@@ -10,7 +12,28 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from tercet.scheduler.models.layers import FusedLinear
 from tercet.scheduler.models.moe import ExpertLinear, Experts
+
+
+@dataclass(frozen=True)
+class FusedNames:
+    """Which fused projections one checkpoint stores as one."""
+
+    whole: frozenset[str] = frozenset()
+    """The last words of their paths, such as qkv_proj."""
+
+    @classmethod
+    def of(cls, stored: Iterable[str]) -> "FusedNames":
+        """Those that are so in the names of a checkpoint's tensors."""
+        return cls(frozenset(".".join(name.split(".")[-2:-1]) for name in stored))
+
+    def parts(self, path: str, linear: FusedLinear) -> dict[str, int]:
+        """What the projection at `path` is stored as, in the order of its rows: each name, and its outputs."""
+        parent, _, name = path.rpartition(".")
+        if name in self.whole:
+            return {path: sum(linear.parts.values())}
+        return {f"{parent}.{part}": outputs for part, outputs in linear.parts.items()}
 
 
 @dataclass(frozen=True)

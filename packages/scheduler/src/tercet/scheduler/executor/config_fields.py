@@ -31,6 +31,13 @@ class Fields:
             raise self._wrong(name, f"{value!r} is not a positive number")
         return float(value)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of positive, finite numbers."""
+        value = self._get(name, _MISSING)
+        if not isinstance(value, list) or not all(type(one) in (int, float) and 0 < one < math.inf for one in value):
+            raise self._wrong(name, "is not a list of positive numbers")
+        return tuple(map(float, value))
+
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
         return self.values.get(name) is not None

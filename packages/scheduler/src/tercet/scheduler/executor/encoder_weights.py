@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-from tercet.scheduler.executor.weights import Progress, Tally, check_fit, checkpoint_tensors, fill
+from tercet.scheduler.executor.weights import Progress, Tally, check_fit, checkpoint_tensors, fill, put_in_order
 from tercet.scheduler.model_files import ModelError, read_header, weight_files
 
 _PREFIXES = ("", "model.", "bert.", "roberta.")
@@ -33,6 +33,7 @@ def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress |
     }
     check_fit(directory, {name: tuple(memory.shape) for name, memory in targets.items()}, fitting)
     fill(files, {name: targets[target] for name, target in names.items() if target}, Tally(progress, files))
+    put_in_order(model)
 
 
 def _target(name: str, targets: Set[str]) -> str:

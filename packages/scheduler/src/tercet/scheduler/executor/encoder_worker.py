@@ -17,9 +17,10 @@ from tercet.scheduler.executor.pacing import tell_layers
 from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, again, release_cached
 from tercet.scheduler.executor.weights import Progress, dummy_weights
 from tercet.scheduler.model_files import read_json
-from tercet.scheduler.model_task import Pooling, read_sentences
+from tercet.scheduler.model_task import DECODERS, Pooling, family_of, read_sentences
 from tercet.scheduler.models.encoder_registry import build_encoder
 from tercet.scheduler.models.packed import Packed
+from tercet.scheduler.models.registry import named_architecture
 from tercet.scheduler.ports import Advance
 
 logger = logging.getLogger(__name__)
@@ -64,8 +65,11 @@ class EncoderWorker:
         device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         limit_torch(options.threads)
         dtype = computed_dtype(options.model, options.dtype, torch.device(device), encoder=True)
-        model = build_encoder(read_json(options.model / "config.json"), options.task, dtype, device)
-        sentences = read_sentences(options.model, causal=model.causal)
+        config = read_json(options.model / "config.json")
+        causal = family_of(named_architecture(config))[0] in DECODERS
+        sentences = read_sentences(options.model, causal=causal)
+        longest = min(options.context_length or sentences.max_length, sentences.max_length)
+        model = build_encoder(config, options.task, dtype, device, longest)
         context_length = _context_length(options, min(model.context_length, sentences.max_length))
         if options.load_format == "dummy":
             dummy_weights(model.module)

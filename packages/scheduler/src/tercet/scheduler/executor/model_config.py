@@ -26,9 +26,13 @@ _REFUSED = {
     "auto_map": "the model brings its own code, and Tercet never runs a model's code",
     "clip_qkv": "queries, keys and values that are clipped are not supported",
 }
-_RMS_NORM_EPS = {"MixtralForCausalLM": 1e-5, "OlmoeForCausalLM": 1e-5}
+_KNOWN_CODE = ("Phi3ForCausalLM",)
+"""Often published with code of their own, which computes what is computed here."""
+_RMS_NORM_EPS = {"MixtralForCausalLM": 1e-5, "OlmoeForCausalLM": 1e-5, "Phi3ForCausalLM": 1e-5}
 _ROPE_THETA = {"MixtralForCausalLM": 1e6}
 """Where a family's default is its own."""
+_ROTATES_PARTS = ("Phi3ForCausalLM",)
+"""Families in which `partial_rotary_factor` has a meaning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class RopeConfig:
 
     theta: float
     scaling: RopeScaling | None = None
+    share: float = 1.0
+    """Of each head, from its beginning, that is rotated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,7 @@ class DecoderShape:
     head_dim: int
     vocab_size: int
     context_length: int
+    """The model's own limit, or the shorter one that it is built to serve."""
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
     """In which it is served."""
@@ -82,6 +89,11 @@ class ModelConfig(DecoderShape):
             read_json(directory / "config.json"), read_json(generation) if generation.is_file() else {}, dtype
         )
 
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that are rotated."""
+        return int(self.head_dim * self.rope.share)
+
     def window_of(self, layer: int) -> int:
         """Tokens of sliding window in a layer; 0 sees everything."""
         return self.windows[layer]
@@ -91,7 +103,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
     """A ModelConfig from the objects in config.json and generation_config.json. Raises ModelError."""
     architecture = architecture_of(config)
     for name, why in _REFUSED.items():
-        if config.get(name):
+        if config.get(name) and not (name == "auto_map" and architecture in _KNOWN_CODE):
             raise wrong(name, why)
     fields = Fields(config)
     if (act := config.get("hidden_act", "silu")) != "silu":
@@ -99,7 +111,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
     heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
     layers = fields.count("num_hidden_layers")
-    rope = _rope(config, _ROPE_THETA.get(architecture, 1e4))
+    rope = _rope(config, architecture)
     result = ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -123,12 +135,11 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
     )
     if heads % result.kv_heads:
         raise wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
-    if result.head_dim % 2:
-        raise wrong("head_dim", f"{result.head_dim} is odd, and rotary embedding turns pairs")
+    _check_rotation(result)
     return result
 
 
-def _rope(config: Mapping[str, Any], default_theta: float) -> RopeConfig:
+def _rope(config: Mapping[str, Any], architecture: str) -> RopeConfig:
     """The rotary embedding of every layer, from whichever form the config has."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.get(name)), "")
     values = config.get(name, {})
@@ -139,14 +150,37 @@ def _rope(config: Mapping[str, Any], default_theta: float) -> RopeConfig:
         if any(value != by_layer[0] for value in by_layer):
             raise wrong(name, "layer types that rotate differently are not supported")
         values = by_layer[0]
-    if config.get("partial_rotary_factor", values.get("partial_rotary_factor")) not in (None, 1.0):
-        raise wrong("partial_rotary_factor", "only 1.0 is supported")
     kind = values.get("rope_type", values.get("type", "default"))
+    if architecture == "Phi3ForCausalLM":
+        config = {"original_max_position_embeddings": 4096, **config}
+    if kind == "su" or (kind == "yarn" and architecture == "Phi3ForCausalLM"):
+        kind = "longrope"  # as it was called before it had a name, with factors of its own
     if kind not in ROPE_TYPES or "mrope_section" in values:
         raise wrong(name, f"type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
-    fields = Fields({"rope_theta": config.get("rope_theta"), **values}, f"{name}." if name else "")
-    theta = fields.number("rope_theta", default_theta)
-    return RopeConfig(theta=theta, scaling=_scaling(kind, fields, config))
+    outside = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
+    fields = Fields({**outside, **values}, f"{name}." if name else "")
+    theta = fields.number("rope_theta", _ROPE_THETA.get(architecture, 1e4))
+    return RopeConfig(theta=theta, scaling=_scaling(kind, fields, config), share=_rotated_share(fields, architecture))
+
+
+def _rotated_share(fields: Fields, architecture: str) -> float:
+    share = fields.number("partial_rotary_factor", 1.0)
+    if share > 1 or (share < 1 and architecture not in _ROTATES_PARTS):
+        raise wrong("partial_rotary_factor", f"{share} is not supported, only 1.0")
+    return share
+
+
+def _check_rotation(config: ModelConfig) -> None:
+    """Raise ModelError for what cannot be turned in pairs."""
+    if config.head_dim % 2:
+        raise wrong("head_dim", f"{config.head_dim} is odd, and rotary embedding turns pairs")
+    rotated, scaling = config.rotary_dim, config.rope.scaling
+    if rotated % 2 or not rotated:
+        raise wrong("partial_rotary_factor", f"{rotated} of {config.head_dim} elements are no pairs to turn")
+    if scaling is not None and scaling.type == "longrope":
+        for name in ("short_factor", "long_factor"):
+            if (found := len(getattr(scaling, name))) != rotated // 2:
+                raise wrong(name, f"has {found} numbers for {rotated // 2} pairs")
 
 
 def _scaling(kind: str, fields: Fields, config: Mapping[str, Any]) -> RopeScaling | None:
@@ -177,6 +211,16 @@ def _scaling(kind: str, fields: Fields, config: Mapping[str, Any]) -> RopeScalin
                 mscale_all_dim=fields.number("mscale_all_dim") if fields.has("mscale_all_dim") else 0.0,
                 truncate=fields.flag("truncate", True),
             )
+        case "longrope":
+            original = _original_context(fields, config)
+            return RopeScaling(
+                type=kind,
+                factor=fields.number("factor", Fields(config).count("max_position_embeddings") / original),
+                original_max_position_embeddings=original,
+                attention_factor=fields.number("attention_factor") if fields.has("attention_factor") else None,
+                short_factor=fields.numbers("short_factor"),
+                long_factor=fields.numbers("long_factor"),
+            )
         case _:  # "dynamic" begins to scale where the context length ends
             return None
 
@@ -204,12 +248,12 @@ def _attention_bias(fields: Fields, architecture: str) -> bool:
 
 
 def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
-    """Mistral slides in every layer unless told null, Mixtral if told; Qwen in layers that it names or implies."""
+    """Mistral slides in every layer unless told null, Mixtral and Phi-3 if told; Qwen in layers it names or implies."""
     match architecture:
         case "MistralForCausalLM":
             null = fields.values.get("sliding_window", 4096) is None
             return (0 if null else fields.count("sliding_window", 4096),) * layers
-        case "MixtralForCausalLM":
+        case "MixtralForCausalLM" | "Phi3ForCausalLM":
             return (fields.count("sliding_window") if fields.has("sliding_window") else 0,) * layers
         case "Qwen2ForCausalLM" | "Qwen3ForCausalLM" | "Qwen2MoeForCausalLM" | "Qwen3MoeForCausalLM":
             if not fields.flag("use_sliding_window"):

@@ -18,7 +18,7 @@ from torch import nn
 
 from tercet.kernels.ops.moe import QuantisedExperts
 from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, pack_int4, quantise
-from tercet.scheduler.executor.checkpoint_names import ExpertNames
+from tercet.scheduler.executor.checkpoint_names import ExpertNames, FusedNames
 from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.layers import FusedLinear, Linear
@@ -155,7 +155,7 @@ def quantized_linears(
     Raises ModelError for another layer of which only some parts are quantised, and for shapes that cannot be.
     """
     found = []
-    names = ExpertNames.of(stored)
+    names, fused = ExpertNames.of(stored), FusedNames.of(stored)
     device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
     for path, module in names.modules(model):
         if isinstance(module, Experts):
@@ -164,10 +164,7 @@ def quantized_linears(
         if not isinstance(module, Linear) or not module.weight.is_meta:
             continue
         outputs, inputs = module.weight.shape
-        parent = path.rpartition(".")[0]
-        parts = {path: outputs}
-        if isinstance(module, FusedLinear):
-            parts = {f"{parent}.{part}": size for part, size in module.parts.items()}
+        parts = fused.parts(path, module) if isinstance(module, FusedLinear) else {path: outputs}
         linear = QuantizedLinear(module, parts, inputs, quantization)
         quantised = [_is_quantised(prefix, quantization, stored) for prefix in parts]
         if any(quantised) and not all(quantised):

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -62,6 +63,7 @@ class TpModelWorker:
         except UnavailableBackendError as error:
             raise ValueError(str(error)) from error
         context_length = _context_length(options, config)
+        config = replace(config, context_length=context_length)
         shape = KVShape(
             page_size=options.page_size,
             kv_heads=config.kv_heads,

@@ -11,14 +11,14 @@ from safetensors import safe_open
 from torch import nn
 
 from tercet.kernels.ops.moe import QuantisedExperts
-from tercet.scheduler.executor.checkpoint_names import ExpertNames
+from tercet.scheduler.executor.checkpoint_names import ExpertNames, FusedNames
 from tercet.scheduler.executor.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, joined, quantised_as, quantized_linears
 from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.encoder_layers import LayerNorm
-from tercet.scheduler.models.layers import FusedLinear, Lent, Linear, Matrix, RMSNorm
+from tercet.scheduler.models.layers import Attention, FusedLinear, Lent, Linear, Matrix, RMSNorm
 from tercet.scheduler.models.moe import ExpertLinear, Experts
 
 Progress = Callable[[int, int], None]
@@ -73,8 +73,9 @@ def load_weights(
     if tied_head:
         _check_tied_head(directory, files, targets[_EMBEDDING].dtype)
     tally = Tally(progress, files)
-    fill(files, targets, tally, borrowers=_matrices(model) if lend else {}, later=quantised)
+    fill(files, targets, tally, borrowers=_matrices(model, stored) if lend else {}, later=quantised)
     _load_quantised(linears, files, targets[_EMBEDDING], tally, dequantised=dequantised)
+    put_in_order(model)
 
 
 def fill(
@@ -82,7 +83,7 @@ def fill(
     targets: Mapping[str, torch.Tensor],
     tally: Tally,
     *,
-    borrowers: Mapping[str, tuple[Matrix, int]] = {},
+    borrowers: Mapping[str, tuple[Matrix, int | None]] = {},
     later: Container[str] = (),
 ) -> None:
     """Copy each stored tensor that has a target, by its name in the files, there; the others count as read.
@@ -104,13 +105,22 @@ def fill(
                 read()
 
 
-def _matrices(model: nn.Module) -> dict[str, tuple[Matrix, int]]:
-    """The name a checkpoint has for each run of rows of a matrix."""
-    found: dict[str, tuple[Matrix, int]] = {}
+def put_in_order(model: nn.Module) -> None:
+    """Lay what is loaded out as it is computed with."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.put_in_order()
+
+
+def _matrices(model: nn.Module, stored: Iterable[str]) -> dict[str, tuple[Matrix, int | None]]:
+    """The name a checkpoint has for each run of rows of a matrix; None stands for all of them."""
+    found: dict[str, tuple[Matrix, int | None]] = {}
+    names = FusedNames.of(stored)
     for path, module in model.named_modules():
         if isinstance(module, FusedLinear):
-            parent = path.rpartition(".")[0]
-            found |= {f"{parent}.{part}.weight": (module, run) for run, part in enumerate(module.parts)}
+            parts = names.parts(path, module)
+            runs = [None] if len(parts) == 1 else range(len(parts))
+            found |= {f"{part}.weight": (module, run) for run, part in zip(runs, parts, strict=True)}
         elif isinstance(module, Matrix):
             found[f"{path}.weight"] = module, 0
     return found
@@ -194,7 +204,7 @@ def checkpoint_tensors(model: nn.Module, stored: Iterable[str] = ()) -> dict[str
     Of names that there are several of, those are taken that the checkpoint's `stored` tensors follow.
     """
     tensors: dict[str, torch.Tensor] = {}
-    names = ExpertNames.of(stored)
+    names, fused = ExpertNames.of(stored), FusedNames.of(stored)
     for path, module in names.modules(model):
         if isinstance(module, Experts):
             tensors |= names.tensors(path, module)
@@ -204,9 +214,9 @@ def checkpoint_tensors(model: nn.Module, stored: Iterable[str] = ()) -> dict[str
             if parameter.is_meta:  # a quantised weight, which is read otherwise
                 continue
             if isinstance(module, FusedLinear):
-                parent = path.rpartition(".")[0]
-                rows = torch.split(parameter, list(module.parts.values()))
-                tensors |= {f"{parent}.{part}.{kind}": row for part, row in zip(module.parts, rows, strict=True)}
+                parts = fused.parts(path, module)
+                rows = torch.split(parameter, list(parts.values()))
+                tensors |= {f"{part}.{kind}": row for part, row in zip(parts, rows, strict=True)}
             else:
                 tensors[f"{path}.{kind}"] = parameter
     return tensors

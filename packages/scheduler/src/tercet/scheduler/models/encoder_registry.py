@@ -39,16 +39,23 @@ class EncoderModel:
 
 
 def build_encoder(
-    config: Mapping[str, Any], task: Task, dtype: str = "auto", device: torch.device | str = "cpu"
+    config: Mapping[str, Any],
+    task: Task,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    longest: int | None = None,
 ) -> EncoderModel:
-    """The model that config.json describes. Raises ModelError for one that nothing here can run."""
+    """The model that config.json describes. Raises ModelError for one that nothing here can run.
+
+    `longest`: of a decoder, the tokens of the longest input, where that is less than the model could take.
+    """
     names = config.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     family, _ = family_of(architecture)
     labels = parse_shape(config, Labels).names if task is Task.CLASSIFY else []
     with torch.device(device):
         if family in DECODERS:
-            model = _decoder(config, family, labels, dtype, device)
+            model = _decoder(config, family, labels, dtype, device, longest)
         elif ENCODERS.get(family) == "modernbert":
             model = _modernbert(config, labels, dtype)
         elif family in ENCODERS:
@@ -86,9 +93,15 @@ def _modernbert(config: Mapping[str, Any], labels: Sequence[str], dtype: str) ->
 
 
 def _decoder(
-    config: Mapping[str, Any], family: str, labels: Sequence[str], dtype: str, device: torch.device | str
+    config: Mapping[str, Any],
+    family: str,
+    labels: Sequence[str],
+    dtype: str,
+    device: torch.device | str,
+    longest: int | None,
 ) -> EncoderModel:
     shape = parse_config({**config, "architectures": [f"{family}ForCausalLM"]}, {}, dtype)
+    shape = replace(shape, context_length=min(shape.context_length, longest or shape.context_length))
     decoder = build_model(replace(shape, tie_word_embeddings=True), device).model  # a head of its own is not needed
     module = (
         DecoderClassifier(decoder, shape.hidden_size, len(labels), shape.dtype) if labels else DecoderEncoder(decoder)

@@ -15,6 +15,7 @@ from tercet.kernels.ops.quantised import QuantisedWeight
 from tercet.kernels.ops.rope import rope_cache
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.layer_ops import Batch, OpsModule
+from tercet.scheduler.models.rotation import head_order, over_whole_heads, row_order
 from tercet.scheduler.models.shard import Shard
 
 
@@ -39,9 +40,14 @@ class Matrix(OpsModule):
         self._runs = list(runs)
         self._lent: dict[int, Lent] = {}
 
-    def lend(self, run: int, lent: Lent) -> None:
-        """Leave a run of rows where it is, in whatever dtype, until the weight is taken."""
-        self._lent[run] = lent
+    def lend(self, run: int | None, lent: Lent) -> None:
+        """Leave a run of rows where it is, in whatever dtype, until the weight is taken; None: all runs, as one."""
+        if run is not None:
+            self._lent[run] = lent
+            return
+        for index, rows in enumerate(torch.split(lent.rows, self._runs)):
+            last = index == len(self._runs) - 1
+            self._lent[index] = Lent(rows, lent.taken if last else _nothing)
 
     def take(self) -> list[torch.Tensor]:
         """The runs of rows in the weight's dtype, of which the module keeps nothing."""
@@ -64,6 +70,26 @@ class Linear(Matrix):
         super().__init__(inputs, runs, dtype, "meta" if quantised else None)
         self.bias = _parameter(sum(runs), dtype=dtype) if bias else None
         self.quantised: QuantisedWeight | None = None
+        self.order: torch.Tensor | None = None
+        """Which row of a checkpoint each row is, int64 [outputs], where it is not the same one."""
+
+    def put_in_order(self) -> None:
+        """Follow `order`, once all that is stored is loaded. Rows that were lent follow it when they are taken."""
+        if self.order is None:
+            return
+        if self.quantised is not None:
+            self.quantised = self.quantised.rows(self.order)
+        elif not self._lent:
+            self.weight.data = self.weight.data[self.order]
+        if self.bias is not None:
+            self.bias.data = self.bias.data[self.order]
+
+    def take(self) -> list[torch.Tensor]:
+        """See `Matrix.take`."""
+        lent, runs = bool(self._lent), super().take()
+        if self.order is None or not lent:
+            return runs
+        return list(torch.split(torch.cat(runs)[self.order], self._runs))
 
     @property
     def value(self) -> Weight:
@@ -86,7 +112,10 @@ class Linear(Matrix):
 
 
 class FusedLinear(Linear):
-    """Projections of one input, computed as one: `parts` maps each one's name in checkpoints to its outputs."""
+    """Projections of one input, computed as one: `parts` maps each one's name in checkpoints to its outputs.
+
+    A checkpoint may also hold them as they are here, under this module's own name (see `FusedNames`).
+    """
 
     def __init__(
         self, inputs: int, parts: dict[str, int], *, bias: bool, dtype: torch.dtype, quantised: bool = False
@@ -120,14 +149,15 @@ class RMSNorm(OpsModule):
 
 
 class Rotary(nn.Module):
-    """The table of rotary position embedding, of every position: all layers share it."""
+    """The table of rotary position embedding, of every position: all layers share it, and the order of their heads."""
 
     cache: torch.Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        table = rope_cache(config.context_length, config.head_dim, config.rope.theta, config.rope.scaling)
-        self.register_buffer("cache", table, persistent=False)
+        table = rope_cache(config.context_length, config.rotary_dim, config.rope.theta, config.rope.scaling)
+        self.register_buffer("cache", over_whole_heads(table, config.head_dim), persistent=False)
+        self.order = head_order(config.head_dim, config.rotary_dim)
 
 
 class Attention(OpsModule):
@@ -158,6 +188,8 @@ class Attention(OpsModule):
         quantised = config.quantization is not None
         parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
         self.qkv_proj = FusedLinear(config.hidden_size, parts, bias=input_bias, dtype=config.dtype, quantised=quantised)
+        if rotary.order is not None:
+            self.qkv_proj.order = row_order(rotary.order, self.heads + self.kv_heads, keys)
         self.o_proj = Linear(queries, config.hidden_size, bias=output_bias, dtype=config.dtype, quantised=quantised)
         self.norms_heads = qk_norm == "heads"
         self.q_norm, self.k_norm = (
@@ -166,6 +198,14 @@ class Attention(OpsModule):
             else RMSNorm(self.head_dim if self.norms_heads else size, config.rms_norm_eps, config.dtype)
             for size in (queries, keys)
         )
+
+    def put_in_order(self) -> None:
+        """Lay heads out as they are rotated (see `rotation`), once all that is stored is loaded."""
+        self.qkv_proj.put_in_order()
+        if self.rotary.order is not None and self.q_norm is not None and self.k_norm is not None:
+            for norm in (self.q_norm, self.k_norm):
+                heads = len(norm.weight) // self.head_dim
+                norm.weight.data = norm.weight.data[row_order(self.rotary.order, heads)]
 
     def forward(
         self,
@@ -233,6 +273,10 @@ class Embedding(Matrix):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] -> [tokens, hidden]."""
         return self.ops.embedding(input_ids, self.weight)
+
+
+def _nothing() -> None:
+    """Of a weight that is taken in several runs, for all but the last."""
 
 
 def _parameter(*shape: int, dtype: torch.dtype, device: str | None = None) -> nn.Parameter:

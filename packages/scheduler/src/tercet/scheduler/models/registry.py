@@ -19,6 +19,7 @@ _ARCHITECTURES = {
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mistral",
     "OlmoeForCausalLM": "olmoe",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",

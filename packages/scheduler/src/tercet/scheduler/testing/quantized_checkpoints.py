@@ -56,13 +56,16 @@ def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
 
 
 def _linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each linear layer of a decoder layer, of a Llama or a Mixtral."""
+    """(outputs, inputs) of each linear layer of a decoder layer, of a Llama, a Mixtral or a Phi-3."""
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
     queries, keys = heads * head_dim, config["num_key_value_heads"] * head_dim
     found = {f"self_attn.{name}_proj": (size, hidden) for name, size in (("q", queries), ("k", keys), ("v", keys))}
     found["self_attn.o_proj"] = (hidden, queries)
     up, down = (inner, hidden), (hidden, inner)
+    if config["architectures"] == ["Phi3ForCausalLM"]:
+        fused = {"self_attn.qkv_proj": (queries + 2 * keys, hidden), "mlp.gate_up_proj": (2 * inner, hidden)}
+        return {**fused, "self_attn.o_proj": (hidden, queries), "mlp.down_proj": down}
     experts = config.get("num_local_experts", 0)
     if not experts:
         return found | {"mlp.gate_proj": up, "mlp.up_proj": up, "mlp.down_proj": down}
