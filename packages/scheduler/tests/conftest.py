@@ -65,6 +65,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {**_SLIDES, "head_dim": 12, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     ),
+    "seed_oss": ("SeedOss", {"head_dim": 12, "pad_token_id": None}),
+    "seed_oss_biases": (
+        "SeedOss",
+        {"pad_token_id": None, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "head_dim": 8},
+    ),
     "phi3": ("Phi3", {"pad_token_id": None, "sliding_window": 11}),
     "phi3_longrope": (
         "Phi3",

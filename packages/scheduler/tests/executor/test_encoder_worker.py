@@ -53,6 +53,7 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("MistralModel", {"sliding_window": 7, "num_key_value_heads": 3}),
     "phi3": ("Phi3Model", {"num_key_value_heads": 2}),
+    "seed_oss": ("SeedOssModel", GROUPED),
 }
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", {"num_labels": 3}),

@@ -42,6 +42,8 @@ def test_fields_left_out_mean_what_they_mean_to_transformers() -> None:
     assert (config.rms_norm_eps, config.dtype, config.eos_token_ids) == (1e-6, torch.float32, ())
     assert (config.tie_word_embeddings, config.attention_bias, config.mlp_bias) == (False, False, False)
     assert parse(QWEN3).head_dim == 128
+    seed_oss = parse(LLAMA, architectures=["SeedOssForCausalLM"])
+    assert (seed_oss.head_dim, seed_oss.attention_bias, seed_oss.output_bias, seed_oss.mlp_bias) == (128, 1, 0, 0)
     assert parse(MISTRAL).windows == (4096,) * 3
 
 

@@ -31,6 +31,9 @@ _KNOWN_CODE = ("Phi3ForCausalLM",)
 _RMS_NORM_EPS = {"MixtralForCausalLM": 1e-5, "OlmoeForCausalLM": 1e-5, "Phi3ForCausalLM": 1e-5}
 _ROPE_THETA = {"MixtralForCausalLM": 1e6}
 """Where a family's default is its own."""
+_HEADS_OF_128 = ("Qwen3ForCausalLM", "SeedOssForCausalLM")
+_ATTENTION_BIAS = {"Qwen2MoeForCausalLM": ("qkv_bias", True), "SeedOssForCausalLM": ("attention_bias", True)}
+"""The field that says whether there is one, and what it means to leave it out."""
 _ROTATES_PARTS = ("Phi3ForCausalLM",)
 """Families in which `partial_rotary_factor` has a meaning."""
 
@@ -72,9 +75,12 @@ class ModelConfig(DecoderShape):
     rope: RopeConfig
     tie_word_embeddings: bool
     attention_bias: bool
+    """Of queries, keys and values, and of what attention gives where a family has one bias or none in all four."""
     mlp_bias: bool
     windows: tuple[int, ...]
     """Tokens of sliding window in each layer, the token itself included; 0 sees everything."""
+    output_bias: bool = False
+    """Of what attention gives, in families that say so by itself."""
     quantization: StoredQuantization | None = None
     moe: MoeConfig | None = None
 
@@ -119,7 +125,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         layers=layers,
         heads=heads,
         kv_heads=fields.count("num_key_value_heads", heads),
-        head_dim=fields.count("head_dim", 128 if architecture == "Qwen3ForCausalLM" else hidden_size // heads),
+        head_dim=fields.count("head_dim", 128 if architecture in _HEADS_OF_128 else hidden_size // heads),
         vocab_size=fields.count("vocab_size"),
         context_length=_context_length(fields, rope.scaling),
         rms_norm_eps=fields.number("rms_norm_eps", _RMS_NORM_EPS.get(architecture, 1e-6)),
@@ -127,6 +133,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         attention_bias=_attention_bias(fields, architecture),
         mlp_bias=fields.flag("mlp_bias"),
+        output_bias=fields.flag("attention_out_bias"),
         windows=_windows(fields, architecture, layers),
         eos_token_ids=end_ids(config, generation),
         dtype=saved_torch_dtype(config, dtype),
@@ -241,10 +248,9 @@ def _original_context(fields: Fields, config: Mapping[str, Any]) -> int:
 
 
 def _attention_bias(fields: Fields, architecture: str) -> bool:
-    """Whether queries, keys and values have a bias; where a config says so of all four projections, the output too."""
     if architecture == "Qwen2ForCausalLM":
         return True
-    return fields.flag("qkv_bias", True) if architecture == "Qwen2MoeForCausalLM" else fields.flag("attention_bias")
+    return fields.flag(*_ATTENTION_BIAS.get(architecture, ("attention_bias", False)))
 
 
 def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ _ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3",
+    "SeedOssForCausalLM": "seed_oss",
 }
 """Each architecture's module in this package, whose `build(config, shard)` makes the model."""
 
