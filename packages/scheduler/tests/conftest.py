@@ -49,6 +49,7 @@ _LONGROPE = {
     "long_factor": [1.2, 2.5, 7.0],
     "partial_rotary_factor": 0.75,
 }
+_WHOLE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
 _SLIDES = {"use_sliding_window": True, "sliding_window": 7}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -65,6 +66,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {**_SLIDES, "head_dim": 12, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     ),
+    "glm": ("Glm", {"head_dim": 12, "pad_token_id": None}),
+    "glm_whole": ("Glm", {"head_dim": 8, "pad_token_id": None, "rope_parameters": _WHOLE, "attention_bias": False}),
+    "ernie": ("Ernie4_5", {"head_dim": 12, "pad_token_id": None, "tie_word_embeddings": False}),
+    "ernie_biases": ("Ernie4_5", {"head_dim": 8, "use_bias": True, "pad_token_id": None, "tie_word_embeddings": False}),
     "seed_oss": ("SeedOss", {"head_dim": 12, "pad_token_id": None}),
     "seed_oss_biases": (
         "SeedOss",

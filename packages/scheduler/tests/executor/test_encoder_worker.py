@@ -54,6 +54,8 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralModel", {"sliding_window": 7, "num_key_value_heads": 3}),
     "phi3": ("Phi3Model", {"num_key_value_heads": 2}),
     "seed_oss": ("SeedOssModel", GROUPED),
+    "glm": ("GlmModel", {**GROUPED, "head_dim": 8}),
+    "ernie": ("Ernie4_5Model", GROUPED),
 }
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", {"num_labels": 3}),

@@ -43,6 +43,11 @@ def test_fields_left_out_mean_what_they_mean_to_transformers() -> None:
     assert (config.tie_word_embeddings, config.attention_bias, config.mlp_bias) == (False, False, False)
     assert parse(QWEN3).head_dim == 128
     seed_oss = parse(LLAMA, architectures=["SeedOssForCausalLM"])
+    glm, ernie = (parse(LLAMA, architectures=[f"{name}ForCausalLM"]) for name in ("Glm", "Ernie4_5"))
+    assert (glm.rope, glm.head_dim) == (RopeConfig(theta=1e4, share=0.5, interleaved=True), 128)
+    assert (glm.rms_norm_eps, glm.attention_bias) == (1.5625e-7, True)
+    assert (ernie.rope, ernie.head_dim) == (RopeConfig(theta=5e5, interleaved=True), 128)
+    assert (ernie.rms_norm_eps, ernie.attention_bias, ernie.tie_word_embeddings) == (1e-5, False, True)
     assert (seed_oss.head_dim, seed_oss.attention_bias, seed_oss.output_bias, seed_oss.mlp_bias) == (128, 1, 0, 0)
     assert parse(MISTRAL).windows == (4096,) * 3
 
@@ -158,7 +163,7 @@ def test_dtypes() -> None:
         ({"architectures": [[]]}, "architectures: "),
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "'GPT2LMHeadModel' is not one of LlamaForCausalLM, .*Qwen3ForCausalLM",
+            "'GPT2LMHeadModel' is not one of .*LlamaForCausalLM, .*Qwen3ForCausalLM",
         ),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map: .* never runs a model's code"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config\.bits: "),
@@ -208,9 +213,10 @@ def test_a_share_of_a_head_that_is_no_pairs_is_refused_by_name(share: float) -> 
         parse(PHI3, partial_rotary_factor=share)
 
 
-def test_code_beside_phi_3_is_passed_over() -> None:
-    """It is often published with code, of an architecture that is written here."""
-    assert parse(PHI3, auto_map={"AutoModelForCausalLM": "evil.Model"}).architecture == "Phi3ForCausalLM"
+@pytest.mark.parametrize("name", ["Phi3", "Glm", "Ernie4_5", "SeedOss"])
+def test_code_that_says_what_is_written_here_is_passed_over(name: str) -> None:
+    config = parse(LLAMA, architectures=[f"{name}ForCausalLM"], auto_map={"AutoModelForCausalLM": "evil.Model"})
+    assert config.architecture == f"{name}ForCausalLM"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ def test_elements_that_are_rotated_together_lie_half_a_head_apart() -> None:
     order = head_order(10, 6)
     assert order is not None
     assert order.tolist() == [0, 1, 2, 6, 7, 3, 4, 5, 8, 9]
+    pairs = head_order(10, 6, interleaved=True)
+    assert pairs is not None
+    assert pairs.tolist() == [0, 2, 4, 6, 7, 1, 3, 5, 8, 9]
     cos, sin = over_whole_heads(rope_cache(4, 6, 1e4), 10).chunk(2, dim=1)
     assert torch.equal(cos[:, 3:], torch.ones(4, 2))
     assert not sin[:, 3:].any()

@@ -16,7 +16,20 @@ ENCODERS = {
     "ModernBert": "modernbert",
 }
 """Bidirectional families, by how their architectures begin, and the one each of them is."""
-DECODERS = ("Llama", "Mistral", "Mixtral", "Olmoe", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SeedOss")
+DECODERS = (
+    "Ernie4_5",
+    "Glm",
+    "Llama",
+    "Mistral",
+    "Mixtral",
+    "Olmoe",
+    "Phi3",
+    "Qwen2",
+    "Qwen2Moe",
+    "Qwen3",
+    "Qwen3Moe",
+    "SeedOss",
+)
 """Causal families that can embed and classify, too."""
 
 Pooling = Literal["cls", "mean", "max", "last"]

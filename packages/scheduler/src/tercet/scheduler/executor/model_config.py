@@ -26,16 +26,28 @@ _REFUSED = {
     "auto_map": "the model brings its own code, and Tercet never runs a model's code",
     "clip_qkv": "queries, keys and values that are clipped are not supported",
 }
-_KNOWN_CODE = ("Phi3ForCausalLM",)
-"""Often published with code of their own, which computes what is computed here."""
-_RMS_NORM_EPS = {"MixtralForCausalLM": 1e-5, "OlmoeForCausalLM": 1e-5, "Phi3ForCausalLM": 1e-5}
-_ROPE_THETA = {"MixtralForCausalLM": 1e6}
+_KNOWN_CODE = ("Ernie4_5ForCausalLM", "GlmForCausalLM", "Phi3ForCausalLM", "SeedOssForCausalLM")
+"""Families that may be published with code of their own, which computes what is computed here."""
+_RMS_NORM_EPS = {
+    "Ernie4_5ForCausalLM": 1e-5,
+    "GlmForCausalLM": 1.5625e-7,
+    "MixtralForCausalLM": 1e-5,
+    "OlmoeForCausalLM": 1e-5,
+    "Phi3ForCausalLM": 1e-5,
+}
+_ROPE_THETA = {"Ernie4_5ForCausalLM": 5e5, "MixtralForCausalLM": 1e6}
 """Where a family's default is its own."""
-_HEADS_OF_128 = ("Qwen3ForCausalLM", "SeedOssForCausalLM")
-_ATTENTION_BIAS = {"Qwen2MoeForCausalLM": ("qkv_bias", True), "SeedOssForCausalLM": ("attention_bias", True)}
+_HEADS_OF_128 = ("Ernie4_5ForCausalLM", "GlmForCausalLM", "Qwen3ForCausalLM", "SeedOssForCausalLM")
+_ATTENTION_BIAS = {
+    "Ernie4_5ForCausalLM": ("use_bias", False),
+    "GlmForCausalLM": ("attention_bias", True),
+    "Qwen2MoeForCausalLM": ("qkv_bias", True),
+    "SeedOssForCausalLM": ("attention_bias", True),
+}
 """The field that says whether there is one, and what it means to leave it out."""
-_ROTATES_PARTS = ("Phi3ForCausalLM",)
-"""Families in which `partial_rotary_factor` has a meaning."""
+_ROTATED_SHARE = {"GlmForCausalLM": 0.5, "Phi3ForCausalLM": 1.0}
+"""Families in which `partial_rotary_factor` has a meaning, and which one where it is left out."""
+_INTERLEAVED = ("Ernie4_5ForCausalLM", "GlmForCausalLM")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +58,8 @@ class RopeConfig:
     scaling: RopeScaling | None = None
     share: float = 1.0
     """Of each head, from its beginning, that is rotated."""
+    interleaved: bool = False
+    """Whether an element is rotated with its neighbour, not with one half a head away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +144,9 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         context_length=_context_length(fields, rope.scaling),
         rms_norm_eps=fields.number("rms_norm_eps", _RMS_NORM_EPS.get(architecture, 1e-6)),
         rope=rope,
-        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", architecture == "Ernie4_5ForCausalLM"),
         attention_bias=_attention_bias(fields, architecture),
-        mlp_bias=fields.flag("mlp_bias"),
+        mlp_bias=fields.flag("use_bias" if architecture == "Ernie4_5ForCausalLM" else "mlp_bias"),
         output_bias=fields.flag("attention_out_bias"),
         windows=_windows(fields, architecture, layers),
         eos_token_ids=end_ids(config, generation),
@@ -167,12 +181,17 @@ def _rope(config: Mapping[str, Any], architecture: str) -> RopeConfig:
     outside = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
     fields = Fields({**outside, **values}, f"{name}." if name else "")
     theta = fields.number("rope_theta", _ROPE_THETA.get(architecture, 1e4))
-    return RopeConfig(theta=theta, scaling=_scaling(kind, fields, config), share=_rotated_share(fields, architecture))
+    return RopeConfig(
+        theta=theta,
+        scaling=_scaling(kind, fields, config),
+        share=_rotated_share(fields, architecture),
+        interleaved=architecture in _INTERLEAVED,
+    )
 
 
 def _rotated_share(fields: Fields, architecture: str) -> float:
-    share = fields.number("partial_rotary_factor", 1.0)
-    if share > 1 or (share < 1 and architecture not in _ROTATES_PARTS):
+    share = fields.number("partial_rotary_factor", _ROTATED_SHARE.get(architecture, 1.0))
+    if share > 1 or (share < 1 and architecture not in _ROTATED_SHARE):
         raise wrong("partial_rotary_factor", f"{share} is not supported, only 1.0")
     return share
 

@@ -157,7 +157,7 @@ class Rotary(nn.Module):
         super().__init__()
         table = rope_cache(config.context_length, config.rotary_dim, config.rope.theta, config.rope.scaling)
         self.register_buffer("cache", over_whole_heads(table, config.head_dim), persistent=False)
-        self.order = head_order(config.head_dim, config.rotary_dim)
+        self.order = head_order(config.head_dim, config.rotary_dim, interleaved=config.rope.interleaved)
 
 
 class Attention(OpsModule):

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tercet.scheduler.models.decoder import CausalLM
 
 _ARCHITECTURES = {
+    "Ernie4_5ForCausalLM": "llama",
+    "GlmForCausalLM": "glm",
     "LlamaForCausalLM": "llama",
     "LLaMAForCausalLM": "llama",
     "MistralForCausalLM": "mistral",

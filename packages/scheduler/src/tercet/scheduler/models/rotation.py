@@ -1,9 +1,9 @@
 """Heads laid out so that every rotary embedding is one of half against half, over the whole head.
 
-Kernels rotate elements i and i + head_dim / 2 of a head. Some models rotate only the first elements of each head. Their
-queries and keys are computed in another order, by weights whose rows are put in that order when they are loaded: what
-is rotated together comes to lie half a head apart, and what is not rotated meets a cosine of 1 and a sine of 0. Queries
-and keys change alike, so that no product of them does.
+Kernels rotate elements i and i + head_dim / 2 of a head. Some models rotate only the first elements of each head, some
+rotate neighbours. Their queries and keys are computed in another order, by weights whose rows are put in that order
+when they are loaded: what is rotated together comes to lie half a head apart, and what is not rotated meets a cosine of
+1 and a sine of 0. Queries and keys change alike, so that no product of them does.
 """
 
 import torch
@@ -17,15 +17,16 @@ def over_whole_heads(table: torch.Tensor, head_dim: int) -> torch.Tensor:
     return torch.cat([pad(cos, rest, value=1.0), pad(sin, rest)], dim=1)
 
 
-def head_order(head_dim: int, rotary_dim: int) -> torch.Tensor | None:
+def head_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> torch.Tensor | None:
     """Which element of a stored head each element of a head is: int64 [head_dim]; None where it is the same.
 
-    The first `rotary_dim` are rotated, half against half.
+    The first `rotary_dim` are rotated, half against half, or `interleaved`, each even one against the next.
     """
-    if rotary_dim == head_dim:
+    if rotary_dim == head_dim and not interleaved:
         return None
     turned, still = torch.arange(rotary_dim), torch.arange(rotary_dim, head_dim)
-    (low, high), (first, second) = turned.chunk(2), still.chunk(2)
+    low, high = (turned[::2], turned[1::2]) if interleaved else turned.chunk(2)
+    first, second = still.tensor_split(2)
     return torch.cat([low, first, high, second])
 
 
