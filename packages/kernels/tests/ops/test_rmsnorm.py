@@ -20,6 +20,13 @@ def test_half_precision_is_squared_in_float32() -> None:
     assert rmsnorm(x, torch.ones(4, dtype=torch.float16), 0.0).tolist() == [[1.0] * 4]
 
 
+def test_what_a_weight_of_float32_multiplies_is_not_rounded_before() -> None:
+    x, weight = torch.randn(40, 16).bfloat16(), torch.randn(16)
+    expected = rmsnorm(x.float(), weight, 1e-6).bfloat16()
+    assert torch.equal(rmsnorm(x, weight, 1e-6), expected)
+    assert not torch.equal(rmsnorm(x, weight.bfloat16(), 1e-6), expected)
+
+
 def test_the_residual_form_is_the_sum_then_the_norm() -> None:
     x, residual, weight = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8)
     before = residual.clone()

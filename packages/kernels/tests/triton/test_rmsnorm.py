@@ -23,6 +23,15 @@ def test_norm_and_residual(size: int, dtype: torch.dtype, device: torch.device) 
     torch.testing.assert_close(normed, expected, rtol=4 * step, atol=2 * step)
 
 
+def test_a_weight_of_float32(device: torch.device) -> None:
+    """To the bit, but where sums in another order make a number fall on the other side of a half."""
+    x, weight = torch.randn(200, 64, device=device).half(), torch.randn(64, device=device)
+    actual, expected = rmsnorm.rmsnorm(x, weight, EPS), reference.rmsnorm(x, weight, EPS)
+    assert actual.dtype == torch.float16
+    assert (actual == expected).float().mean() > 0.99
+    assert (rmsnorm.rmsnorm(x, weight.half(), EPS) == expected).float().mean() < 0.9
+
+
 def test_heads_inside_a_projection(device: torch.device) -> None:
     heads = torch.randn(3, 7, 20, device=device)[:, 2:5]
     weight = torch.randn(20, device=device)

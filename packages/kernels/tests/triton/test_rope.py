@@ -34,6 +34,19 @@ def test_rotates_and_stores(
     assert torch.equal(actual_v, expected_v)
 
 
+def test_norms_of_float32(device: torch.device) -> None:
+    """Nothing is rounded before they multiply it. The reference rounds once more, before it rotates."""
+    heads = torch.randn(50, 3, 32, device=device).half()
+    table, weights = torch.ones(1, 32, device=device), (torch.randn(32, device=device), torch.randn(32, device=device))
+    table[:, 16:] = 0  # turns nothing
+    place, caches = torch.arange(50, device=device), torch.zeros(2, 50, 1, 1, 32, device=device).half()
+    q, k, v = torch.split(heads, 1, 1)
+    out = rope_store(q, k, v, place * 0, table, caches[0], caches[1], place, norms=weights, eps=1e-6)
+    for actual, x, weight in ((out, q, weights[0]), (caches[0].flatten(1, 2), k, weights[1])):
+        assert (actual == rmsnorm(x, weight, 1e-6)).float().mean() > 0.99
+        assert (actual == rmsnorm(x, weight.half(), 1e-6)).float().mean() < 0.9
+
+
 def test_a_table_of_part_of_a_head_is_refused(device: torch.device) -> None:
     q = torch.zeros(1, 1, 16, device=device)
     cache, zero = torch.zeros(1, 1, 1, 16, device=device), torch.zeros(1, dtype=torch.int64, device=device)

@@ -41,6 +41,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     norms: bool = False
+    wide_norms: bool = False
     dtype: torch.dtype = torch.float32
     cached: torch.dtype | None = None
     scales: tuple[float, float] = (1.0, 1.0)
@@ -68,7 +69,7 @@ class Step:
         caches = torch.randn(2, pages, case.page_size, kv_heads, dim, device=DEVICE).to(case.cached or case.dtype)
         projection = torch.randn(rows, heads + 2 * kv_heads, dim, device=DEVICE).to(case.dtype)
         q, k, v = torch.split(projection, [heads, kv_heads, kv_heads], 1)
-        weights = (torch.randn(2, dim, device=DEVICE) + 1).to(case.dtype)
+        weights = (torch.randn(2, dim, device=DEVICE) + 1).to(torch.float32 if case.wide_norms else case.dtype)
         new = NewTokens(
             k=k,
             v=v,
@@ -157,6 +158,7 @@ def test_groups(heads: tuple[int, int]) -> None:
 @pytest.mark.parametrize("norms", [False, True])
 def test_half_precision(norms: bool) -> None:
     check(Case(head_dim=128, dtype=torch.float16, norms=norms))
+    check(Case(head_dim=128, dtype=torch.float16, norms=norms, wide_norms=True))
     check(Case(lengths=(33,), dtype=torch.float16, cached=torch.float32, norms=norms))
 
 

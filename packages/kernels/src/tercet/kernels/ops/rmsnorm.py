@@ -1,4 +1,7 @@
-"""RMS normalisation, as Hugging Face's Llama and Qwen do it: float32 inside, rounded before the weight."""
+"""RMS normalisation: float32 inside, rounded before a weight of x's dtype, as Hugging Face's Llama and Qwen do it.
+
+Before a weight in float32 nothing is rounded, only the result, as Gemma does it.
+"""
 
 import torch
 
@@ -7,7 +10,7 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Weight * x / sqrt(mean(x²) + eps) over the last dimension. Returns x's dtype."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * normed.to(x.dtype)
+    return weight * normed.to(x.dtype) if weight.dtype == x.dtype else (weight * normed).to(x.dtype)
 
 
 def add_rmsnorm(

@@ -43,8 +43,16 @@ def rmsnorm_kernel(
         wide = total.to(tl.float32)
     release_next(EARLY)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + eps)[:, None]
-    out = normed.to(x.dtype).to(tl.float32) * weight[None, :]
+    out = rounded_for(normed, x.dtype, weight_ptr) * weight[None, :]
     tl.store(out_ptr + at, out.to(x.dtype), mask=there)
+
+
+@triton.jit
+def rounded_for(normed, dtype: tl.constexpr, weight_ptr):
+    """Numbers that a norm's weight is multiplied by, float32: rounded to x's dtype if that is the weight's, too."""
+    if weight_ptr.dtype.element_ty == dtype:
+        normed = normed.to(dtype).to(tl.float32)
+    return normed
 
 
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

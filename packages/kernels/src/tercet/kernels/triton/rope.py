@@ -9,6 +9,7 @@ import triton.language as tl
 
 from tercet.kernels.triton.fp8 import as_bits, e4m3_bits
 from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.rmsnorm import rounded_for
 
 TILINGS = (
     Tiling(1, 2),
@@ -48,8 +49,8 @@ def rotated(low, high, cos, sin, weight_ptr, eps, N: tl.constexpr, HALF: tl.cons
     if weight_ptr is not None:
         weight_low, weight_high = for_each(weight_ptr, N, HALF, BLOCK)
         scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
-        low = (low * scale).to(dtype).to(tl.float32) * weight_low
-        high = (high * scale).to(dtype).to(tl.float32) * weight_high
+        low = rounded_for(low * scale, dtype, weight_ptr) * weight_low
+        high = rounded_for(high * scale, dtype, weight_ptr) * weight_high
     cos = cos.to(dtype).to(tl.float32)
     sin = sin.to(dtype).to(tl.float32)
     return (low * cos - high * sin).to(dtype), (high * cos + low * sin).to(dtype)

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from tercet.kernels.triton.launch import await_previous
 from tercet.kernels.triton.paged_attention import attend_split, split_of
+from tercet.kernels.triton.rmsnorm import rounded_for
 from tercet.kernels.triton.rope import as_cached, for_each, halves, rotated
 
 
@@ -102,9 +103,9 @@ def _queries(
         total = tl.sum(tl.where(low, squares, 0.0), 1) + tl.sum(tl.where(low, 0.0, squares), 1)
         norm = tl.rsqrt(total / HEAD_DIM + eps)[:, None]
         weight = tl.load(weight_ptr + same + dim, mask=mine, other=0.0).to(tl.float32)
-        x = (x * norm).to(dtype).to(tl.float32) * weight
+        x = rounded_for(x * norm, dtype, weight_ptr) * weight
         weight = tl.load(weight_ptr + same + other, mask=mine, other=0.0).to(tl.float32)
-        partner = (partner * norm).to(dtype).to(tl.float32) * weight
+        partner = rounded_for(partner * norm, dtype, weight_ptr) * weight
     cos = tl.load(table_at + same + dim % HALF, mask=mine, other=0.0).to(dtype).to(tl.float32)
     sin = tl.load(table_at + same + dim % HALF + HALF, mask=mine, other=0.0).to(dtype).to(tl.float32)
     return (x * cos + tl.where(dim < HALF, -partner, partner) * sin).to(dtype)
