@@ -11,7 +11,7 @@ constexpr int64_t GRAIN = 1 << 14;  // elements of simple work that are worth an
 
 // The activations of a step. A thread that runs models keeps one.
 struct Workspace {
-    Buffer residual, qkv, attention, gated, operand, scales;
+    Buffer residual, qkv, attention, gated, added, operand, scales;
 
     Operand operand_of(const Linear& linear, int64_t tokens) {
         int64_t stride = operand_stride(linear.format, linear.k);
@@ -45,7 +45,19 @@ void embed(const Model& model, const Step& step, float* out) {
             copy_row(table_row<float>(model.embedding, id, n), n, out + token * n);
         else
             copy_row(table_row<Bf16>(model.embedding, id, n), n, out + token * n);
+        if (model.embedding_scale != 1) scale_row(out + token * n, n, model.embedding_scale);
     });
+}
+
+// residual += x @ linear, normalised first where there is a norm.
+void add(const Model& model, const Linear& linear, const Operand& x, const float* norm, int64_t tokens,
+         float* residual) {
+    int64_t n = model.hidden;
+    if (!norm) return multiply(linear, x, tokens, {Output::ADD, residual, n});
+    float* added = workspace().added.floats(tokens * n);
+    multiply(linear, x, tokens, {Output::STORE, added, n});
+    for_rows(tokens, n,
+             [&](int64_t token) { add_rmsnorm_row(added + token * n, norm, n, model.eps, residual + token * n); });
 }
 
 // Normalised rows, in the format of the weights they meet next.
@@ -79,7 +91,7 @@ void rotate_and_store(const Model& model, const Layer& layer, const Step& step, 
     const int64_t* slots = step.rows[layer.group].slot_mapping;
     for_rows(step.tokens, width, [&](int64_t token) {
         float* row = qkv + token * width;
-        const float* table = model.rope + step.positions[token] * model.rotary_dim;
+        const float* table = layer.rope + step.positions[token] * model.rotary_dim;
         for (int64_t head = 0; head < model.heads + model.kv_heads; head++) {
             float* x = row + head * model.head_dim;
             const float* norm = head < model.heads ? layer.q_norm : layer.k_norm;
@@ -103,9 +115,9 @@ void add_attention(const Model& model, const Layer& layer, const Step& step, flo
     multiply(layer.qkv, normed(model, layer.qkv, residual, layer.input_norm, step.tokens), step.tokens,
              {Output::STORE, qkv, width});
     rotate_and_store(model, layer, step, qkv, width);
-    Scoring scoring = {1.0f / std::sqrt(float(model.head_dim)), 0, layer.window, nullptr};
+    Scoring scoring = {model.attention_scale, model.softcap, layer.window, nullptr};
     attend(qkv, width, layer.cache, step.rows[layer.group], scoring, model.heads, out, size);
-    multiply(layer.o, operand_from(layer.o, out, step.tokens), step.tokens, {Output::ADD, residual, model.hidden});
+    add(model, layer.o, operand_from(layer.o, out, step.tokens), layer.attention_norm, step.tokens, residual);
 }
 
 // Adds a layer's MLP to the residual. Gated rows go straight into the format that `down` reads; only quantised formats
@@ -116,8 +128,8 @@ void add_mlp(const Model& model, const Layer& layer, const Step& step, float* re
     Operand x = normed(model, layer.gate_up, residual, layer.post_norm, step.tokens);
     if (is_quantised(down.format)) {
         float* gated = space.gated.floats(step.tokens * down.k);
-        multiply(layer.gate_up, x, step.tokens, {Output::GATE, gated, down.k});
-        multiply(down, operand_from(down, gated, step.tokens), step.tokens, {Output::ADD, residual, model.hidden});
+        multiply(layer.gate_up, x, step.tokens, {Output::GATE, gated, down.k, model.gate});
+        add(model, down, operand_from(down, gated, step.tokens), layer.mlp_norm, step.tokens, residual);
         return;
     }
     int64_t stride = operand_stride(down.format, down.k),
@@ -127,10 +139,11 @@ void add_mlp(const Model& model, const Layer& layer, const Step& step, float* re
         for (int64_t token = 0; token < step.tokens; token++)
             std::memset(gated.rows + token * stride + down.k * size, 0, size_t(stride - down.k * size));
     if (down.format == FLOAT32)
-        multiply(layer.gate_up, x, step.tokens, {Output::GATE, reinterpret_cast<float*>(gated.rows), stride / 4});
+        multiply(layer.gate_up, x, step.tokens,
+                 {Output::GATE, reinterpret_cast<float*>(gated.rows), stride / 4, model.gate});
     else
-        multiply(layer.gate_up, x, step.tokens, {Output::GATE, nullptr, stride, gated.rows});
-    multiply(down, gated, step.tokens, {Output::ADD, residual, model.hidden});
+        multiply(layer.gate_up, x, step.tokens, {Output::GATE, nullptr, stride, model.gate, gated.rows});
+    add(model, down, gated, layer.mlp_norm, step.tokens, residual);
 }
 
 }  // namespace

@@ -9,8 +9,11 @@ struct Layer {
     Linear qkv, o, gate_up, down;  // gate_up's panels alternate
     const float* input_norm;
     const float* post_norm;
-    const float* q_norm;  // or null
-    const float* k_norm;  // or null
+    const float* q_norm;          // or null, as those that follow
+    const float* k_norm;
+    const float* attention_norm;  // of what attention adds
+    const float* mlp_norm;        // of what the MLP adds
+    const float* rope;            // [positions, rotary_dim]: cosines, then sines
     Cache cache;
     int64_t window;  // 0: none
     int64_t group;   // which of a step's `Rows`
@@ -18,14 +21,15 @@ struct Layer {
 
 struct Model {
     int64_t layer_count, hidden, heads, kv_heads, head_dim, intermediate, vocab;
-    int64_t positions, rotary_dim;  // of the table
-    const float* rope;              // [positions, rotary_dim]: cosines, then sines
+    int64_t positions, rotary_dim;  // of the tables
     const float* norm;
     const Layer* layers;
     const char* embedding;  // [vocab, hidden], or null where it is the head's weights
     int64_t embedding_format;
     Linear head;
-    float eps;
+    int64_t gate;  // a `Gate`
+    float eps, embedding_scale;
+    float attention_scale, softcap;  // as in `Scoring`
 };
 
 struct Step {

@@ -24,6 +24,12 @@ constexpr bool IS_INT4 = std::is_same_v<Format, Nibbles>;
 inline F32 as_floats(F32 x) { return x; }
 inline F32 as_floats(I32 x) { return __builtin_convertvector(x, F32); }
 
+// gelu in the approximation by tanh, 0.5 * (1 + tanh(z)), is x / (1 + e^(-2 * z)).
+inline F32 act(F32 x, int64_t gate) {
+    F32 slope = gate == GELU_TANH ? (x * x * x * 0.044715f + x) * 1.5957691216f : x;
+    return x / (exp(-slope) + 1.0f);
+}
+
 // Scales and bias of one row of sums, then where they go. `sums` is [width * PARTS].
 template <class Format>
 void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel, int width,
@@ -47,7 +53,7 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
             for (int part = 0; part < PARTS; part++) {
                 int64_t column = (panel + pair) / 2 * PANEL + part * LANES;
                 int64_t count = linear.n / 2 - column;
-                F32 gated = silu(values[pair * PARTS + part]) * values[(pair + 1) * PARTS + part];
+                F32 gated = act(values[pair * PARTS + part], output.gate) * values[(pair + 1) * PARTS + part];
                 if (count > LANES) count = LANES;
                 if (count <= 0) continue;
                 if (output.rows)

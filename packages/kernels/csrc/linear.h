@@ -30,15 +30,19 @@ int64_t operand_stride(int64_t format, int64_t k);
 // Writes a row of floats into row m of an operand.
 void fill_operand(int64_t format, const float* x, int64_t k, const Operand& operand, int64_t m);
 
+// What a gate goes through before an up is multiplied by it.
+enum Gate : int64_t { SILU = 0, GELU_TANH = 1 };
+
 // Where products go.
 struct Output {
     enum Mode {
         STORE,  // out = product
         ADD,    // out += product
-        GATE    // panels alternate between gate and up: out = silu(gate) * up, half as wide
+        GATE    // panels alternate between gate and up: out = act(gate) * up, half as wide
     } mode;
     float* out;
     int64_t stride;        // elements between rows of `out`, or bytes between `rows`
+    int64_t gate = SILU;   // of GATE
     char* rows = nullptr;  // GATE into rows of an operand for bfloat16 weights, in place of `out`
 };
 

@@ -3,16 +3,30 @@
 
 #include "vec.h"
 
-// weight * x / sqrt(mean(x * x) + eps); in place if out is x.
-template <class X, class Weight, class Out>
-inline void rmsnorm_row(const X* x, const Weight* weight, int64_t n, float eps, Out* out) {
+// 1 / sqrt(mean(x * x) + eps).
+template <class X>
+inline float rms_factor(const X* x, int64_t n, float eps) {
     F32 squares = {};
     over(n, [&](int64_t i, auto get, auto) {
         F32 value = get(x + i);
         squares = value * value + squares;
     });
-    float factor = 1.0f / std::sqrt(sum(squares) / float(n) + eps);
+    return 1.0f / std::sqrt(sum(squares) / float(n) + eps);
+}
+
+// weight * x / sqrt(mean(x * x) + eps); in place if out is x.
+template <class X, class Weight, class Out>
+inline void rmsnorm_row(const X* x, const Weight* weight, int64_t n, float eps, Out* out) {
+    float factor = rms_factor(x, n, eps);
     over(n, [&](int64_t i, auto get, auto put) { put(out + i, get(x + i) * factor * get(weight + i)); });
+}
+
+// The same, added to out.
+inline void add_rmsnorm_row(const float* x, const float* weight, int64_t n, float eps, float* out) {
+    float factor = rms_factor(x, n, eps);
+    over(n, [&](int64_t i, auto get, auto put) {
+        put(out + i, get(x + i) * factor * get(weight + i) + get(out + i));
+    });
 }
 
 // silu(gate) * up of a row that holds gate in its first half and up in its second.
@@ -30,6 +44,10 @@ inline void rotate_head(const X* x, const float* table, int64_t half, int64_t he
         put(out + half + i, high * cosine + low * sine);
     });
     over(head_dim - 2 * half, [&](int64_t i, auto get, auto put) { put(out + 2 * half + i, get(x + 2 * half + i)); });
+}
+
+inline void scale_row(float* x, int64_t n, float factor) {
+    over(n, [&](int64_t i, auto get, auto put) { put(x + i, get(x + i) * factor); });
 }
 
 template <class X, class Out>

@@ -7,9 +7,13 @@ from typing import Any
 
 import torch
 
+from tercet.kernels.ops.activation import Gate
+
 FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3
 FORMATS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
 """Number formats by dtype; 4 bits have none."""
+GATES: dict[Gate, int] = {"silu": 0, "gelu_tanh": 1}
+"""`Gate` of linear.h."""
 
 
 Field = tuple[str, Any]
@@ -69,7 +73,7 @@ class Layer(Structure):
 
     _fields_ = (
         *[(name, Linear) for name in ("qkv", "o", "gate_up", "down")],
-        *_pointers("input_norm", "post_norm", "q_norm", "k_norm"),
+        *_pointers("input_norm", "post_norm", "q_norm", "k_norm", "attention_norm", "mlp_norm", "rope"),
         ("cache", Cache),
         *_ints("window", "group"),
     )
@@ -81,10 +85,11 @@ class Model(Structure):
     _fields_ = (
         *_ints("layer_count", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab"),
         *_ints("positions", "rotary_dim"),
-        *_pointers("rope", "norm", "layers", "embedding"),
+        *_pointers("norm", "layers", "embedding"),
         *_ints("embedding_format"),
         ("head", Linear),
-        ("eps", c_float),
+        *_ints("gate"),
+        *[(name, c_float) for name in ("eps", "embedding_scale", "attention_scale", "softcap")],
     )
 
 

@@ -13,7 +13,7 @@ from tercet.kernels.check import Pair, make_batch
 from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.native.library import load_library
 from tercet.kernels.native.linear import Quantization, pack_linear
-from tercet.kernels.ops.activation import silu_and_mul
+from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantise_int4, quantise_weight
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
@@ -49,43 +49,62 @@ class _Layer:
     o: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
-    norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # before each half, of queries and of keys
+    norms: tuple[torch.Tensor, ...]  # before each half, of queries and of keys, and perhaps of what each half adds
     window: int
+    table: torch.Tensor
 
 
-def _decoder() -> Pair:
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """What decoders differ in: see `DecoderWeights`. `thetas` are those of the layers' tables."""
+
+    gate: Gate = "silu"
+    norms_after: bool = False
+    thetas: tuple[float, float] = (1e4, 1e4)
+    embedding_scale: float = 1.0
+    attention_scale: float = _HEAD_DIM**-0.5
+    softcap: float = 0.0
+
+
+_GEMMA = _Kind(
+    gate="gelu_tanh", norms_after=True, thetas=(1e4, 10.0), embedding_scale=7.0, attention_scale=0.4, softcap=2.0
+)
+
+
+def _decoder(kind: _Kind) -> Pair:
     """Two layers, the second of which slides: three prompts, and then a token of each beside another prompt."""
-    layers = [_random_layer(window) for window in (0, 5)]
-    embedding, norm, table = torch.randn(_VOCAB, _HIDDEN), torch.randn(_HIDDEN), rope_cache(32, _HEAD_DIM, 1e4)
+    layers = [_random_layer(window, theta, kind) for window, theta in zip((0, 5), kind.thetas, strict=True)]
+    embedding, norm = torch.randn(_VOCAB, _HIDDEN), torch.randn(_HIDDEN)
     caches = [torch.zeros(2, 12, _PAGE_SIZE, _KV_HEADS, _HEAD_DIM) for _ in layers]
     native = [torch.zeros_like(cache) for cache in caches]
-    decoder = _native(layers, embedding, norm, table, [(cache[0], cache[1]) for cache in native])
+    decoder = _native(layers, embedding, norm, kind, [(cache[0], cache[1]) for cache in native])
     actual, expected = [], []
     for rows in ([(5, 5), (13, 13), (1, 1)], [(1, 6), (1, 14), (1, 2), (17, 17)]):  # a row's pages stay the same
         batch = make_batch(rows, _PAGE_SIZE, torch.device("cpu"))
         ids = torch.randint(0, _VOCAB, batch.slot_mapping.shape)
         positions = torch.cat([torch.arange(end - new, end) for new, end in rows])
         actual.append(decoder.forward(ids, positions, [batch]))
-        hidden = embedding[ids]
+        hidden = embedding[ids] * kind.embedding_scale
         for layer, cache in zip(layers, caches, strict=True):
-            hidden = _run_layer(layer, hidden, positions, table, cache, batch)
+            hidden = _run_layer(layer, kind, hidden, positions, cache, batch)
         expected.append(rmsnorm(hidden, norm, _EPS))
     return torch.cat([x.flatten() for x in (*actual, *native)]), torch.cat([x.flatten() for x in (*expected, *caches)])
 
 
-def _random_layer(window: int) -> _Layer:
+def _random_layer(window: int, theta: float, kind: _Kind) -> _Layer:
     queries = _HEADS * _HEAD_DIM
     shapes = [(queries + 2 * _KV_HEADS * _HEAD_DIM, _HIDDEN), (_HIDDEN, queries), (2 * _INNER, _HIDDEN)]
     qkv, o, gate_up, down = (torch.randn(shape) / shape[1] ** 0.5 for shape in (*shapes, (_HIDDEN, _INNER)))
-    norms = (torch.randn(_HIDDEN), torch.randn(_HIDDEN), torch.randn(_HEAD_DIM), torch.randn(_HEAD_DIM))
-    return _Layer(qkv, o, gate_up, down, norms, window)
+    sizes = (_HIDDEN, _HIDDEN, _HEAD_DIM, _HEAD_DIM, *([_HIDDEN] * 2 if kind.norms_after else []))
+    norms = tuple(torch.randn(size) for size in sizes)
+    return _Layer(qkv, o, gate_up, down, norms, window, rope_cache(32, _HEAD_DIM, theta))
 
 
 def _native(
     layers: list[_Layer],
     embedding: torch.Tensor,
     norm: torch.Tensor,
-    table: torch.Tensor,
+    kind: _Kind,
     caches: list[tuple[torch.Tensor, torch.Tensor]],
 ) -> NativeDecoder:
     pack = partial(pack_linear, load_library())
@@ -99,6 +118,9 @@ def _native(
             post_norm=layer.norms[1],
             q_norm=layer.norms[2],
             k_norm=layer.norms[3],
+            attention_norm=layer.norms[4] if kind.norms_after else None,
+            mlp_norm=layer.norms[5] if kind.norms_after else None,
+            rope=layer.table if layer is not layers[0] else None,
             window=layer.window,
         )
         for layer in layers
@@ -108,19 +130,23 @@ def _native(
         norm=norm,
         head=pack(embedding),
         embedding=None,
-        rope=table,
+        rope=layers[0].table,
         heads=_HEADS,
         head_dim=_HEAD_DIM,
         eps=_EPS,
+        gate=kind.gate,
+        embedding_scale=kind.embedding_scale,
+        attention_scale=kind.attention_scale,
+        softcap=kind.softcap,
     )
     return NativeDecoder(weights, caches)
 
 
 def _run_layer(
     layer: _Layer,
+    kind: _Kind,
     hidden: torch.Tensor,
     positions: torch.Tensor,
-    table: torch.Tensor,
     cache: torch.Tensor,
     batch: AttentionBatch,
 ) -> torch.Tensor:
@@ -128,15 +154,23 @@ def _run_layer(
     split = [size * _HEAD_DIM for size in (_HEADS, _KV_HEADS, _KV_HEADS)]
     qkv = linear(rmsnorm(hidden, layer.norms[0], _EPS), layer.qkv)
     q, k, v = (part.reshape(len(part), -1, _HEAD_DIM) for part in torch.split(qkv, split, 1))
-    q, k = (rmsnorm(x, norm, _EPS) for x, norm in zip((q, k), layer.norms[2:], strict=True))
-    q, k = apply_rope(q, k, positions, table)
+    q, k = (rmsnorm(x, norm, _EPS) for x, norm in zip((q, k), layer.norms[2:4], strict=True))
+    q, k = apply_rope(q, k, positions, layer.table)
     store_kv(k, v, cache[0], cache[1], batch.slot_mapping)
     attention = ReferenceAttention()
     attention.plan(batch)
-    seen = attention.attend(q, cache[0], cache[1], scale=_HEAD_DIM**-0.5, window=layer.window).float()
-    hidden = hidden + linear(seen.flatten(1), layer.o)
-    gated = silu_and_mul(linear(rmsnorm(hidden, layer.norms[1], _EPS), layer.gate_up))
-    return hidden + linear(gated, layer.down)
+    scale, window = kind.attention_scale, layer.window
+    seen = attention.attend(q, cache[0], cache[1], scale=scale, window=window, softcap=kind.softcap).float()
+    hidden = hidden + _normed(linear(seen.flatten(1), layer.o), layer.norms[4:5])
+    gated = act_and_mul(linear(rmsnorm(hidden, layer.norms[1], _EPS), layer.gate_up), kind.gate)
+    return hidden + _normed(linear(gated, layer.down), layer.norms[5:6])
+
+
+def _normed(x: torch.Tensor, norms: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """By whichever norm there is."""
+    for norm in norms:
+        x = rmsnorm(x, norm, _EPS)
+    return x
 
 
 CHECKS: dict[str, Callable[[], Pair]] = {
@@ -144,5 +178,6 @@ CHECKS: dict[str, Callable[[], Pair]] = {
     "native linear bfloat16": partial(_linears, torch.bfloat16),
     "native linear int8": partial(_linears, torch.float32, "int8"),
     "native linear int4": partial(_linears, torch.float32, "int4"),
-    "native decoder": _decoder,
+    "native decoder": partial(_decoder, _Kind()),
+    "native decoder of Gemma": partial(_decoder, _GEMMA),
 }

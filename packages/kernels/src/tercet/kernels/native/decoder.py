@@ -10,6 +10,7 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.cpu import cache_of, rows_of
 from tercet.kernels.native import abi
 from tercet.kernels.native.linear import PackedLinear
+from tercet.kernels.ops.activation import Gate
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,6 +25,11 @@ class DecoderLayer:
     post_norm: torch.Tensor
     q_norm: torch.Tensor | None = None  # [head_dim]
     k_norm: torch.Tensor | None = None
+    attention_norm: torch.Tensor | None = None
+    """Of what attention adds, and below of what the MLP adds."""
+    mlp_norm: torch.Tensor | None = None
+    rope: torch.Tensor | None = None
+    """In place of the model's."""
     window: int = 0
     group: int = 0
     """Cache group."""
@@ -41,6 +47,13 @@ class DecoderWeights:
     heads: int
     head_dim: int
     eps: float
+    gate: Gate = "silu"
+    embedding_scale: float = 1.0
+    """What the vectors of tokens are multiplied by."""
+    attention_scale: float | None = None
+    """None is head_dim**-0.5."""
+    softcap: float = 0.0
+    """Of attention; 0 is none."""
 
 
 class NativeDecoder:
@@ -109,26 +122,35 @@ def _layer(weights: DecoderWeights, layer: DecoderLayer, cache: tuple[torch.Tens
             raise ValueError(f"a layer's weights are {[linear.outputs, linear.struct.k]}, not {[outputs, inputs]}")
     if pages.head_dim != weights.head_dim or weights.heads % pages.kv_heads:
         raise ValueError("the cache does not fit the model's heads")
-    norms = [layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm]
-    sizes = [hidden, hidden, weights.head_dim, weights.head_dim]
+    norms = [layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm, layer.attention_norm, layer.mlp_norm]
+    sizes = [hidden, hidden, weights.head_dim, weights.head_dim, hidden, hidden]
     pointers = [_floats(norm, size) if norm is not None else None for norm, size in zip(norms, sizes, strict=True)]
     structs = (linear.struct for linear, _, _ in shapes)
-    return abi.Layer(*structs, *pointers, pages, layer.window, layer.group)
+    return abi.Layer(*structs, *pointers, _table(weights, layer), pages, layer.window, layer.group)
+
+
+def _table(weights: DecoderWeights, layer: DecoderLayer) -> int:
+    """The angles of a layer."""
+    table = weights.rope if layer.rope is None else layer.rope
+    if table.shape != weights.rope.shape or table.shape[1] > weights.head_dim:
+        raise ValueError("the table of angles does not fit a head")
+    if table.dtype != torch.float32 or not table.is_contiguous():
+        raise ValueError("the table of angles is contiguous float32")
+    return table.data_ptr()
 
 
 def _model(weights: DecoderWeights, layers: "ctypes.Array[abi.Layer]", *, kv_heads: int) -> abi.Model:
     head, embedding, rope = weights.head.struct, weights.embedding, weights.rope
     if embedding is not None and (embedding.shape != (head.n, head.k) or not embedding.is_contiguous()):
         raise ValueError(f"an embedding {list(embedding.shape)} beside a head {[head.n, head.k]}")
-    if rope.shape[1] > weights.head_dim or rope.dtype != torch.float32 or not rope.is_contiguous():
-        raise ValueError("the table of angles does not fit a head")
     inner = weights.layers[0].gate_up.outputs // 2
     return abi.Model(
         *(len(layers), head.k, weights.heads, kv_heads, weights.head_dim, inner, head.n),
-        *(len(rope), rope.shape[1], rope.data_ptr(), _floats(weights.norm, head.k)),
+        *(*rope.shape, _floats(weights.norm, head.k)),
         ctypes.cast(layers, ctypes.c_void_p),
         *((None, 0) if embedding is None else (embedding.data_ptr(), abi.FORMATS[embedding.dtype])),
-        *(head, weights.eps),
+        *(head, abi.GATES[weights.gate], weights.eps, weights.embedding_scale),
+        *(weights.head_dim**-0.5 if weights.attention_scale is None else weights.attention_scale, weights.softcap),
     )
 
 
