@@ -51,6 +51,17 @@ _LONGROPE = {
 }
 _WHOLE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
 _SLIDES = {"use_sliding_window": True, "sliding_window": 7}
+_LOCAL = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+_GEMMA = {
+    "head_dim": 20,
+    "query_pre_attn_scalar": 11,
+    "sliding_window": 7,
+    "pad_token_id": None,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -62,6 +73,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2_sliding": ("Qwen2", {**_SLIDES, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 20, "num_attention_heads": 5, "num_key_value_heads": 1}),
+    "gemma2": ("Gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 9.0}),
+    "gemma3": (
+        "Gemma3Text",
+        {**_GEMMA, "rope_parameters": _LOCAL, "final_logit_softcapping": 9.0},
+    ),
     "qwen3_sliding": (
         "Qwen3",
         {**_SLIDES, "head_dim": 12, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
@@ -116,7 +132,7 @@ def make_checkpoint(family: str, directory: Path, variant: str = "") -> Path:
     config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **extra})
     with torch.random.fork_rng():
         torch.manual_seed(sum(family.encode()))
-        model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+        model = getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM")(config)
         for name, parameter in model.named_parameters():
             if (
                 name.endswith("bias") or "norm" in name
@@ -154,11 +170,18 @@ def old_form(directory: Path, target: Path) -> Path:
     path = target / "config.json"
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
+    if "sliding_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    if config["model_type"].startswith("gemma"):  # every second layer sees everything
+        del config["layer_types"]
+        config["sliding_window_pattern"] = 2
     config["rope_theta"] = rope.pop("rope_theta")
     kind = rope.pop("rope_type")
     if "partial_rotary_factor" in rope:
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
-    config["rope_scaling"] = None if kind == "default" else {"type" if kind == "linear" else "rope_type": kind, **rope}
+    older = kind == "linear" and "rope_local_base_freq" not in config
+    config["rope_scaling"] = None if kind == "default" else {"type" if older else "rope_type": kind, **rope}
     config["torch_dtype"] = config.pop("dtype")
     if config["model_type"] == "qwen3_moe":
         config["num_experts"] = config.pop("num_local_experts")

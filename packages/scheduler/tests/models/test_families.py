@@ -13,9 +13,10 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.model_config import ModelConfig, RopeConfig
 from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.layers import CentredNorm
 from tercet.scheduler.models.registry import build_model
 
 Reference = Callable[..., Any]
@@ -115,14 +116,16 @@ def test_bfloat16(family: Path, reference: Reference) -> None:
     """Rounding differs from transformers by no more than transformers itself does from float32."""
     tokens = some_tokens(41, 4)
     model = load(family, "bfloat16")
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    sums = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, CentredNorm)}
+    assert {name for name, dtype in dtypes.items() if dtype != torch.bfloat16} == sums
     [logits] = Paged(model, 1).step((0, tokens))
     exact = expected(reference(family), tokens)
     theirs = expected(reference(family, torch.bfloat16), tokens)
     assert (logits - exact).abs().mean() < 1.25 * (theirs - exact).abs().mean()
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2_sliding", "qwen3_sliding"])
+@pytest.mark.parametrize("name", ["mistral", "qwen2_sliding", "qwen3_sliding", "gemma2"])
 def test_the_window_counts(name: str, checkpoints: Callable[[str], Path]) -> None:
     """The checkpoints above do tell a model with its window from one without."""
     directory, tokens = checkpoints(name), some_tokens(41, 1)
@@ -130,6 +133,28 @@ def test_the_window_counts(name: str, checkpoints: Callable[[str], Path]) -> Non
     blind = build_model(replace(model.config, windows=(0,) * model.config.layers))
     load_weights(blind, directory)
     [right], [wrong] = Paged(model, 1).step((0, tokens)), Paged(blind, 1).step((0, tokens))
+    assert (right - wrong).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gemma2", {"softcap": 0.0}),
+        ("gemma2", {"logit_softcap": 0.0}),
+        ("gemma2", {"embedding_scale": 1.0}),
+        ("gemma2", {"attention_scale": None}),
+        ("gemma3", {"local_rope": None}),
+        ("gemma3", {"rope": RopeConfig(theta=1e5)}),
+    ],
+)
+def test_what_a_gemma_has_of_its_own_counts(
+    name: str, changes: dict[str, Any], checkpoints: Callable[[str], Path]
+) -> None:
+    directory, tokens = checkpoints(name), some_tokens(41, 1)
+    model = load(directory)
+    plain = build_model(replace(model.config, **changes))
+    load_weights(plain, directory)
+    [right], [wrong] = Paged(model, 1).step((0, tokens)), Paged(plain, 1).step((0, tokens))
     assert (right - wrong).abs().max() > 0.1
 
 

@@ -99,6 +99,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return of
 
 
+@pytest.fixture(autouse=True)
+def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here also what Tercet has modules of its own for runs on those of transformers."""
+    monkeypatch.setattr("tercet.scheduler.executor.loading.is_ours", lambda _: False)
+
+
 def options(directory: Path, **given: Any) -> WorkerOptions:
     return WorkerOptions(model=directory, device="cpu", slots=2, page_size=4, kv_cache_share=0.01, **given)
 

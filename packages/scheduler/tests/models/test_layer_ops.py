@@ -79,7 +79,9 @@ def generate(
     return tokens, logprobs
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "qwen3_sliding", "qwen2_moe", "olmoe", "phi3_longrope", "glm"])
+@pytest.mark.parametrize(
+    "name", ["llama_tied", "qwen3_sliding", "qwen2_moe", "olmoe", "phi3_longrope", "glm", "gemma2", "gemma3"]
+)
 def test_a_fused_model_says_the_same(name: str, checkpoints: Callable[[str], Path]) -> None:
     with np.errstate(all="ignore"):
         fused, scores = generate(checkpoints(name), fused=True)

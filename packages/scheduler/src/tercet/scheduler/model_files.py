@@ -44,6 +44,8 @@ class ModelError(ValueError):
 class StoredTensor:
     """Where one tensor lies in a safetensors file: `start` and `end` are byte offsets into the file."""
 
+    name: str
+    """In the file."""
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -137,7 +139,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         text = file.read(length)
     try:
         entries = json.loads(text)
-        tensors = {name: _stored_tensor(entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"}
+        tensors = {
+            name: _stored_tensor(name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{path}: its header cannot be read: {error}") from error
     end = 8 + length
@@ -216,9 +220,9 @@ def model_identity(
     return ModelIdentity(weights=digest.hexdigest(), files=files, path=str(directory))
 
 
-def _stored_tensor(entry: Any, data_start: int) -> StoredTensor:
+def _stored_tensor(name: str, entry: Any, data_start: int) -> StoredTensor:
     start, end = entry["data_offsets"]
-    tensor = StoredTensor(entry["dtype"], tuple(entry["shape"]), data_start + start, data_start + end)
+    tensor = StoredTensor(name, entry["dtype"], tuple(entry["shape"]), data_start + start, data_start + end)
     if tensor.dtype not in _ITEM_SIZES:
         raise ValueError(f"dtype {tensor.dtype} is not supported")
     if not all(isinstance(size, int) and size >= 0 for size in (start, end, *tensor.shape)):

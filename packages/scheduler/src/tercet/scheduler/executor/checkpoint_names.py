@@ -4,6 +4,8 @@ Projections of one input are one module here. Most checkpoints store them one by
 
 Of experts transformers 5 stores one tensor for all of a layer, as they are here. Most checkpoints store three for each
 expert, and Mixtral's have words of their own for these and for the layer.
+
+Of models that read images, too, what reads text is served, and its names begin otherwise.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,6 +16,20 @@ from torch import nn
 
 from tercet.scheduler.models.layers import FusedLinear
 from tercet.scheduler.models.moe import ExpertLinear, Experts
+
+_TEXT = {"language_model.": "", "model.language_model.": "model."}
+"""What stands before names where a model reads images, too, as transformers 4 and 5 have it, and what does here."""
+_SIGHT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
+def text_names(stored: Iterable[str]) -> dict[str, str]:
+    """The name here of each stored tensor; without those of what reads images."""
+    stored = list(stored)
+    for prefix, here in _TEXT.items():
+        if any(name.startswith(prefix) for name in stored):
+            kept = (name for name in stored if not name.startswith(_SIGHT))
+            return {name: here + name.removeprefix(prefix) if name.startswith(prefix) else name for name in kept}
+    return {name: name for name in stored}
 
 
 @dataclass(frozen=True)

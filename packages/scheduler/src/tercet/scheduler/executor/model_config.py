@@ -14,6 +14,7 @@ import torch
 
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
 from tercet.scheduler.executor.config_fields import Fields, wrong
+from tercet.scheduler.executor.gemma_config import gemma_fields, is_gemma, plain_gemma
 from tercet.scheduler.executor.moe_config import MoeConfig, parse_moe
 from tercet.scheduler.executor.quantized_config import StoredQuantization, parse_quantization
 from tercet.scheduler.model_files import ModelError, read_json, saved_dtype, served_dtype
@@ -97,6 +98,15 @@ class ModelConfig(DecoderShape):
     """Of what attention gives, in families that say so by itself."""
     quantization: StoredQuantization | None = None
     moe: MoeConfig | None = None
+    local_rope: RopeConfig | None = None
+    """Of layers with a window, where they rotate otherwise."""
+    embedding_scale: float = 1.0
+    """What the vectors of tokens are multiplied by."""
+    attention_scale: float | None = None
+    """None is head_dim**-0.5."""
+    softcap: float = 0.0
+    """Of attention; 0 is none, as of the next."""
+    logit_softcap: float = 0.0
 
     @classmethod
     def load(cls, directory: Path, dtype: str = "auto") -> "ModelConfig":
@@ -125,6 +135,8 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
     for name, why in _REFUSED.items():
         if config.get(name) and not (name == "auto_map" and architecture in _KNOWN_CODE):
             raise wrong(name, why)
+    gemma = is_gemma(architecture)
+    config = plain_gemma(config, architecture) if gemma else config
     fields = Fields(config)
     if (act := config.get("hidden_act", "silu")) != "silu":
         raise wrong("hidden_act", f"{act!r} is not supported, only silu")
@@ -153,6 +165,8 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         dtype=saved_torch_dtype(config, dtype),
         quantization=parse_quantization(config),
         moe=parse_moe(fields, architecture, layers),
+        local_rope=_rope(config["local_rope"], architecture) if gemma and "local_rope" in config else None,
+        **(gemma_fields(config, architecture) if gemma else {}),
     )
     if heads % result.kv_heads:
         raise wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
@@ -273,7 +287,7 @@ def _attention_bias(fields: Fields, architecture: str) -> bool:
 
 
 def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
-    """Mistral slides in every layer unless told null, Mixtral and Phi-3 if told; Qwen in layers it names or implies."""
+    """Mistral slides in all layers unless told null, Mixtral and Phi-3 if told; others in those they name or imply."""
     match architecture:
         case "MistralForCausalLM":
             null = fields.values.get("sliding_window", 4096) is None
@@ -284,6 +298,9 @@ def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
             if not fields.flag("use_sliding_window"):
                 return (0,) * layers
             window = fields.count("sliding_window", 4096)
+            return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
+        case "Gemma2ForCausalLM" | "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration":
+            window = fields.count("sliding_window")
             return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
     return (0,) * layers
 

@@ -1,5 +1,6 @@
 """Loading weights: safetensors files, by memory map, straight into the fused parameters they belong to."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
@@ -11,15 +12,17 @@ from safetensors import safe_open
 from torch import nn
 
 from tercet.kernels.ops.moe import QuantisedExperts
-from tercet.scheduler.executor.checkpoint_names import ExpertNames, FusedNames
+from tercet.scheduler.executor.checkpoint_names import ExpertNames, FusedNames, text_names
 from tercet.scheduler.executor.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, joined, quantised_as, quantized_linears
 from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.encoder_layers import LayerNorm
-from tercet.scheduler.models.layers import Attention, FusedLinear, Lent, Linear, Matrix, RMSNorm
+from tercet.scheduler.models.layers import Attention, CentredNorm, FusedLinear, Lent, Linear, Matrix, RMSNorm
 from tercet.scheduler.models.moe import ExpertLinear, Experts
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -59,7 +62,7 @@ def load_weights(
     unexpected or of another shape. Quantised layers stay so, unless they are to be `dequantised` as they are read.
     `lend` is for who takes the weights away next: matrices are left in the mapped files until then.
     """
-    files = {path: read_header(path) for path in weight_files(directory)}
+    files = _read_text_part(directory)
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     quantization = model.config.quantization
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
@@ -76,6 +79,18 @@ def load_weights(
     fill(files, targets, tally, borrowers=_matrices(model, stored) if lend else {}, later=quantised)
     _load_quantised(linears, files, targets[_EMBEDDING], tally, dequantised=dequantised)
     put_in_order(model)
+
+
+def _read_text_part(directory: Path) -> dict[Path, dict[str, StoredTensor]]:
+    """Each file's tensors by their names here, but for those of what a model reads images with."""
+    files = {path: read_header(path) for path in weight_files(directory)}
+    names = text_names([name for header in files.values() for name in header])
+    if left := sum(map(len, files.values())) - len(names):
+        logger.info("%s: %d tensors that images are read with are left there", directory, left)
+    return {
+        path: {names[name]: tensor for name, tensor in header.items() if name in names}
+        for path, header in files.items()
+    }
 
 
 def fill(
@@ -98,18 +113,20 @@ def fill(
                 read = partial(tally.add, tensor)
                 if name in targets and name in borrowers:
                     matrix, run = borrowers[name]
-                    matrix.lend(run, Lent(file.get_tensor(name), read))
+                    matrix.lend(run, Lent(file.get_tensor(tensor.name), read))
                     continue
                 if name in targets:
-                    targets[name].copy_(file.get_tensor(name))
+                    targets[name].copy_(file.get_tensor(tensor.name))
                 read()
 
 
 def put_in_order(model: nn.Module) -> None:
-    """Lay what is loaded out as it is computed with."""
+    """Make of what is loaded what is computed with."""
     for module in model.modules():
         if isinstance(module, Attention):
             module.put_in_order()
+        elif isinstance(module, CentredNorm):
+            module.centre()
 
 
 def _matrices(model: nn.Module, stored: Iterable[str]) -> dict[str, tuple[Matrix, int | None]]:
@@ -133,7 +150,7 @@ def _zero_biases(linears: Sequence[QuantizedLinear], files: Mapping[Path, Mappin
     for path, header in files.items():
         if names := asked & header.keys():
             with safe_open(path, framework="pt") as file:
-                found |= {name for name in names if not file.get_tensor(name).any()}
+                found |= {name for name in names if not file.get_tensor(header[name].name).any()}
     return found
 
 
@@ -154,7 +171,7 @@ def _load_quantised(
 
         def read(name: str) -> torch.Tensor:
             path = place[name]
-            tensor: torch.Tensor = opened[path].get_tensor(name).to(like.device)
+            tensor: torch.Tensor = opened[path].get_tensor(files[path][name].name).to(like.device)
             tally.add(files[path][name])
             return tensor
 
@@ -250,8 +267,14 @@ def _check_tied_head(directory: Path, files: Mapping[Path, Mapping[str, StoredTe
     place = {name: path for path, header in files.items() for name in header}
     if _HEAD not in place:
         return
-    with safe_open(place[_HEAD], framework="pt") as one, safe_open(place[_EMBEDDING], framework="pt") as other:
-        if not torch.equal(one.get_tensor(_HEAD).to(dtype), other.get_tensor(_EMBEDDING).to(dtype)):
+    with ExitStack() as stack:
+
+        def read(name: str) -> torch.Tensor:
+            file = stack.enter_context(safe_open(place[name], framework="pt"))
+            tensor: torch.Tensor = file.get_tensor(files[place[name]][name].name)
+            return tensor.to(dtype)
+
+        if not torch.equal(read(_HEAD), read(_EMBEDDING)):
             raise ModelError(f"{directory}: {_HEAD} is not the embedding that config.json says it is tied to")
 
 

@@ -4,6 +4,7 @@ Module names are those of Hugging Face's checkpoints, but for the fused projecti
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,15 +15,35 @@ from tercet.scheduler.models.layers import Attention, Embedding, GatedMLP, Linea
 from tercet.scheduler.models.moe import MixtureOfExperts
 
 
+class Norms(NamedTuple):
+    """The norms of a layer: of what attention and MLP read, and of what they add."""
+
+    attention: RMSNorm
+    mlp: RMSNorm
+    after_attention: RMSNorm | None = None
+    after_mlp: RMSNorm | None = None
+
+
 class DecoderLayer(nn.Module):
     """Attention, then MLP, each on the normalised sum of everything before it."""
 
-    def __init__(self, config: ModelConfig, attention: Attention, mlp: GatedMLP | MixtureOfExperts) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        attention: Attention,
+        mlp: GatedMLP | MixtureOfExperts,
+        norm: type[RMSNorm] = RMSNorm,
+    ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
         self.mlp = mlp
+
+    @property
+    def norms(self) -> Norms:
+        """What is normalised with."""
+        return Norms(self.input_layernorm, self.post_attention_layernorm)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, batch: Batch
@@ -34,14 +55,16 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and the last norm. `layer` makes the layer of a number."""
+    """Embedding, layers and the last norm. `layer` makes the layer of a number, and `norm` is the kind of the norm."""
 
-    def __init__(self, config: ModelConfig, layer: Callable[[int, Rotary], DecoderLayer]) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: Callable[[int, Rotary], DecoderLayer], norm: type[RMSNorm] = RMSNorm
+    ) -> None:
         super().__init__()
         rotary = Rotary(config)
         self.embed_tokens = Embedding(config)
         self.layers = nn.ModuleList(layer(number, rotary) for number in range(config.layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self.norm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         """[tokens] -> [tokens, hidden]."""
@@ -56,10 +79,12 @@ class Decoder(nn.Module):
 class CausalLM(OpsModule):
     """A decoder and its head. Not for training: run it under `torch.inference_mode`."""
 
-    def __init__(self, config: ModelConfig, layer: Callable[[int, Rotary], DecoderLayer]) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: Callable[[int, Rotary], DecoderLayer], norm: type[RMSNorm] = RMSNorm
+    ) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config, layer)
+        self.model = Decoder(config, layer, norm)
         self.lm_head = (
             None
             if config.tie_word_embeddings
@@ -74,4 +99,9 @@ class CausalLM(OpsModule):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, vocab] of the model's dtype."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return self.ops.project(hidden, head.weight, None)
+        return capped(self.ops.project(hidden, head.weight, None), self.config.logit_softcap)
+
+
+def capped(logits: torch.Tensor, most: float) -> torch.Tensor:
+    """Through most * tanh(logits / most), in place; 0 changes nothing."""
+    return logits.div_(most).tanh_().mul_(most) if most else logits

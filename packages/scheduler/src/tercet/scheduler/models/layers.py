@@ -13,7 +13,7 @@ from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantised import QuantisedWeight
 from tercet.kernels.ops.rope import rope_cache
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.model_config import ModelConfig, RopeConfig
 from tercet.scheduler.models.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.rotation import head_order, over_whole_heads, row_order
 from tercet.scheduler.models.shard import Shard
@@ -106,8 +106,12 @@ class Linear(Matrix):
         """(what it gives of the normalised x + residual, x + residual)."""
         return self.ops.project_normed(x, residual, norm.value, self.value, self.bias, gate=gate)
 
-    def onto(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(what it gives of x, what is yet to be added to that)."""
+    def onto(
+        self, x: torch.Tensor, residual: torch.Tensor, after: "RMSNorm | None" = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(what it gives of x, normalised if there is a norm `after` it; what is yet to be added to that)."""
+        if after is not None:
+            return after(self(x)), residual
         return self.ops.project_onto(x, residual, self.value, self.bias)
 
 
@@ -148,22 +152,35 @@ class RMSNorm(OpsModule):
         return self.ops.add_rmsnorm(x, residual, self.weight, self.eps)
 
 
+class CentredNorm(RMSNorm):
+    """One of which checkpoints hold how far its weight is from 1. That sum is kept in float32, so that it is exact."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:  # noqa: ARG002 - the model's
+        super().__init__(size, eps, torch.float32)
+
+    def centre(self) -> None:
+        """Make the weight of what a checkpoint holds."""
+        self.weight.data += 1
+
+
 class Rotary(nn.Module):
-    """The table of rotary position embedding, of every position: all layers share it, and the order of their heads."""
+    """The table of rotary position embedding, of every position, and the order of heads; of layers that rotate alike."""
 
     cache: torch.Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, rope: RopeConfig | None = None) -> None:
+        """`rope` is in place of the config's."""
         super().__init__()
-        table = rope_cache(config.context_length, config.rotary_dim, config.rope.theta, config.rope.scaling)
+        rope = rope or config.rope
+        table = rope_cache(config.context_length, config.rotary_dim, rope.theta, rope.scaling)
         self.register_buffer("cache", over_whole_heads(table, config.head_dim), persistent=False)
-        self.order = head_order(config.head_dim, config.rotary_dim, interleaved=config.rope.interleaved)
+        self.order = head_order(config.head_dim, config.rotary_dim, interleaved=rope.interleaved)
 
 
 class Attention(OpsModule):
     """Grouped-query attention with rotary positions, and what families add: biases, and norms of queries and keys.
 
-    `qk_norm` is over each head, or over all heads of a projection at once.
+    `qk_norm` is over each head, or over all heads of a projection at once; `norm` is its kind.
     """
 
     def __init__(
@@ -176,6 +193,7 @@ class Attention(OpsModule):
         input_bias: bool = False,
         output_bias: bool = False,
         qk_norm: Literal["none", "heads", "projections"] = "none",
+        norm: type[RMSNorm] = RMSNorm,
     ) -> None:
         super().__init__()
         self.layer_id = layer_id
@@ -183,6 +201,8 @@ class Attention(OpsModule):
         self.heads = shard.share(config.heads, "attention heads")
         self.kv_heads = shard.share(config.kv_heads, "key-value heads")
         self.head_dim = config.head_dim
+        self.scale = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        self.softcap = config.softcap
         self.rotary = rotary
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         quantised = config.quantization is not None
@@ -195,7 +215,7 @@ class Attention(OpsModule):
         self.q_norm, self.k_norm = (
             None
             if qk_norm == "none"
-            else RMSNorm(self.head_dim if self.norms_heads else size, config.rms_norm_eps, config.dtype)
+            else norm(self.head_dim if self.norms_heads else size, config.rms_norm_eps, config.dtype)
             for size in (queries, keys)
         )
 
@@ -214,8 +234,12 @@ class Attention(OpsModule):
         residual: torch.Tensor | None,
         positions: torch.Tensor,
         batch: Batch,
+        after: RMSNorm | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden]."""
+        """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden].
+
+        With a norm `after` it, what it gives is normalised, too.
+        """
         qkv, residual = self.qkv_proj.of_normed(norm, x, residual)
         heads = qkv.view(len(x), -1, self.head_dim)
         q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], 1)
@@ -225,9 +249,18 @@ class Attention(OpsModule):
                 norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
             else:
                 q, k = self.q_norm(q.flatten(1)).view_as(q), self.k_norm(k.flatten(1)).view_as(k)
-        scale, table = self.head_dim**-0.5, self.rotary.cache
-        out = self.ops.attend(batch, self.layer_id, (q, k, v), positions, table, norms, scale=scale, window=self.window)
-        return self.o_proj.onto(out.flatten(1), residual)
+        out = self.ops.attend(
+            batch,
+            self.layer_id,
+            (q, k, v),
+            positions,
+            self.rotary.cache,
+            norms,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+        )
+        return self.o_proj.onto(out.flatten(1), residual, after)
 
 
 class GatedMLP(OpsModule):
@@ -252,11 +285,11 @@ class GatedMLP(OpsModule):
         self.down_proj = Linear(size, config.hidden_size, bias=bias, dtype=config.dtype, quantised=quantised)
 
     def forward(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden]."""
+        """As attention: see there."""
         gated, residual = self.gate_up_proj.of_normed(norm, x, residual, gate=self.gate)
-        return self.down_proj.onto(gated, residual)
+        return self.down_proj.onto(gated, residual, after)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """Of what is normalised already: [tokens, hidden] -> [tokens, hidden]."""
@@ -265,14 +298,16 @@ class GatedMLP(OpsModule):
 
 
 class Embedding(Matrix):
-    """One vector for each token id."""
+    """One vector for each token id, times what the config says, rounded to the model's dtype as transformers does."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.hidden_size, [config.vocab_size], config.dtype)
+        self.scale = float(torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu"))
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] -> [tokens, hidden]."""
-        return self.ops.embedding(input_ids, self.weight)
+        vectors = self.ops.embedding(input_ids, self.weight)
+        return vectors if self.scale == 1 else vectors * self.scale
 
 
 def _nothing() -> None:

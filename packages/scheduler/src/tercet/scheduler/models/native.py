@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, overload
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models import decoder
-from tercet.scheduler.models.layers import GatedMLP, Linear, RMSNorm, Rotary
+from tercet.scheduler.models.layers import Attention, GatedMLP, Linear, RMSNorm
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -66,7 +66,6 @@ class NativeCausalLM:
         self._library = library
         self._quantization = quantization
         self._layers = [self._pack_layer(index, layer) for index, layer in enumerate(model.model.layers)]
-        self._rope = _rope(model)
         self._norm = _norm(model.model.norm)
         embedding = model.model.embed_tokens.take()
         head = embedding if model.lm_head is None else model.lm_head.take()
@@ -86,38 +85,42 @@ class NativeCausalLM:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> float32 [rows, vocab]."""
-        return self.head(hidden)
+        return decoder.capped(self.head(hidden), self._model.config.logit_softcap)
 
     def _bind(self, pool: Pool) -> NativeDecoder:
-        config = self._model.config
+        config, body = self._model.config, self._model.model
+        _, attention, mlp = _parts(body.layers[0])
         layers = [replace(layer, group=pool.group_of[index]) for index, layer in enumerate(self._layers)]
         weights = DecoderWeights(
             layers=layers,
             norm=self._norm,
             head=self.head,
             embedding=self._embedding,
-            rope=self._rope,
+            rope=attention.rotary.cache,
             heads=config.heads,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
+            gate=mlp.gate,
+            embedding_scale=body.embed_tokens.scale,
+            attention_scale=attention.scale,
+            softcap=attention.softcap,
         )
         return NativeDecoder(weights, [pool.layer(index) for index in range(len(layers))])
 
     def _pack_layer(self, index: int, layer: nn.Module) -> DecoderLayer:
-        if not isinstance(layer, decoder.DecoderLayer):
-            raise TypeError(f"{type(layer).__name__} is not a layer that native kernels know")
-        attention, mlp = layer.self_attn, layer.mlp
-        if not isinstance(mlp, GatedMLP):
-            raise TypeError(f"{type(mlp).__name__} is not an MLP that native kernels know")
+        norms, attention, mlp = _parts(layer)
         return DecoderLayer(
             qkv=self._pack(attention.qkv_proj),
             o=self._pack(attention.o_proj),
             gate_up=self._pack(mlp.gate_up_proj, interleave=True),
             down=self._pack(mlp.down_proj),
-            input_norm=_norm(layer.input_layernorm),
-            post_norm=_norm(layer.post_attention_layernorm),
-            q_norm=_norm(attention.q_norm) if attention.q_norm is not None else None,
-            k_norm=_norm(attention.k_norm) if attention.k_norm is not None else None,
+            input_norm=_norm(norms.attention),
+            post_norm=_norm(norms.mlp),
+            q_norm=_norm(attention.q_norm),
+            k_norm=_norm(attention.k_norm),
+            attention_norm=_norm(norms.after_attention),
+            mlp_norm=_norm(norms.after_mlp),
+            rope=attention.rotary.cache,
             window=self._model.config.window_of(index),
         )
 
@@ -127,11 +130,18 @@ class NativeCausalLM:
         return pack_linear(self._library, linear.take(), bias, quantization=self._quantization, interleave=interleave)
 
 
-def _rope(model: decoder.CausalLM) -> torch.Tensor:
-    """The table that all layers share."""
-    tables = [module.cache for module in model.modules() if isinstance(module, Rotary)]
-    return tables[0]
+def _parts(layer: nn.Module) -> tuple[decoder.Norms, Attention, GatedMLP]:
+    """What a layer is made of."""
+    if not isinstance(layer, decoder.DecoderLayer):
+        raise TypeError(f"{type(layer).__name__} is not a layer that native kernels know")
+    if not isinstance(layer.mlp, GatedMLP):
+        raise TypeError(f"{type(layer.mlp).__name__} is not an MLP that native kernels know")
+    return layer.norms, layer.self_attn, layer.mlp
 
 
-def _norm(module: RMSNorm) -> torch.Tensor:
-    return module.weight.data.float()
+@overload
+def _norm(module: RMSNorm) -> torch.Tensor: ...
+@overload
+def _norm(module: RMSNorm | None) -> torch.Tensor | None: ...
+def _norm(module: RMSNorm | None) -> torch.Tensor | None:
+    return None if module is None else module.weight.data.float()

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _ARCHITECTURES = {
     "Ernie4_5ForCausalLM": "llama",
+    "Gemma2ForCausalLM": "gemma",
+    "Gemma3ForCausalLM": "gemma",
+    "Gemma3ForConditionalGeneration": "gemma",
     "GlmForCausalLM": "glm",
     "LlamaForCausalLM": "llama",
     "LLaMAForCausalLM": "llama",
