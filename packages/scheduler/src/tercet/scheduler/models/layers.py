@@ -164,7 +164,7 @@ class CentredNorm(RMSNorm):
 
 
 class Rotary(nn.Module):
-    """The table of rotary position embedding, of every position, and the order of heads; of layers that rotate alike."""
+    """Of layers that rotate alike: the table of rotary position embedding, of every position, and the order of heads."""
 
     cache: torch.Tensor
 
