@@ -138,17 +138,37 @@ QUANTISED = {
     "max_position_embeddings": 64,
     "dtype": "float32",
 }
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 7,
+    "tie_word_embeddings": False,
+}
+GEMMA_NORMS = {
+    f"model.layers.{layer}.{name}.weight": torch.linspace(-0.5, 0.5, size)
+    for layer in (0, 1)
+    for name, size in {
+        "self_attn.q_norm": 32,
+        "self_attn.k_norm": 32,
+        "pre_feedforward_layernorm": 64,
+        "post_feedforward_layernorm": 64,
+    }.items()
+}
 MIXTURE = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
 
 
 @pytest.mark.parametrize("cached", [None, torch.float8_e4m3fn])
-@pytest.mark.parametrize(("kind", "more"), [*((kind, {}) for kind in KINDS), ("channel", MIXTURE), ("awq", MIXTURE)])
+@pytest.mark.parametrize(
+    ("kind", "more"), [*((kind, {}) for kind in KINDS), ("channel", MIXTURE), ("awq", MIXTURE), ("gptq", GEMMA)]
+)
 def test_a_quantised_fused_model_says_what_its_weights_in_full_say(
     kind: str, more: dict[str, Any], cached: torch.dtype | None, tmp_path: Path
 ) -> None:
-    kept = ("block_sparse_moe.gate",) if more else ()
+    kept = ("block_sparse_moe.gate",) if more is MIXTURE else ()
     grain = Grain(group=32, block=(32, 32))
-    full = write_checkpoint(kind, tmp_path / "model", QUANTISED | more, grain, full=kept)
+    beside = GEMMA_NORMS if more is GEMMA else None
+    full = write_checkpoint(kind, tmp_path / "model", QUANTISED | more, grain, full=kept, beside=beside)
     with np.errstate(all="ignore"):
         fused, scores = generate(tmp_path / "model", fused=True, cached=cached)
     plain, expected = generate(full, fused=False, cached=cached)

@@ -72,14 +72,17 @@ def _rope_decode(
     sinks: bool = False,
     norms: bool = False,
     cached: torch.dtype | None = None,
+    weighs: torch.dtype | None = None,
 ) -> None:
+    """`weighs` is the dtype of the norms' weights, if it is another."""
     batch = make_batch(rows, page_size, torch.device("cpu"))
     pages = int(batch.page_table.max()) + 1
     cache = torch.empty(pages, page_size, KV_HEADS, head_dim, dtype=cached or dtype)
     heads = torch.empty(len(rows), HEADS + 2 * KV_HEADS, head_dim, dtype=dtype)
     q, k, v = heads.split([HEADS, KV_HEADS, KV_HEADS], 1)
     table, positions = torch.empty(64, head_dim), batch.slot_mapping
-    weights = (torch.empty(head_dim, dtype=dtype), torch.empty(head_dim, dtype=dtype)) if norms else None
+    weight = torch.empty(head_dim, dtype=weighs or dtype)
+    weights = (weight, weight) if norms else None
     scales = (0.5, 0.5) if cached else (1.0, 1.0)
     new = NewTokens(k=k, v=v, positions=positions, table=table, norms=weights, eps=1e-6, scales=scales)
     backend = TritonAttention()
@@ -88,11 +91,13 @@ def _rope_decode(
     backend.attend_new(q, cache, cache, new, scale=0.1, window=window, sinks=given)
 
 
-def _rope(norms: bool, cached: torch.dtype = BF16, tiling: Tiling = rope.TILINGS[0]) -> None:
+def _rope(
+    norms: bool, cached: torch.dtype = BF16, tiling: Tiling = rope.TILINGS[0], weighs: torch.dtype = BF16
+) -> None:
     q, k, v = torch.empty(4, HEADS + 2 * KV_HEADS, 128, dtype=BF16).split([HEADS, KV_HEADS, KV_HEADS], 1)
     cache, table = torch.empty(2, 16, KV_HEADS, 128, dtype=cached), torch.empty(64, 128)
     index = torch.arange(4)
-    weights = (torch.empty(128, dtype=BF16), torch.empty(128, dtype=BF16)) if norms else None
+    weights = (torch.empty(128, dtype=weighs), torch.empty(128, dtype=weighs)) if norms else None
     rope.rope_store(q, k, v, index, table, cache, cache, index, norms=weights, eps=1e-6, tiling=tiling)
 
 
@@ -114,8 +119,8 @@ def _quantised(kind: Format, m: int, block: tuple[int, int]) -> None:
     quantised.linear_quantised(_hidden(m), _weight(kind, HIDDEN, HIDDEN, block))
 
 
-def _normed(gate: Gate | None = None) -> None:
-    project_normed(_hidden(1), None, Norm(_hidden(1)[0], 1e-5), _hidden(8), gate=gate)
+def _normed(gate: Gate | None = None, weighs: torch.dtype = BF16) -> None:
+    project_normed(_hidden(1), None, Norm(_hidden(1)[0].to(weighs), 1e-5), _hidden(8), gate=gate)
 
 
 def _onto(weight: Weight) -> None:
@@ -181,6 +186,7 @@ CASES: dict[str, Callable[[], object]] = {
     "rope decode window, sinks": partial(_rope_decode, DECODE, head_dim=80, page_size=1, window=128, sinks=True),
     "rope decode head 256": partial(_rope_decode, DECODE, head_dim=256, page_size=64, norms=True),
     "rope decode norms": partial(_rope_decode, DECODE, norms=True),
+    "rope decode wide norms": partial(_rope_decode, DECODE, head_dim=256, norms=True, weighs=torch.float32),
     "rope decode float32": partial(_rope_decode, DECODE, dtype=torch.float32, norms=True),
     "rope decode fp8": partial(_rope_decode, DECODE, cached=E4M3),
     "rope decode fp8, norms": partial(_rope_decode, DECODE, cached=E4M3, norms=True),
@@ -192,9 +198,11 @@ CASES: dict[str, Callable[[], object]] = {
     "extend fp8": partial(_attention, EXTEND, cached=E4M3),
     "rmsnorm": lambda: rmsnorm(_hidden(), _hidden()[0], 1e-5),
     "rmsnorm of heads": lambda: rmsnorm(_hidden(64, 128).view(2, 32, 128), _hidden(1, 128)[0], 1e-5),
+    "rmsnorm, wide weight": lambda: rmsnorm(_hidden(), _hidden()[0].float(), 1e-5),
     "add_rmsnorm": lambda: add_rmsnorm(_hidden(), _hidden(), _hidden()[0], 1e-5),
     "rope_store": partial(_rope, norms=False),
     "rope_store, norms": partial(_rope, norms=True),
+    "rope_store, wide norms": partial(_rope, norms=True, weighs=torch.float32),
     "rope_store, fp8": partial(_rope, norms=False, cached=E4M3),
     "silu_and_mul": lambda: silu_and_mul(_hidden(4, 28672)),
     "gelu_and_mul": lambda: gelu_and_mul(_hidden(4, 28672)),
@@ -204,6 +212,7 @@ CASES: dict[str, Callable[[], object]] = {
     "linear of a normed row": _normed,
     "gated linear, normed row": lambda: _normed("silu"),
     "gelu linear, normed row": lambda: _normed("gelu_tanh"),
+    "gelu linear, wide norm": lambda: _normed("gelu_tanh", torch.float32),
     "embedding": partial(_embedding, embedding.TILINGS[0]),
     "largest": partial(_largest, largest.TILINGS[0]),
     "largest float32": lambda: largest.largest(_logits(torch.float32)),
