@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from tercet.kernels.ops.activation import act_and_mul, gelu_and_mul, silu_and_mul
+from tercet.kernels.ops.activation import act_and_mul, clamped_and_mul, gelu_and_mul, silu_and_mul
 
 
 def test_silu_gates_the_second_half() -> None:
@@ -21,7 +21,15 @@ def test_gelu_is_exact_or_by_tanh() -> None:
     torch.testing.assert_close(gelu_and_mul(x, "tanh"), torch.tensor([tanh]))
 
 
+def test_a_clamped_gate_has_a_limit_above_and_its_up_on_both_sides() -> None:
+    gate, up = [-9.0, 0.5, 8.0, 8.0], [2.0, -1.5, 9.0, -9.0]
+    kept = zip([-9.0, 0.5, 7.0, 7.0], [2.0, -1.5, 7.0, -7.0], strict=True)
+    expected = [g / (1 + math.exp(-1.702 * g)) * (u + 1) for g, u in kept]
+    torch.testing.assert_close(clamped_and_mul(torch.tensor([gate + up])), torch.tensor([expected]))
+
+
 def test_a_gate_by_its_name() -> None:
     x = torch.tensor([[-3.0, 0.5, 2.0, 2.0, -1.0, 0.25]])
     assert torch.equal(act_and_mul(x, "silu"), silu_and_mul(x))
     assert torch.equal(act_and_mul(x, "gelu_tanh"), gelu_and_mul(x, "tanh"))
+    assert torch.equal(act_and_mul(x, "clamped"), clamped_and_mul(x))

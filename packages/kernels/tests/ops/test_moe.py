@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from tercet.kernels.ops.moe import QuantisedExperts, fused_moe, route
+from tercet.kernels.ops.activation import clamped_and_mul
+from tercet.kernels.ops.moe import ExpertBiases, QuantisedExperts, fused_moe, route
 from tercet.kernels.ops.quantised import Format, dequantise, quantise
 
 
@@ -27,7 +28,9 @@ def test_every_token_goes_through_its_experts(tokens: int, count: int, top_k: in
     torch.testing.assert_close(out.double(), token_by_token(x, weights, experts, gate_up, down), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "block"), [("fp8", (16, 32)), ("int8", (1, 64)), ("int4", (1, 32))])
+@pytest.mark.parametrize(
+    ("kind", "block"), [("fp8", (16, 32)), ("int8", (1, 64)), ("int4", (1, 32)), ("mxfp4", (1, 32))]
+)
 def test_quantised_experts_are_those_they_stand_for(kind: Format, block: tuple[int, int]) -> None:
     torch.manual_seed(0)
     x = torch.randn(20, 64)
@@ -36,6 +39,20 @@ def test_quantised_experts_are_those_they_stand_for(kind: Format, block: tuple[i
     out = fused_moe(x, weights, experts, QuantisedExperts(gate_up, 3), QuantisedExperts(down, 3))
     expected = fused_moe(x, weights, experts, dequantise(gate_up).view(3, 128, 64), dequantise(down).view(3, 64, 64))
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_each_expert_has_biases_and_the_gate_that_is_named() -> None:
+    torch.manual_seed(0)
+    x, gate_up, down = torch.randn(9, 12), torch.randn(4, 10, 12), torch.randn(4, 12, 5)
+    biases = ExpertBiases(torch.randn(4, 10), torch.randn(4, 12))
+    weights, experts = route(torch.randn(9, 4), 2, renormalise=True)
+    out = fused_moe(x, weights, experts, gate_up, down, gate="clamped", biases=biases)
+    expected = torch.zeros(9, 12)
+    for token in range(9):
+        for weight, expert in zip(weights[token], experts[token], strict=True):
+            acted = clamped_and_mul(gate_up[expert] @ x[token] + biases.gate_up[expert])
+            expected[token] += weight * (down[expert] @ acted + biases.down[expert])
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_no_scale_belongs_to_two_experts() -> None:

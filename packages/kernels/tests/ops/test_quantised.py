@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from tercet.kernels.ops.quantised import Format, dequantise, linear_quantised, pack_int4, quantise, unpack_int4
+from tercet.kernels.ops.quantised import (
+    Format,
+    QuantisedWeight,
+    dequantise,
+    linear_quantised,
+    pack_int4,
+    quantise,
+    unpack_int4,
+)
 
 
 def test_int4_keeps_every_code_in_its_place() -> None:
@@ -35,6 +43,22 @@ def test_rows_are_those_of_the_full_weight(kind: Format) -> None:
     assert torch.equal(dequantise(weight.rows(order)), dequantise(weight)[order])
     with pytest.raises(ValueError, match="2 rows share a scale"):
         quantise(torch.randn(6, 64), kind, (2, 32)).rows(order)
+
+
+@pytest.mark.parametrize("power", [-127, -126, -20, 0, 3, 120])
+def test_codes_of_mxfp4_stand_for_these_numbers(power: int) -> None:
+    numbers = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+    codes = pack_int4(torch.arange(32, dtype=torch.uint8)[None] % 16)
+    scales = torch.tensor([[power + 127]], dtype=torch.uint8)
+    weight = QuantisedWeight(format="mxfp4", codes=codes, scales=scales, zeros=None, block=(1, 32))
+    assert dequantise(weight)[0].tolist() == [number * 2.0**power for number in numbers * 2]
+
+
+def test_rounding_to_mxfp4_is_to_the_nearest_and_saturates() -> None:
+    weight = torch.tensor([0.2, 0.3, 0.8, 1.2, 1.3, 1.7, 2.4, 2.6, 3.4, 3.6, 4.9, 5.1, 7.9, -7.9, -2.4, 0.0]) * 2**-9
+    expected = [0.0, 0.5, 1.0, 1.0, 1.5, 1.5, 2.0, 3.0, 3.0, 4.0, 4.0, 6.0, 6.0, -6.0, -2.0, 0.0]
+    rounded = dequantise(quantise(torch.cat([weight, torch.zeros(48)])[None], "mxfp4", (1, 32)))
+    assert (rounded[0] * 2**9).tolist() == expected + [0.0] * 48
 
 
 def test_the_linear_layer_is_that_of_the_full_weight() -> None:

@@ -1,10 +1,15 @@
+from typing import get_args
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import moe as reference
+from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.quantised import Format, quantise
+from tercet.kernels.triton import expert_rows
+from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.moe import align, fused_moe
 
 
@@ -32,6 +37,57 @@ def test_quantised_experts(tokens: int, kind: Format, block: tuple[int, int], de
     weights, experts = reference.route(torch.randn(tokens, 4, device=device), 2, renormalise=True)
     given = (x, weights, experts, gate_up, down)
     torch.testing.assert_close(fused_moe(*given), reference.fused_moe(*given), rtol=1e-5, atol=1e-5)
+
+
+Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Projections = tuple[reference.QuantisedExperts, reference.QuantisedExperts]
+
+
+def published(
+    tokens: int, device: torch.device, dtype: torch.dtype = torch.float32, hidden: int = 96
+) -> tuple[Routed, Projections, reference.ExpertBiases]:
+    """(inputs, weights and experts of tokens; the projections of 5 experts in mxfp4; their biases)."""
+    size, count = 160, 5
+    gate_up, down = (
+        reference.QuantisedExperts(quantise(torch.randn(count * n, k, device=device) / 4, "mxfp4", (1, 32)), count)
+        for n, k in ((2 * size, hidden), (hidden, size))
+    )
+    biases = reference.ExpertBiases(
+        torch.randn(count, 2 * size, device=device).to(dtype), torch.randn(count, hidden, device=device).to(dtype)
+    )
+    routed = reference.route(torch.randn(tokens, count, device=device), 3, renormalise=True)
+    return (torch.randn(tokens, hidden, device=device).to(dtype), *routed), (gate_up, down), biases
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 33, 150])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("gate", get_args(Gate))
+@pytest.mark.parametrize("biased", [False, True])
+def test_published_experts(tokens: int, dtype: torch.dtype, gate: Gate, biased: bool, device: torch.device) -> None:
+    """Few tokens and many, of sizes that are no whole tiles."""
+    given, projections, biases = published(tokens, device, dtype)
+    added = biases if biased else None
+    actual, expected = (op(*given, *projections, gate=gate, biases=added) for op in (fused_moe, reference.fused_moe))
+    tolerance = 1e-2 if dtype == torch.float16 else 1e-5
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize("tiling", expert_rows.TILINGS)
+def test_few_tokens_however_they_are_cut_up(tiling: Tiling, device: torch.device) -> None:
+    given, projections, biases = published(2, device, hidden=2080)
+    actual = expert_rows.few_tokens(*given, *projections, gate="clamped", biases=biases, tiling=tiling)
+    expected = reference.fused_moe(*given, *projections, gate="clamped", biases=biases)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [4, 6])
+def test_full_experts_with_biases(tokens: int, device: torch.device) -> None:
+    given, _, biases = published(tokens, device)
+    gate_up, down = torch.randn(5, 320, 96, device=device) / 4, torch.randn(5, 96, 160, device=device) / 4
+    actual, expected = (
+        op(*given, gate_up, down, gate="clamped", biases=biases) for op in (fused_moe, reference.fused_moe)
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=4e-5)
 
 
 def test_every_pair_lies_in_one_tile_of_its_expert(device: torch.device) -> None:

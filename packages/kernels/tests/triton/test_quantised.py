@@ -10,7 +10,12 @@ from tercet.kernels.triton import dequantise, quantised, quantised_row
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.quantised import linear_quantised
 
-BLOCKS = {"fp8": [(128, 128), (1, 4096), (4096, 4096)], "int8": [(1, 4096)], "int4": [(1, 32), (1, 128)]}
+BLOCKS = {
+    "fp8": [(128, 128), (1, 4096), (4096, 4096)],
+    "int8": [(1, 4096)],
+    "int4": [(1, 32), (1, 128)],
+    "mxfp4": [(1, 32)],
+}
 
 
 @pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in BLOCKS.items() for block in blocks])
@@ -86,6 +91,18 @@ def test_zeros_of_their_own_and_half_precision(m: int, k: int, device: torch.dev
     )
     x = torch.randn(m, k, device=device).half()
     torch.testing.assert_close(linear_quantised(x, weight), reference.linear_quantised(x, weight), rtol=4e-3, atol=4e-2)
+
+
+@pytest.mark.parametrize("m", [1, 20, 300])
+def test_every_code_and_scale_of_mxfp4(m: int, device: torch.device) -> None:
+    """By tiles and in full: what a weight is comes out where its input alone is 1."""
+    codes = torch.arange(16, dtype=torch.uint8, device=device).repeat(120, 4)
+    scales = torch.randint(100, 140, (120, 2), dtype=torch.uint8, device=device)
+    weight = reference.QuantisedWeight(
+        format="mxfp4", codes=reference.pack_int4(codes), scales=scales, zeros=None, block=(1, 32)
+    )
+    x = torch.eye(64, device=device).repeat(5, 1)[:m]
+    assert torch.equal(linear_quantised(x, weight), reference.dequantise(weight).T.repeat(5, 1)[:m])
 
 
 def test_blocks_it_cannot_cut_are_refused(device: torch.device) -> None:

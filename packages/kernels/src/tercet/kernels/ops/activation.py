@@ -5,13 +5,24 @@ from typing import Literal
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-Gate = Literal["silu", "gelu_tanh"]
-"""What a gate goes through before an up is multiplied by it."""
+Gate = Literal["silu", "gelu_tanh", "clamped"]
+"""What a gate goes through before an up is multiplied by it: see `act_and_mul`."""
+
+LIMIT = 7.0
+"""The most that a clamped gate or up can be."""
+SLOPE = 1.702
+"""That of the sigmoid of a clamped gate."""
 
 
 def act_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
     """The one of the following that has this gate."""
-    return silu_and_mul(x) if gate == "silu" else gelu_and_mul(x, "tanh")
+    match gate:
+        case "silu":
+            return silu_and_mul(x)
+        case "gelu_tanh":
+            return gelu_and_mul(x, "tanh")
+        case "clamped":
+            return clamped_and_mul(x)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -24,3 +35,13 @@ def gelu_and_mul(x: torch.Tensor, approximate: Literal["none", "tanh"] = "none")
     """gelu(gate) * up, halves as in `silu_and_mul`; "tanh" is the approximation Gemma uses. Returns [..., n]."""
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate=approximate) * up
+
+
+def clamped_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """What gpt-oss has: (up + 1) * gate * sigmoid(SLOPE * gate), halves as in `silu_and_mul`. Returns [..., n].
+
+    Neither is above LIMIT, and no up below -LIMIT.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+    return (up + 1) * (gate * torch.sigmoid(gate * SLOPE))

@@ -1,10 +1,12 @@
 """A mixture of experts: every token goes through a few of many gated MLPs, and their results are weighed."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
-from tercet.kernels.ops.activation import silu_and_mul
+from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.quantised import QuantisedWeight, linear_quantised
 
 
@@ -49,6 +51,13 @@ ExpertWeights = torch.Tensor | QuantisedExperts
 """One projection of all experts: [experts, outputs, inputs]."""
 
 
+class ExpertBiases(NamedTuple):
+    """What is added to the projections of experts."""
+
+    gate_up: torch.Tensor  # [experts, 2 * size]
+    down: torch.Tensor  # [experts, hidden]
+
+
 def route(router_logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(weights float32 [tokens, top_k], experts int64 [tokens, top_k]) of logits [tokens, experts].
 
@@ -60,13 +69,20 @@ def route(router_logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tupl
 
 
 def fused_moe(
-    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    *,
+    gate: Gate = "silu",
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
-    """Sum over a token's experts e of weight * down[e] @ silu_and_mul(gate_up[e] @ x), in x's dtype.
+    """Sum over a token's experts e of weight * down[e] @ act_and_mul(gate_up[e] @ x, gate), in x's dtype.
 
     x [tokens, hidden], weights and experts [tokens, top_k] as of `route`, gate_up [experts, 2 * size, hidden], down
     [experts, hidden, size]. Tokens are brought into the order of their experts, so that each expert that has any is one
-    matrix product over all of them.
+    matrix product over all of them. With `biases` each projection adds its expert's.
     """
     tokens, top_k = experts.shape
     order = experts.flatten().argsort(stable=True)
@@ -76,11 +92,13 @@ def fused_moe(
     for expert, count in enumerate(experts.flatten().bincount(minlength=len(gate_up)).tolist()):
         if count:
             mine = slice(first, first + count)
-            out[mine] = _project(silu_and_mul(_project(rows[mine], gate_up[expert])), down[expert])
+            bias = (None, None) if biases is None else (biases.gate_up[expert], biases.down[expert])
+            acted = act_and_mul(_project(rows[mine], gate_up[expert], bias[0]), gate)
+            out[mine] = _project(acted, down[expert], bias[1])
             first += count
     results = torch.empty_like(out).index_copy_(0, order, out).view(tokens, top_k, x.shape[1])
     return (results.float() * weights[..., None]).sum(1).to(x.dtype)
 
 
-def _project(x: torch.Tensor, weight: torch.Tensor | QuantisedWeight) -> torch.Tensor:
-    return x @ weight.T if isinstance(weight, torch.Tensor) else linear_quantised(x, weight)
+def _project(x: torch.Tensor, weight: torch.Tensor | QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    return F.linear(x, weight, bias) if isinstance(weight, torch.Tensor) else linear_quantised(x, weight, bias)

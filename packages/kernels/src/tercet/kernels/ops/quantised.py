@@ -1,7 +1,7 @@
 """Weights in few bits: one layout for every checkpoint format, and the linear layer over it.
 
 w[i, j] = (code[i, j] - zero) * scale, where zero and scale belong to the block of rows and columns that (i, j) lies in.
-Activations stay as they are.
+Activations stay as they are. "mxfp4" is that of the OCP Microscaling Formats: e2m1 codes, and scales in e8m0.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,17 @@ import torch
 
 from tercet.kernels.ops.linear import linear
 
-Format = Literal["fp8", "int8", "int4"]
+Format = Literal["fp8", "int8", "int4", "mxfp4"]
+PACKED = "int4", "mxfp4"
+"""Those of two codes to a byte."""
 
 HALF = 16
-"""An int4 byte holds two columns this far apart, so that both halves of a byte are runs of neighbours."""
+"""A byte of two codes holds two columns this far apart, so that both halves of a byte are runs of neighbours."""
+
+
+E2M1 = 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0
+"""What codes of mxfp4 stand for; 8 more are the same below zero."""
+MXFP4_BLOCK = 1, 32
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -22,16 +29,16 @@ class QuantisedWeight:
     """A weight [n, k]. Blocks at the edges may be smaller than `block`."""
 
     format: Format
-    codes: torch.Tensor  # fp8: the bits of e4m3, uint8 [n, k]; int8: int8 [n, k]; int4: uint8 [n, k / 2], `pack_int4`
-    scales: torch.Tensor  # float32 [blocks of rows, blocks of columns]
-    zeros: torch.Tensor | None  # float32, whole numbers, as the scales; none for fp8 and int8, whose codes are signed
+    codes: torch.Tensor  # fp8: the bits of e4m3, uint8 [n, k]; int8: int8 [n, k]; PACKED: uint8 [n, k / 2], `pack_int4`
+    scales: torch.Tensor  # float32 [blocks of rows, blocks of columns]; mxfp4: uint8, 127 more than a power of two
+    zeros: torch.Tensor | None  # float32, whole numbers, as the scales; none where codes are signed: for all but int4
     block: tuple[int, int]
 
     @property
     def shape(self) -> tuple[int, int]:
         """(n, k)."""
         n, k = self.codes.shape
-        return n, 2 * k if self.format == "int4" else k
+        return n, 2 * k if self.format in PACKED else k
 
     def to(self, device: torch.device) -> "QuantisedWeight":
         """The same on another device."""
@@ -73,9 +80,30 @@ def dequantise(weight: QuantisedWeight, dtype: torch.dtype = torch.float32) -> t
             codes = weight.codes.float()
         case "int4":
             codes = unpack_int4(weight.codes).float()
+        case "mxfp4":
+            return _dequantise_mxfp4(weight, dtype)
     if weight.zeros is not None:
         codes = codes - _spread(weight.zeros, weight.block, n, k)
     return (codes * _spread(weight.scales, weight.block, n, k)).to(dtype)
+
+
+def _dequantise_mxfp4(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """By tables of what the halves of a byte stand for: on a CPU experts are unpacked whenever they are used."""
+    n, k = weight.shape
+    numbers = torch.tensor(E2M1, device=weight.codes.device)
+    numbers = torch.cat([numbers, -numbers])
+    byte = torch.arange(256, device=numbers.device)
+    index = weight.codes.view(n, -1, HALF).int()
+    scales = scales_of(weight.scales)[:, :, None]
+    out = torch.empty(n, k // (2 * HALF), 2, HALF, dtype=dtype, device=numbers.device)
+    for half, table in enumerate((numbers[byte & 15], numbers[byte >> 4])):
+        out[:, :, half] = table[index] * scales
+    return out.view(n, k)
+
+
+def scales_of(e8m0: torch.Tensor) -> torch.Tensor:
+    """The powers of two that bytes of e8m0 stand for, float32."""
+    return torch.ldexp(torch.ones_like(e8m0, dtype=torch.float32), e8m0.int() - 127)
 
 
 def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -85,7 +113,12 @@ def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
 
 
 def quantise(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> QuantisedWeight:  # noqa: A002
-    """Round a weight [n, k] by the largest of each block: what tests and dummy weights are made by."""
+    """Round a weight [n, k] by the largest of each block: what tests and dummy weights are made by.
+
+    Blocks of mxfp4 are its own, whichever are given.
+    """
+    if format == "mxfp4":
+        return _quantise_mxfp4(weight.float())
     n, k = weight.shape
     block = min(block[0], n), min(block[1], k)
     wide = weight.float()
@@ -104,6 +137,19 @@ def quantise(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> Qu
             codes = pack_int4((steps.round() + 8).to(torch.uint8))
             zeros = torch.full_like(scales, 8)
     return QuantisedWeight(format=format, codes=codes, scales=scales, zeros=zeros, block=block)
+
+
+def _quantise_mxfp4(weight: torch.Tensor) -> QuantisedWeight:
+    """The largest of a block becomes 4 to 6 steps: what is above 6 is rounded down to that."""
+    n, k = weight.shape
+    blocks = weight.view(n, -1, MXFP4_BLOCK[1])
+    exponents = blocks.abs().amax(2).frexp().exponent - 1
+    scales = (exponents - 2 + 127).clamp(1, 254).to(torch.uint8)
+    steps = (blocks / scales_of(scales)[:, :, None]).view(n, k)
+    numbers = torch.tensor(E2M1, device=weight.device)
+    codes = torch.bucketize(steps.abs(), (numbers[1:] + numbers[:-1]) / 2) | (steps < 0).int() * 8
+    packed = pack_int4(codes.to(torch.uint8))
+    return QuantisedWeight(format="mxfp4", codes=packed, scales=scales, zeros=None, block=MXFP4_BLOCK)
 
 
 def _spread(values: torch.Tensor, block: tuple[int, int], n: int, k: int) -> torch.Tensor:

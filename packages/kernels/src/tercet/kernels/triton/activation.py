@@ -6,10 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.activation import LIMIT, SLOPE, Gate
 from tercet.kernels.triton.launch import await_previous, early_start, release_next
 
 _BLOCK = 1024
+_LIMIT: tl.constexpr = tl.constexpr(LIMIT)
+_SLOPE: tl.constexpr = tl.constexpr(SLOPE)
 
 
 @triton.jit
@@ -19,14 +21,25 @@ def acted(gate, KIND: tl.constexpr):
         out = gate * tl.sigmoid(gate)
     elif KIND == "gelu_tanh":  # 0.5 * (1 + tanh(z)) is sigmoid(2 * z)
         out = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    elif KIND == "clamped":
+        gate = tl.minimum(gate, _LIMIT)
+        out = gate * tl.sigmoid(gate * _SLOPE)
     else:
         out = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
     return out
 
 
 @triton.jit
+def gated(gate, up, KIND: tl.constexpr, dtype: tl.constexpr):
+    """float32 ups times what gates become, which is rounded to a dtype as in a model without fusion."""
+    if KIND == "clamped":
+        up = (tl.minimum(tl.maximum(up, -_LIMIT), _LIMIT) + 1).to(dtype).to(tl.float32)
+    return acted(gate, KIND).to(dtype).to(tl.float32) * up
+
+
+@triton.jit
 def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """act(gate) * up of one block of one row, act rounded to x's dtype as in a model without fusion."""
+    """act(gate) * up of one block of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < size
@@ -34,7 +47,7 @@ def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, 
     gate = tl.load(x_ptr + row * 2 * size + column, mask=there, other=0.0)
     up = tl.load(x_ptr + row * 2 * size + size + column, mask=there, other=0.0)
     release_next(EARLY)
-    out = acted(gate.to(tl.float32), KIND).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
+    out = gated(gate.to(tl.float32), up.to(tl.float32), KIND, gate.dtype)
     tl.store(out_ptr + row * size + column, out.to(gate.dtype), mask=there)
 
 

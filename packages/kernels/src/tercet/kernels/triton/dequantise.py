@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.quantised import HALF, QuantisedWeight
-from tercet.kernels.triton.codes import e4m3_number, int4_number
+from tercet.kernels.triton.codes import e2m1_number, e4m3_number, e8m0_scale, int4_number
 from tercet.kernels.triton.launch import Tiling, power_of_two
 
 TILINGS = (Tiling(256, 4), Tiling(128, 4), Tiling(128, 2), Tiling(256, 8), Tiling(512, 8))
@@ -30,13 +30,15 @@ def dequantise_kernel(
     GROUPS: tl.constexpr,
 ):
     """Some groups of some rows."""
-    PACKED: tl.constexpr = 2 if FORMAT == "int4" else 1
+    PACKED: tl.constexpr = 2 if FORMAT == "int4" or FORMAT == "mxfp4" else 1  # noqa: PLR1714 - kernels know no "in"
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     group = (tl.program_id(1) * GROUPS + tl.arange(0, GROUPS))[None, :]
     first = group * HALF_BYTE
     inside = (row < n) & (first < k // PACKED)
     scale_at = row // SCALE_ROWS * stride_scales + first * PACKED // SCALE_COLUMNS
-    scale = tl.load(scales_ptr + scale_at, mask=inside, other=0.0)[:, :, None]
+    scale = tl.load(scales_ptr + scale_at, mask=inside, other=0)[:, :, None]
+    if FORMAT == "mxfp4":
+        scale = e8m0_scale(scale, tl.float32)
     byte = first[:, :, None] + tl.arange(0, HALF_BYTE)[None, None, :]
     there = (row < n)[:, :, None] & (byte < k // PACKED)
     codes = tl.load(codes_ptr + row[:, :, None] * (k // PACKED) + byte, mask=there, other=0)
@@ -47,6 +49,10 @@ def dequantise_kernel(
         upper = int4_number(codes >> 4, zero, tl.float32)
         tl.store(out_at + HALF_BYTE, (upper * scale).to(dtype), mask=there)
         number = int4_number(codes & 15, zero, tl.float32)
+    elif FORMAT == "mxfp4":
+        upper = e2m1_number(codes, 4, tl.float32)
+        tl.store(out_at + HALF_BYTE, (upper * scale).to(dtype), mask=there)
+        number = e2m1_number(codes, 0, tl.float32)
     elif FORMAT == "fp8":
         number = e4m3_number(codes, tl.float32)
     else:

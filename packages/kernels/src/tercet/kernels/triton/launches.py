@@ -9,16 +9,17 @@ from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.check import make_batch
 from tercet.kernels.ops.activation import Gate
-from tercet.kernels.ops.moe import ExpertWeights, QuantisedExperts
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.projection import Norm, Weight
-from tercet.kernels.ops.quantised import Format, QuantisedWeight
+from tercet.kernels.ops.quantised import MXFP4_BLOCK, PACKED, Format, QuantisedWeight
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.triton import (
     dequantise,
     embedding,
+    expert_rows,
     largest,
     logprobs,
     quantised,
@@ -129,8 +130,8 @@ def _onto(weight: Weight) -> None:
 
 def _weight(kind: Format, n: int, k: int, block: tuple[int, int] = (1, 128)) -> QuantisedWeight:
     dtype = torch.int8 if kind == "int8" else torch.uint8
-    codes = torch.zeros(n, k // 2 if kind == "int4" else k, dtype=dtype)
-    scales = torch.ones(-(-n // block[0]), -(-k // block[1]))
+    codes = torch.zeros(n, k // 2 if kind in PACKED else k, dtype=dtype)
+    scales = torch.ones(-(-n // block[0]), -(-k // block[1]), dtype=torch.uint8 if kind == "mxfp4" else torch.float32)
     zeros = scales if kind == "int4" else None
     return QuantisedWeight(format=kind, codes=codes, scales=scales, zeros=zeros, block=block)
 
@@ -149,6 +150,19 @@ def _moe(tokens: int, kind: Format | None = None) -> None:
             QuantisedExperts(_weight(kind, 8 * 256, 256), 8),
         )
     fused_moe(torch.empty(tokens, 256, dtype=BF16), torch.ones(tokens, 2), experts, gate_up, down)
+
+
+def _mxfp4_moe(tokens: int, dtype: torch.dtype = BF16, tiling: Tiling | None = None) -> None:
+    """As gpt-oss has it: 4 of 32 experts, whose sizes are no power of two."""
+    size, count = 2880, 32
+    gate_up, down = (QuantisedExperts(_weight("mxfp4", count * n, size, MXFP4_BLOCK), count) for n in (2 * size, size))
+    biases = ExpertBiases(torch.empty(count, 2 * size, dtype=dtype), torch.empty(count, size, dtype=dtype))
+    x, weights = torch.empty(tokens, size, dtype=dtype), torch.ones(tokens, 4)
+    experts = torch.zeros(tokens, 4, dtype=torch.int64)
+    if tiling is None:
+        fused_moe(x, weights, experts, gate_up, down, gate="clamped", biases=biases)
+    else:
+        expert_rows.few_tokens(x, weights, experts, gate_up, down, gate="clamped", biases=biases, tiling=tiling)
 
 
 def _hidden(tokens: int = 4, size: int = HIDDEN) -> torch.Tensor:
@@ -245,6 +259,12 @@ CASES: dict[str, Callable[[], object]] = {
     "moe, fp8": partial(_moe, 4, "fp8"),
     "moe, fp8, prefill": partial(_moe, 512, "fp8"),
     "moe, int4, prefill": partial(_moe, 512, "int4"),
+    "moe, mxfp4, few": partial(_mxfp4_moe, 1),
+    "moe, mxfp4": partial(_mxfp4_moe, 32),
+    "moe, mxfp4, prefill": partial(_mxfp4_moe, 2048),
+    "moe, mxfp4, float16": partial(_mxfp4_moe, 2048, torch.float16),
+    "mxfp4": partial(_quantised, "mxfp4", 4, MXFP4_BLOCK),
+    "mxfp4, prefill": partial(_quantised, "mxfp4", 512, MXFP4_BLOCK),
 }
 
 TILED: dict[str, tuple[tuple[Tiling, ...], Callable[[Tiling], object]]] = {
@@ -257,6 +277,7 @@ TILED: dict[str, tuple[tuple[Tiling, ...], Callable[[Tiling], object]]] = {
         quantised_row.TILINGS,
         lambda tiling: quantised_row.row_linear(_hidden(1), _int4(), None, tiling=tiling),
     ),
+    "moe, mxfp4, few": (expert_rows.TILINGS, lambda tiling: _mxfp4_moe(1, tiling=tiling)),
     "int4, tiles": (
         quantised.TILINGS,
         lambda tiling: quantised.tiled_linear(_hidden(), _int4(), None, tiling=tiling),

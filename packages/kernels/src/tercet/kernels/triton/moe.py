@@ -3,16 +3,19 @@
 Experts' weights are in full or quantised, each in the form of `tercet.kernels.ops.moe.ExpertWeights`.
 
 Pairs of token and expert are sorted by expert, each expert's padded to whole tiles. How many tiles there are is bounded
-by the shapes, so the host never waits for the routing; a tile past the last ends at once.
+by the shapes, so the host never waits for the routing; a tile past the last ends at once. Few pairs are left to kernels
+that need no order (`expert_rows`).
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.ops.moe import ExpertWeights
-from tercet.kernels.triton.activation import silu_and_mul
+from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights
+from tercet.kernels.triton.activation import act_and_mul
 from tercet.kernels.triton.codes import columns_of
+from tercet.kernels.triton.expert_rows import few, few_tokens
 from tercet.kernels.triton.launch import power_of_two
 from tercet.kernels.triton.quantised import product
 
@@ -48,6 +51,7 @@ def grouped_gemm_kernel(
     weight_ptr,  # [experts, n, k], or the codes of [experts * n, k]
     scales_ptr,
     zeros_ptr,
+    bias_ptr,  # [experts, n]
     out_ptr,  # [pairs, n]
     pairs_ptr,  # int64 [tiles * BLOCK_M]: the pair in each row of each tile; where it is past the last, there is none
     experts_ptr,  # int64 [tiles]; past the last tile, the number of experts
@@ -65,7 +69,7 @@ def grouped_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Of one tile of pairs and one of outputs: out[pair] = factor[pair] * weight[expert] @ x[pair // share]."""
+    """Of one tile of pairs and one of outputs: out[pair] = factor * (weight[expert] @ x[pair // share] + bias)."""
     expert = tl.load(experts_ptr + tl.program_id(1))
     if expert < experts:
         pair = tl.load(pairs_ptr + tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -95,6 +99,8 @@ def grouped_gemm_kernel(
                 BLOCK_N,
                 BLOCK_K,
             )
+        if bias_ptr is not None:
+            acc += tl.load(bias_ptr + row, mask=n_there, other=0.0).to(tl.float32)[None, :]
         if factors_ptr is not None:
             acc *= tl.load(factors_ptr + pair, mask=m_there, other=0.0)[:, None]
         out_at = out_ptr + pair[:, None] * n + output[None, :]
@@ -102,17 +108,28 @@ def grouped_gemm_kernel(
 
 
 def fused_moe(
-    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    *,
+    gate: Gate = "silu",
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """As the reference, for blocks of quantised weights as `columns_of` has them."""
     if not all(given.is_contiguous() for given in (x, gate_up, down) if isinstance(given, torch.Tensor)):
         raise ValueError("a mixture of experts needs contiguous inputs and weights")
     tokens, top_k = experts.shape
+    added = biases or (None, None)
+    if not isinstance(gate_up, torch.Tensor) and not isinstance(down, torch.Tensor) and few(experts, gate_up, down):
+        return few_tokens(x, weights, experts, gate_up, down, gate=gate, biases=added)
     block = min(64, max(16, power_of_two(tokens * top_k // len(gate_up))))
     pairs, expert_of = align(experts, len(gate_up), block)
-    hidden = _grouped_gemm(x, gate_up, pairs, expert_of, None, tokens * top_k, top_k, block)
-    acted = silu_and_mul(hidden)
-    out = _grouped_gemm(acted, down, pairs, expert_of, weights.float().contiguous(), tokens * top_k, 1, block)
+    hidden = _grouped_gemm(x, gate_up, added[0], pairs, expert_of, None, tokens * top_k, top_k, block)
+    acted = act_and_mul(hidden, gate)
+    factors = weights.float().contiguous()
+    out = _grouped_gemm(acted, down, added[1], pairs, expert_of, factors, tokens * top_k, 1, block)
     return out.view(tokens, top_k, -1).sum(1)
 
 
@@ -138,6 +155,7 @@ def align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, 
 def _grouped_gemm(
     x: torch.Tensor,
     given: ExpertWeights,
+    bias: torch.Tensor | None,
     pairs: torch.Tensor,
     experts: torch.Tensor,
     factors: torch.Tensor | None,
@@ -159,6 +177,7 @@ def _grouped_gemm(
         weight,
         scales,
         zeros,
+        bias,
         out,
         pairs,
         experts,

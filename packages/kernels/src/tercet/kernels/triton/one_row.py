@@ -7,7 +7,7 @@ from inputs that it reads anyway. What rounding the norm's result would change i
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.activation import acted
+from tercet.kernels.triton.activation import gated
 
 _LONGEST = 2048
 """Numbers that are read at a time of one row of a weight."""
@@ -52,7 +52,7 @@ def store_outputs(sums, bias_ptr, residual_ptr, out_ptr, outputs, ROWS: tl.const
     out = sums.to(dtype).to(tl.float32)
     if GATE != "":
         gate, up = tl.split(tl.reshape(out, [ROWS // 2, 2]))
-        out = (acted(gate, GATE).to(dtype).to(tl.float32) * up).to(dtype).to(tl.float32)
+        out = gated(gate, up, GATE, dtype).to(dtype).to(tl.float32)
         row, there = rows_of(outputs, ROWS // 2, "")
     if residual_ptr is not None:
         out += tl.load(residual_ptr + row, mask=there, other=0.0).to(tl.float32)

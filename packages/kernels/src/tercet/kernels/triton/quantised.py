@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.quantised import HALF, QuantisedWeight
-from tercet.kernels.triton.codes import columns_of, e4m3_number, int4_number
+from tercet.kernels.triton.codes import E2M1_LEFT, columns_of, e2m1_number, e4m3_number, e8m0_scale, int4_number
 from tercet.kernels.triton.dequantise import TILINGS as UNPACKING
 from tercet.kernels.triton.dequantise import dequantise
 from tercet.kernels.triton.launch import Tiling, power_of_two
@@ -44,6 +44,45 @@ def _dot(x_ptr, x_rows, codes, column, m_there, k, acc):
 
 
 @triton.jit
+def _mxfp4_product(
+    x_ptr,
+    x_rows,
+    m_there,
+    codes_ptr,
+    scales_ptr,
+    output,
+    n_there,
+    k,
+    stride_scales,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`product` with scales that are powers of two, so that weights are exact with them."""
+    SHAPE: tl.constexpr = [BLOCK_N, BLOCK_K // 2]
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    group = tl.arange(0, BLOCK_K // 2 // HALF_BYTE)
+    half = tl.arange(0, BLOCK_K // 2)
+    codes_at = codes_ptr + output[:, None, None] * (k // 2) + group[None, :, None] * HALF_BYTE
+    codes_at += tl.arange(0, HALF_BYTE)[None, None, :]
+    scales_at = scales_ptr + output[:, None] * stride_scales + group[None, :]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, k, BLOCK_K):
+        there = n_there[:, None] & (start + group * 2 * HALF_BYTE < k)[None, :]
+        codes = tl.load(codes_at + start // 2, mask=there[:, :, None], other=0)
+        bits = tl.load(scales_at + start // (2 * HALF_BYTE), mask=there, other=0)
+        scale = e8m0_scale(bits, dtype)[:, :, None]
+        column = start + half // HALF_BYTE * 2 * HALF_BYTE + half % HALF_BYTE
+        low = tl.reshape(e2m1_number(codes, 0, dtype) * scale, SHAPE)
+        high = tl.reshape(e2m1_number(codes, 4, dtype) * scale, SHAPE)
+        acc = _dot(x_ptr, x_rows, low, column, m_there, k, acc)
+        acc = _dot(x_ptr, x_rows, high, column + HALF_BYTE, m_there, k, acc)
+    if dtype == tl.bfloat16:
+        acc *= E2M1_LEFT
+    return acc
+
+
+@triton.jit
 def product(
     x_ptr,
     x_rows,  # [BLOCK_M]: where the inputs of each row begin
@@ -62,7 +101,53 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Some rows of inputs times some rows of the weight: float32 [BLOCK_M, BLOCK_N]. BLOCK_K columns share a scale."""
+    """Some rows of inputs times some rows of the weight: float32 [BLOCK_M, BLOCK_N]."""
+    if FORMAT == "mxfp4":
+        acc = _mxfp4_product(
+            x_ptr, x_rows, m_there, codes_ptr, scales_ptr, output, n_there, k, stride_scales, BLOCK_M, BLOCK_N, BLOCK_K
+        )
+    else:
+        acc = _product(
+            x_ptr,
+            x_rows,
+            m_there,
+            codes_ptr,
+            scales_ptr,
+            zeros_ptr,
+            output,
+            n_there,
+            k,
+            stride_scales,
+            FORMAT,
+            SCALE_ROWS,
+            SCALE_COLUMNS,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+        )
+    return acc
+
+
+@triton.jit
+def _product(
+    x_ptr,
+    x_rows,
+    m_there,
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    output,
+    n_there,
+    k,
+    stride_scales,
+    FORMAT: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`product` where BLOCK_K columns share a scale, which their part of the sum is multiplied by."""
     scales_at = scales_ptr + output // SCALE_ROWS * stride_scales
     zeros_at = zeros_ptr
     if zeros_ptr is not None:

@@ -123,9 +123,9 @@ def quantised_row_kernel(
 
 
 def is_row(x: torch.Tensor, weight: QuantisedWeight) -> bool:
-    """Whether `row_linear` knows this: one row, of a size of whole pieces that are worth reading."""
+    """Whether `row_linear` knows this: one row, of a size of whole pieces that are worth reading. It knows no mxfp4."""
     k = weight.shape[1]
-    return x.numel() == k and x.is_contiguous() and piece_of(k) >= SHORTEST
+    return weight.format != "mxfp4" and x.numel() == k and x.is_contiguous() and piece_of(k) >= SHORTEST
 
 
 def row_linear(
