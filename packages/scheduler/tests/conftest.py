@@ -115,6 +115,17 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_EXPERTS, **_SLIDES, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2},
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "intermediate_size": 40, "sliding_window": 11}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 32,
+            "head_dim": 12,
+            "sliding_window": 7,
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}),
 }
 """The same of models with experts."""
@@ -135,7 +146,7 @@ def make_checkpoint(family: str, directory: Path, variant: str = "") -> Path:
         model = getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM")(config)
         for name, parameter in model.named_parameters():
             if (
-                name.endswith("bias") or "norm" in name
+                name.endswith(("bias", "sinks")) or "norm" in name
             ):  # transformers starts these at 0 and 1, which would hide mistakes
                 torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
     size = "60KB" if variant == "sharded" else "1GB"

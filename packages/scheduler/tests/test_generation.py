@@ -42,7 +42,7 @@ families = pytest.mark.parametrize(
 )
 
 with_experts = pytest.mark.parametrize(
-    "family", ["llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe"]
+    "family", ["llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss"]
 )
 
 

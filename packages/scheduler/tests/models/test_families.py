@@ -125,7 +125,7 @@ def test_bfloat16(family: Path, reference: Reference) -> None:
     assert (logits - exact).abs().mean() < 1.25 * (theirs - exact).abs().mean()
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2_sliding", "qwen3_sliding", "gemma2"])
+@pytest.mark.parametrize("name", ["mistral", "qwen2_sliding", "qwen3_sliding", "gemma2", "gpt_oss"])
 def test_the_window_counts(name: str, checkpoints: Callable[[str], Path]) -> None:
     """The checkpoints above do tell a model with its window from one without."""
     directory, tokens = checkpoints(name), some_tokens(41, 1)
@@ -158,7 +158,7 @@ def test_what_a_gemma_has_of_its_own_counts(
     assert (right - wrong).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["llama3_rope", "llama_linear", "llama_yarn"])
+@pytest.mark.parametrize("name", ["llama3_rope", "llama_linear", "llama_yarn", "gpt_oss"])
 def test_the_rope_scaling_counts(name: str, checkpoints: Callable[[str], Path]) -> None:
     directory, tokens = checkpoints(name), some_tokens(41, 1)
     model = load(directory)

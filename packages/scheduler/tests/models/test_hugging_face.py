@@ -37,7 +37,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2": {**SLIDES, "head_dim": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "Gemma3Text": {**SLIDES, "head_dim": 16, "query_pre_attn_scalar": 16},
     "Granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
-    "GptOss": {**SLIDES, **EXPERTS, "head_dim": 16},
+    "GraniteMoe": {**EXPERTS, "initializer_range": 0.2},
+    "GraniteSWA": {**SLIDES, "attention_multiplier": 0.25, "layer_rope_theta": [1e4, 0.0, 1e4, 1e3]},
     "Cohere2": SLIDES,
     "Glm4": {"head_dim": 16},
     "Olmo2": {},
@@ -175,7 +176,7 @@ def test_what_reads_images_too_says_of_text_what_transformers_says(family: str, 
     worker.close()
 
 
-@pytest.mark.parametrize("family", ["Gemma2", "GptOss", "Cohere2"])
+@pytest.mark.parametrize("family", ["Gemma2", "GraniteSWA", "Cohere2"])
 def test_windows_count(family: str, made: Callable[[str], Path], tmp_path: Path) -> None:
     """The checkpoints above do tell a model with its window from one without."""
     blind = shutil.copytree(made(family), tmp_path / "blind")

@@ -56,7 +56,7 @@ def test_experts_go_through_the_operations_passed_in(checkpoints: Checkpoints) -
     class Counting(TorchLayerOps):
         shapes: list[list[int]] = []  # noqa: RUF012
 
-        def fused_moe(self, *given: Any) -> torch.Tensor:
+        def fused_moe(self, *given: Any, **_: Any) -> torch.Tensor:
             Counting.shapes.append([len(each) for each in given])
             return torch.zeros_like(given[0])
 

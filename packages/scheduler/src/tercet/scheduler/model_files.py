@@ -86,10 +86,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def saved_dtype(config: Mapping[str, Any]) -> str:
-    """The dtype that config.json says the weights were saved in, in the older form or the new: "bfloat16" and so on."""
+    """The dtype that config.json says the weights were saved in, in the older form or the new: "bfloat16" and so on.
+
+    Beside weights in mxfp4 none need be named: gpt-oss has the others in bfloat16.
+    """
     parts = config, config.get("text_config")  # of a model that reads more than text
     named = [part.get(name) for part in parts if isinstance(part, dict) for name in ("dtype", "torch_dtype")]
-    return str(next(filter(None, named), "float32")).removeprefix("torch.")
+    quantization = config.get("quantization_config")
+    mxfp4 = isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
+    return str(next(filter(None, named), "bfloat16" if mxfp4 else "float32")).removeprefix("torch.")
 
 
 def served_dtype(directory: Path, wanted: str = "auto", *, gpu: bool, encoder: bool = False) -> str:

@@ -3,12 +3,13 @@
 Projections of one input are one module here. Most checkpoints store them one by one, Phi-3's as they are here.
 
 Of experts transformers 5 stores one tensor for all of a layer, as they are here. Most checkpoints store three for each
-expert, and Mixtral's have words of their own for these and for the layer.
+expert, and Mixtral's have words of their own for these and for the layer. Those of gpt-oss store all experts in one
+tensor, too, but outputs are its last dimension, gates and ups by turns: they are put in order when they have been read.
 
 Of models that read images, too, what reads text is served, and its names begin otherwise.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ _TEXT = {"language_model.": "", "model.language_model.": "model."}
 _SIGHT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
-def text_names(stored: Iterable[str]) -> dict[str, str]:
+def text_names(stored: Collection[str]) -> dict[str, str]:
     """The name here of each stored tensor; without those of what reads images."""
     stored = list(stored)
     for prefix, here in _TEXT.items():
@@ -40,7 +41,7 @@ class FusedNames:
     """The last words of their paths, such as qkv_proj."""
 
     @classmethod
-    def of(cls, stored: Iterable[str]) -> "FusedNames":
+    def of(cls, stored: Collection[str]) -> "FusedNames":
         """Those that are so in the names of a checkpoint's tensors."""
         return cls(frozenset(".".join(name.split(".")[-2:-1]) for name in stored))
 
@@ -59,10 +60,16 @@ class ExpertNames:
     mlp: str = "mlp"
     parts: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
     """Of one expert's projections; None where all experts are in one tensor."""
+    router: str = "gate"
+    by_turns: bool = False
+    """Whether gates and ups are stored by turns, and weights in full the other way round."""
 
     @classmethod
-    def of(cls, stored: Iterable[str]) -> "ExpertNames":
+    def of(cls, stored: Collection[str]) -> "ExpertNames":
         """Those that the names of a checkpoint's tensors follow."""
+        for name in stored:
+            if ".mlp.router." in name or name.endswith(".experts.gate_up_proj_blocks"):
+                return cls(parts=None, router="router", by_turns=True)
         for name in stored:
             if name.endswith(".experts.gate_up_proj"):
                 return cls(parts=None)
@@ -73,13 +80,23 @@ class ExpertNames:
     def modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """Every module of a model and its path in the checkpoint."""
         for path, module in model.named_modules():
-            yield ".".join(self.mlp if part == "mlp" else part for part in path.split(".")), module
+            stored = f"{path}.".replace(".mlp.gate.", f".mlp.{self.router}.").replace(".mlp.", f".{self.mlp}.")
+            yield stored.removesuffix("."), module
 
     def tensors(self, path: str, experts: Experts) -> dict[str, torch.Tensor]:
-        """The name of each tensor of the experts at `path`, to the memory it belongs in."""
+        """The name of each tensor of the experts at `path`, to the memory it belongs in.
+
+        Where all experts are in one tensor, a weight that has no memory yet is left out: it is read otherwise.
+        """
         gate_up, down = experts.gate_up_proj, experts.down_proj
         if self.parts is None:
-            return {f"{path}.gate_up_proj": gate_up.weight.data, f"{path}.down_proj": down.weight.data}
+            linears = {f"{path}.gate_up_proj": gate_up, f"{path}.down_proj": down}
+            biases = {f"{name}_bias": linear.bias.data for name, linear in linears.items() if linear.bias is not None}
+            return biases | {
+                name: linear.weight.data.transpose(1, 2) if self.by_turns else linear.weight.data
+                for name, linear in linears.items()
+                if not linear.weight.is_meta
+            }
         rows = self.rows(path, experts, gate_up) | self.rows(path, experts, down)
         return {f"{prefix}.weight": row for prefix, row in rows.items()}
 
@@ -95,3 +112,17 @@ class ExpertNames:
             rows = weight.chunk(pieces)
             result |= {f"{path}.{number}.{name}": row for name, row in zip(names, rows, strict=True)}
         return result
+
+    def put_in_order(self, model: nn.Module) -> None:
+        """Bring gates before ups where they were stored by turns: in biases and in weights in full, once read."""
+        for module in model.modules() if self.by_turns else ():
+            if isinstance(module, Experts):
+                linear = module.gate_up_proj
+                for tensor in (linear.weight.data, None if linear.bias is None else linear.bias.data):
+                    for rows in () if tensor is None or tensor.is_meta else tensor:
+                        rows.copy_(in_order(rows))
+
+
+def in_order(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of gates and ups by turns [2 * size, ...], the gates before the ups."""
+    return torch.cat([rows[::2], rows[1::2]])

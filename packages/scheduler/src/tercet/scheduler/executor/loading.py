@@ -54,10 +54,11 @@ def load_model(
     if not isinstance(config, ModelConfig):
         return _hosted(options, config, device, native=not why_torch)
     model = build_model(config, device)
+    in_full = _in_full(config, device)
     if options.load_format == "dummy":
-        dummy_weights(model, quantization=config.quantization if device.type == "cuda" else None)
+        dummy_weights(model, quantization=None if in_full else config.quantization)
     else:
-        load_weights(model, options.model, progress, dequantised=device.type != "cuda", lend=not why_torch)
+        load_weights(model, options.model, progress, dequantised=in_full, lend=not why_torch)
     if device.type == "cuda":
         release_cached()  # what loading needed for a while is free again, for the KV cache
     if why_torch:
@@ -68,6 +69,11 @@ def load_model(
     packed = NativeCausalLM(model, load_library(), quantization=options.quantization)
     torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
     return packed
+
+
+def _in_full(config: ModelConfig, device: torch.device) -> bool:
+    """Whether quantised layers become full ones: where they have no kernels; experts are unpacked one at a time."""
+    return device.type != "cuda" and (config.quantization is None or config.quantization.method != "mxfp4")
 
 
 def _why_not_native(device: torch.device) -> str:

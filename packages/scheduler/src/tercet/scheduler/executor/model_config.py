@@ -32,16 +32,32 @@ _KNOWN_CODE = ("Ernie4_5ForCausalLM", "GlmForCausalLM", "Phi3ForCausalLM", "Seed
 _RMS_NORM_EPS = {
     "Ernie4_5ForCausalLM": 1e-5,
     "GlmForCausalLM": 1.5625e-7,
+    "GptOssForCausalLM": 1e-5,
     "MixtralForCausalLM": 1e-5,
     "OlmoeForCausalLM": 1e-5,
     "Phi3ForCausalLM": 1e-5,
 }
-_ROPE_THETA = {"Ernie4_5ForCausalLM": 5e5, "MixtralForCausalLM": 1e6}
+_ROPE_THETA = {"Ernie4_5ForCausalLM": 5e5, "GptOssForCausalLM": 150_000.0, "MixtralForCausalLM": 1e6}
+_ROPE: dict[str, dict[str, Any]] = {
+    "GptOssForCausalLM": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    }
+}
+_HEAD_DIM = {
+    "Ernie4_5ForCausalLM": 128,
+    "GlmForCausalLM": 128,
+    "GptOssForCausalLM": 64,
+    "Qwen3ForCausalLM": 128,
+    "SeedOssForCausalLM": 128,
+}
 """Where a family's default is its own."""
-_HEADS_OF_128 = ("Ernie4_5ForCausalLM", "GlmForCausalLM", "Qwen3ForCausalLM", "SeedOssForCausalLM")
 _ATTENTION_BIAS = {
     "Ernie4_5ForCausalLM": ("use_bias", False),
     "GlmForCausalLM": ("attention_bias", True),
+    "GptOssForCausalLM": ("attention_bias", True),
     "Qwen2MoeForCausalLM": ("qkv_bias", True),
     "SeedOssForCausalLM": ("attention_bias", True),
 }
@@ -151,7 +167,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         layers=layers,
         heads=heads,
         kv_heads=fields.count("num_key_value_heads", heads),
-        head_dim=fields.count("head_dim", 128 if architecture in _HEADS_OF_128 else hidden_size // heads),
+        head_dim=fields.count("head_dim", _HEAD_DIM.get(architecture, hidden_size // heads)),
         vocab_size=fields.count("vocab_size"),
         context_length=_context_length(fields, rope.scaling),
         rms_norm_eps=fields.number("rms_norm_eps", _RMS_NORM_EPS.get(architecture, 1e-6)),
@@ -175,9 +191,9 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
 
 
 def _rope(config: Mapping[str, Any], architecture: str) -> RopeConfig:
-    """The rotary embedding of every layer, from whichever form the config has."""
+    """The rotary embedding of every layer, from whichever form the config has, or the family's where it has none."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.get(name)), "")
-    values = config.get(name, {})
+    values = config.get(name, _ROPE.get(architecture, {}))
     if not isinstance(values, dict):
         raise wrong(name, "is not an object")
     if values and all(isinstance(value, dict) for value in values.values()):
@@ -289,6 +305,10 @@ def _attention_bias(fields: Fields, architecture: str) -> bool:
 def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
     """Mistral slides in all layers unless told null, Mixtral and Phi-3 if told; others in those they name or imply."""
     match architecture:
+        case "GptOssForCausalLM":
+            null = fields.values.get("sliding_window", 128) is None
+            window = 0 if null else fields.count("sliding_window", 128)
+            return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
         case "MistralForCausalLM":
             null = fields.values.get("sliding_window", 4096) is None
             return (0 if null else fields.count("sliding_window", 4096),) * layers
@@ -306,10 +326,12 @@ def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
 
 
 def _sliding_layers(fields: Fields, architecture: str, layers: int) -> list[bool]:
-    """Of a Qwen that slides: which of its layers do."""
+    """Of a model with windows: which of its layers slide."""
     kinds = fields.values.get("layer_types")
     if architecture == "Qwen3MoeForCausalLM":
         return [True] * layers
+    if kinds is None and architecture == "GptOssForCausalLM":
+        return [layer % 2 == 0 for layer in range(layers)]
     if kinds is None:
         border = fields.count("max_window_layers", 28, least=0)
         if architecture == "Qwen2MoeForCausalLM":

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tercet.kernels.ops.activation import LIMIT, SLOPE, Gate
 from tercet.scheduler.executor.config_fields import Fields, wrong
 
 
@@ -19,6 +20,10 @@ class MoeConfig:
     """Whether the weights of a token's experts add up to 1."""
     layers: tuple[bool, ...]
     """Which layers are such; the others have one MLP."""
+    gate: Gate = "silu"
+    """Of each expert."""
+    bias: bool = False
+    """Whether router and experts have biases."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,12 @@ class _Family:
     renormalises: bool = False
     """Always, without a field that says so."""
     chooses_layers: bool = False
+    gate: Gate = "silu"
+    bias: bool = False
 
 
 _FAMILIES = {
+    "GptOssForCausalLM": _Family(128, 4, renormalises=True, gate="clamped", bias=True),
     "MixtralForCausalLM": _Family(8, 2, renormalises=True),
     "OlmoeForCausalLM": _Family(64, 8),
     "Qwen2MoeForCausalLM": _Family(60, 4, ("moe_intermediate_size", 1408), 5632, chooses_layers=True),
@@ -55,6 +63,9 @@ def parse_moe(fields: Fields, architecture: str, layers: int) -> MoeConfig | Non
     top_k = fields.count("num_experts_per_tok", family.top_k)
     if top_k > experts:
         raise wrong("num_experts_per_tok", f"{top_k} is more than the {experts} experts")
+    for name, only in (("swiglu_limit", LIMIT), ("swiglu_alpha", SLOPE)) if family.gate == "clamped" else ():
+        if fields.number(name, only) != only:
+            raise wrong(name, f"only {only} is supported")
     return MoeConfig(
         experts=experts,
         top_k=top_k,
@@ -62,6 +73,8 @@ def parse_moe(fields: Fields, architecture: str, layers: int) -> MoeConfig | Non
         shared_size=fields.count("shared_expert_intermediate_size", family.shared_size) if family.shared_size else 0,
         renormalise=family.renormalises or fields.flag("norm_topk_prob"),
         layers=sparse,
+        gate=family.gate,
+        bias=family.bias,
     )
 
 

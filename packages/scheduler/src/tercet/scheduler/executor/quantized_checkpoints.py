@@ -5,27 +5,26 @@ The tensors beside a layer's name, for a weight of n outputs and k inputs in gro
   output [n, 1], or for blocks of 128 x 128.
 - AWQ (AutoAWQ's "gemm"): qweight int32 [k, n / 8], qzeros int32 [k / g, n / 8], scales [k / g, n]. A word holds eight
   outputs, nibble by nibble in the order 0 2 4 6 1 3 5 7.
+- mxfp4, of experts alone: `mxfp4_experts`.
 - GPTQ (AutoGPTQ): qweight int32 [k / 8, n], of eight inputs in order; qzeros int32 [k / g, n / 8], of eight outputs in
   order, one less than they are, of 4 bits: 15 is 0; scales [k / g, n]; g_idx, the group of each input.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from tercet.kernels.ops.moe import QuantisedExperts
-from tercet.kernels.ops.quantised import QuantisedWeight, dequantise, pack_int4, quantise
+from tercet.kernels.ops.quantised import MXFP4_BLOCK, QuantisedWeight, dequantise, pack_int4, quantise
 from tercet.scheduler.executor.checkpoint_names import ExpertNames, FusedNames
+from tercet.scheduler.executor.mxfp4_experts import Mxfp4Experts, Read
 from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.layers import FusedLinear, Linear
 from tercet.scheduler.models.moe import ExpertLinear, Experts
-
-Read = Callable[[str], torch.Tensor]
-"""The stored tensor of a name, on the model's device: unpacking is work for a GPU where there is one."""
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _UNUSED = ("input_scale", "activation_scale")
@@ -141,6 +140,8 @@ def _as_fp8(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) 
 
 def quantised_as(weight: torch.Tensor, quantization: StoredQuantization) -> QuantisedWeight:
     """A weight [n, k] rounded to the layout that a checkpoint of this kind is turned into."""
+    if quantization.method == "mxfp4":
+        return quantise(weight, "mxfp4", MXFP4_BLOCK)
     if quantization.method == "fp8":
         return quantise(weight, "fp8", (1, quantization.block[1] or weight.shape[1]))
     return quantise(weight, "int4", (1, quantization.group or weight.shape[1]))
@@ -148,13 +149,13 @@ def quantised_as(weight: torch.Tensor, quantization: StoredQuantization) -> Quan
 
 def quantized_linears(
     model: nn.Module, quantization: StoredQuantization, stored: Mapping[str, StoredTensor]
-) -> list[QuantizedLinear]:
+) -> list[QuantizedLinear | Mxfp4Experts]:
     """The layers that a checkpoint has quantised; those it stores in full get memory here, on the model's device.
 
     Of experts each projection of all of them is a layer; it is put in full where only some of them are quantised.
     Raises ModelError for another layer of which only some parts are quantised, and for shapes that cannot be.
     """
-    found = []
+    found: list[QuantizedLinear | Mxfp4Experts] = []
     names, fused = ExpertNames.of(stored), FusedNames.of(stored)
     device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
     for path, module in names.modules(model):
@@ -185,10 +186,13 @@ def _quantized_experts(
     quantization: StoredQuantization,
     stored: Mapping[str, StoredTensor],
     device: torch.device,
-) -> list[QuantizedLinear]:
+) -> Sequence[QuantizedLinear | Mxfp4Experts]:
     """One of the linears of the experts at `path`: as one layer, or as many in full, or none."""
     inputs = linear.weight.shape[2]
     if names.parts is None:
+        name = f"{path}.{'gate_up_proj' if linear is experts.gate_up_proj else 'down_proj'}"
+        if quantization.method == "mxfp4" and f"{name}_blocks" in stored:
+            return [Mxfp4Experts(linear, name, by_turns=names.by_turns and linear is experts.gate_up_proj)]
         if any(tensor.dtype == "F8_E4M3" for name, tensor in stored.items() if name.startswith(f"{path}.")):
             raise ModelError(f"{path}: quantised experts in one tensor are not supported, only one by one")
         _take_memory(linear, device)
@@ -212,6 +216,8 @@ def _take_memory(linear: Linear | ExpertLinear, device: torch.device) -> None:
 
 
 def _is_quantised(prefix: str, quantization: StoredQuantization, stored: Mapping[str, StoredTensor]) -> bool:
+    if quantization.method == "mxfp4":
+        return False
     if quantization.method != "fp8":
         return f"{prefix}.weight" not in stored
     weight = stored.get(f"{prefix}.weight")

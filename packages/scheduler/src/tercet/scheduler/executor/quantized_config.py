@@ -14,7 +14,8 @@ class StoredQuantization:
     Not what `--quantization` rounds weights to as they are packed: that is `tercet.kernels.native.linear.Quantization`.
     """
 
-    method: Literal["fp8", "awq", "gptq"]
+    method: Literal["fp8", "awq", "gptq", "mxfp4"]
+    """Of mxfp4 are experts alone."""
     group: int = 0
     """Columns that share a scale in awq and gptq; 0 is a whole row."""
     block: tuple[int, int] = (0, 0)
@@ -47,8 +48,10 @@ def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
             if kind not in ("gptq", "gptq_v2"):
                 raise _wrong("checkpoint_format", f"{kind!r} is not supported, only gptq and gptq_v2")
             return StoredQuantization(method="gptq", group=_group(given), first_zero=1 if kind == "gptq" else 0)
+        case "mxfp4":
+            return StoredQuantization(method="mxfp4")
         case method:
-            raise _wrong("quant_method", f"{method!r} is not one of fp8, compressed-tensors, awq, gptq")
+            raise _wrong("quant_method", f"{method!r} is not one of fp8, compressed-tensors, awq, gptq, mxfp4")
 
 
 def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:

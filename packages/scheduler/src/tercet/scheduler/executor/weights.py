@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import nn
 from tercet.kernels.ops.moe import QuantisedExperts
 from tercet.scheduler.executor.checkpoint_names import ExpertNames, FusedNames, text_names
 from tercet.scheduler.executor.kv_scales import SUFFIXES as KV_SCALES
+from tercet.scheduler.executor.mxfp4_experts import Mxfp4Experts
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, joined, quantised_as, quantized_linears
 from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
+_Quantized = QuantizedLinear | Mxfp4Experts
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ELSEWHERE = (".rotary_emb.inv_freq", *KV_SCALES)
 """Names of what old versions of transformers saved and is computed here, and of what a cache in 8 bits reads."""
@@ -77,6 +79,7 @@ def load_weights(
         _check_tied_head(directory, files, targets[_EMBEDDING].dtype)
     tally = Tally(progress, files)
     fill(files, targets, tally, borrowers=_matrices(model, stored) if lend else {}, later=quantised)
+    ExpertNames.of(stored).put_in_order(model)
     _load_quantised(linears, files, targets[_EMBEDDING], tally, dequantised=dequantised)
     put_in_order(model)
 
@@ -129,7 +132,7 @@ def put_in_order(model: nn.Module) -> None:
             module.centre()
 
 
-def _matrices(model: nn.Module, stored: Iterable[str]) -> dict[str, tuple[Matrix, int | None]]:
+def _matrices(model: nn.Module, stored: Collection[str]) -> dict[str, tuple[Matrix, int | None]]:
     """The name a checkpoint has for each run of rows of a matrix; None stands for all of them."""
     found: dict[str, tuple[Matrix, int | None]] = {}
     names = FusedNames.of(stored)
@@ -143,7 +146,7 @@ def _matrices(model: nn.Module, stored: Iterable[str]) -> dict[str, tuple[Matrix
     return found
 
 
-def _zero_biases(linears: Sequence[QuantizedLinear], files: Mapping[Path, Mapping[str, StoredTensor]]) -> set[str]:
+def _zero_biases(linears: Sequence[_Quantized], files: Mapping[Path, Mapping[str, StoredTensor]]) -> set[str]:
     """Stored biases of layers that have none here. AutoGPTQ used to give each layer one, of zeros."""
     asked = {name for linear in linears for name in linear.missing_biases()}
     found = set()
@@ -155,7 +158,7 @@ def _zero_biases(linears: Sequence[QuantizedLinear], files: Mapping[Path, Mappin
 
 
 def _load_quantised(
-    linears: Sequence[QuantizedLinear],
+    linears: Sequence[_Quantized],
     files: Mapping[Path, Mapping[str, StoredTensor]],
     like: torch.Tensor,
     tally: Tally,
@@ -190,7 +193,7 @@ def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuanti
     block = torch.randn(_DUMMY_BLOCK, generator=generator) * 0.02
     for module in model.modules():
         if isinstance(module, Linear | ExpertLinear) and module.weight.is_meta:
-            if quantization is None:
+            if quantization is None or (quantization.method == "mxfp4" and isinstance(module, Linear)):
                 module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
             else:
                 _dummy_quantised(module, block.to(device), quantization)
@@ -215,7 +218,7 @@ def _dummy_quantised(linear: Linear | ExpertLinear, block: torch.Tensor, quantiz
         linear.quantised = QuantisedExperts(joined([weight] * experts), experts)
 
 
-def checkpoint_tensors(model: nn.Module, stored: Iterable[str] = ()) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[str, torch.Tensor]:
     """Each name a checkpoint must hold, to the memory its tensor belongs in: a parameter, or rows of a fused one.
 
     Of names that there are several of, those are taken that the checkpoint's `stored` tensors follow.

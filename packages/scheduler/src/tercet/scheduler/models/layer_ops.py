@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.ops.activation import Gate
-from tercet.kernels.ops.moe import ExpertWeights, fused_moe
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, fused_moe
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope
@@ -116,6 +116,9 @@ class LayerOps(Protocol):
         experts: torch.Tensor,
         gate_up: ExpertWeights,
         down: ExpertWeights,
+        *,
+        gate: Gate = "silu",
+        biases: ExpertBiases | None = None,
     ) -> torch.Tensor: ...
 
     def attend(

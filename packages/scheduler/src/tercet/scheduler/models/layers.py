@@ -164,7 +164,7 @@ class CentredNorm(RMSNorm):
 
 
 class Rotary(nn.Module):
-    """Of layers that rotate alike: the table of rotary position embedding, of every position, and the order of heads."""
+    """Of layers that rotate alike: the angles of every position, as cosines and sines, and the order of heads."""
 
     cache: torch.Tensor
 
@@ -180,7 +180,8 @@ class Rotary(nn.Module):
 class Attention(OpsModule):
     """Grouped-query attention with rotary positions, and what families add: biases, and norms of queries and keys.
 
-    `qk_norm` is over each head, or over all heads of a projection at once; `norm` is its kind.
+    `qk_norm` is over each head, or over all heads of a projection at once; `norm` is its kind. `sinks` are one for each
+    head.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class Attention(OpsModule):
         output_bias: bool = False,
         qk_norm: Literal["none", "heads", "projections"] = "none",
         norm: type[RMSNorm] = RMSNorm,
+        sinks: bool = False,
     ) -> None:
         super().__init__()
         self.layer_id = layer_id
@@ -218,6 +220,7 @@ class Attention(OpsModule):
             else norm(self.head_dim if self.norms_heads else size, config.rms_norm_eps, config.dtype)
             for size in (queries, keys)
         )
+        self.sinks = _parameter(self.heads, dtype=config.dtype) if sinks else None
 
     def put_in_order(self) -> None:
         """Lay heads out as they are rotated (see `rotation`), once all that is stored is loaded."""
@@ -259,6 +262,7 @@ class Attention(OpsModule):
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
+            sinks=self.sinks,
         )
         return self.o_proj.onto(out.flatten(1), residual, after)
 

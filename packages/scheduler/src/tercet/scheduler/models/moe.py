@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tercet.kernels.ops.moe import ExpertWeights, QuantisedExperts, route
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts, route
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.moe_config import MoeConfig
 from tercet.scheduler.models.layer_ops import OpsModule
@@ -14,10 +14,13 @@ from tercet.scheduler.models.shard import Shard
 class ExpertLinear(nn.Module):
     """One projection of all experts of a layer. Of a quantised model it is on no device until it is loaded."""
 
-    def __init__(self, experts: int, inputs: int, outputs: int, *, dtype: torch.dtype, quantised: bool) -> None:
+    def __init__(
+        self, experts: int, inputs: int, outputs: int, *, dtype: torch.dtype, quantised: bool, bias: bool = False
+    ) -> None:
         super().__init__()
         weight = torch.empty(experts, outputs, inputs, dtype=dtype, device="meta" if quantised else None)
         self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(experts, outputs, dtype=dtype), requires_grad=False) if bias else None
         self.quantised: QuantisedExperts | None = None
 
     @property
@@ -36,8 +39,16 @@ class Experts(nn.Module):
         super().__init__()
         size, hidden = shard.share(moe.intermediate_size, "expert columns"), config.hidden_size
         quantised = config.quantization is not None
-        self.gate_up_proj = ExpertLinear(moe.experts, hidden, 2 * size, dtype=config.dtype, quantised=quantised)
-        self.down_proj = ExpertLinear(moe.experts, size, hidden, dtype=config.dtype, quantised=quantised)
+        self.gate_up_proj, self.down_proj = (
+            ExpertLinear(moe.experts, inputs, outputs, dtype=config.dtype, quantised=quantised, bias=moe.bias)
+            for inputs, outputs in ((hidden, 2 * size), (size, hidden))
+        )
+
+    @property
+    def biases(self) -> ExpertBiases | None:
+        """Of both projections, or of none."""
+        gate_up, down = self.gate_up_proj.bias, self.down_proj.bias
+        return None if gate_up is None or down is None else ExpertBiases(gate_up, down)
 
 
 class MixtureOfExperts(OpsModule):
@@ -47,7 +58,8 @@ class MixtureOfExperts(OpsModule):
         super().__init__()
         self.top_k = moe.top_k
         self.renormalise = moe.renormalise
-        self.gate = Linear(config.hidden_size, moe.experts, bias=False, dtype=config.dtype)
+        self.expert_gate = moe.gate
+        self.gate = Linear(config.hidden_size, moe.experts, bias=moe.bias, dtype=config.dtype)
         self.experts = Experts(config, moe, shard)
         self.shared_expert = GatedMLP(config, shard, size=moe.shared_size) if moe.shared_size else None
         self.shared_expert_gate = (
@@ -60,7 +72,9 @@ class MixtureOfExperts(OpsModule):
         """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden]."""
         x, residual = norm.add(x, residual)
         weights, experts = route(self.gate(x), self.top_k, renormalise=self.renormalise)
-        out = self.ops.fused_moe(x, weights, experts, self.experts.gate_up_proj.value, self.experts.down_proj.value)
+        projections = self.experts.gate_up_proj.value, self.experts.down_proj.value
+        biases, gate = self.experts.biases, self.expert_gate
+        out = self.ops.fused_moe(x, weights, experts, *projections, gate=gate, biases=biases)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert.of(x)
         return out, residual
