@@ -1,11 +1,20 @@
 """Linear layers of any module on native kernels, against the same on torch."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.scheduler.models.native_linear import NativeLinear, use_native_linears
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.layer_ops import Batch
+from tercet.scheduler.models.layers import Linear
+from tercet.scheduler.models.native_linear import NativeLinear, use_native_linears, use_native_projections
+from tercet.scheduler.models.registry import build_model
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 
@@ -75,3 +84,43 @@ def test_weights_are_rounded(network: Network) -> None:
         use_native_linears(rounded, load_library(), quantization)
         far[quantization] = (rounded(ids) - exact).abs().mean() / exact.abs().mean()
     assert 0 < far["int8"] < 0.02 < far["int4"] < 0.2
+
+
+class Blind(Batch):
+    """A step in which every token attends to itself alone."""
+
+    def attend(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+
+@torch.inference_mode()
+def logits(model: CausalLM) -> torch.Tensor:
+    tokens = torch.arange(40)
+    return model.compute_logits(model(tokens, tokens, Blind()))
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen2_moe", "llama", "llama_tied"])
+@pytest.mark.parametrize(("dtype", "far"), [("float32", 1e-4), ("bfloat16", 0.6)])
+def test_the_same_comes_out_of_our_layers(
+    family: str, dtype: str, far: float, checkpoints: Callable[[str], Path]
+) -> None:
+    model = build_model(ModelConfig.load(checkpoints(family), dtype))
+    load_weights(model, checkpoints(family))
+    expected = logits(model)
+    assert use_native_projections(model, load_library())
+    assert not any(module.weight.numel() for module in model.modules() if isinstance(module, Linear))
+    actual = logits(model)
+    assert actual.dtype == torch.float32, "as native sampling reads them"
+    assert (actual - expected).abs().mean() < far / 4
+    torch.testing.assert_close(actual, expected.float(), rtol=0, atol=far)

@@ -19,9 +19,9 @@ from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weig
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.models import hugging_face
-from tercet.scheduler.models.layer_ops import layer_ops, use_ops
+from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, use_ops
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
-from tercet.scheduler.models.native_linear import use_native_linears
+from tercet.scheduler.models.native_linear import NativeProjection, use_native_linears, use_native_projections
 from tercet.scheduler.models.registry import build_model, is_ours, named_architecture
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,8 @@ def load_model(
         if native:
             logger.warning("%s: the layers of %s run on torch", why_torch, config.architecture)
         use_ops(model, layer_ops(device))
+        if native and config.dtype in FORMATS and use_native_projections(model, load_library()):
+            torch.set_num_threads(1)
         return model
     packed = NativeCausalLM(model, load_library(), quantization=options.quantization)
     torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
@@ -99,7 +101,8 @@ def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *
 
 def sampling_ops(model: Model, device: torch.device, *, native: bool) -> SamplingOps:
     """The fastest for where the logits are, and what they are: native kernels read float32."""
-    if native and isinstance(model, NativeCausalLM | hugging_face.HuggingFaceCausalLM):
+    projects = isinstance(model, OpsModule) and isinstance(model.ops, NativeProjection)
+    if native and (projects or isinstance(model, NativeCausalLM | hugging_face.HuggingFaceCausalLM)):
         return NativeOps(load_library())
     if device.type == "cuda" and not missing_triton(device):
         from tercet.kernels.triton import sampler_ops as fused_ops

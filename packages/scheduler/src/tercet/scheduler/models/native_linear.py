@@ -1,4 +1,4 @@
-"""Linear layers of modules that are not ours, on native kernels: their weights packed, and float32 between."""
+"""Linear layers of models that run on torch, on native kernels: their weights packed, and float32 between."""
 
 import torch
 from torch import nn
@@ -6,6 +6,14 @@ from torch import nn
 from tercet.kernels.memory import give_back
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
+from tercet.kernels.ops.activation import Gate, act_and_mul
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
+from tercet.kernels.ops.projection import Norm, Weight
+from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
+from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.layer_ops import TorchLayerOps
+from tercet.scheduler.models.layers import Linear
+from tercet.scheduler.models.moe import Experts, MixtureOfExperts
 
 
 class NativeLinear(nn.Module):
@@ -18,8 +26,113 @@ class NativeLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., inputs] -> [..., outputs], of x's dtype."""
-        out = self._packed(x.reshape(-1, x.shape[-1]).float())
-        return out.view(*x.shape[:-1], -1).to(x.dtype)
+        return _product(self._packed, x)
+
+
+class NativeProjection(TorchLayerOps):
+    """What a linear layer of ours computes with whose weight and bias are packed: those that it gives are not read.
+
+    A head stays in float32, in which logits are sampled from natively.
+    """
+
+    def __init__(self, packed: PackedLinear, *, head: bool = False) -> None:
+        self._packed = packed
+        self._head = head
+
+    def project(
+        self,
+        x: torch.Tensor,
+        weight: Weight,  # noqa: ARG002
+        bias: torch.Tensor | None = None,  # noqa: ARG002
+        *,
+        gate: Gate | None = None,
+    ) -> torch.Tensor:
+        """See `tercet.kernels.ops.projection`, and for what follows."""
+        out = self._packed(x.float()) if self._head else _product(self._packed, x)
+        return out if gate is None else act_and_mul(out, gate)
+
+    def project_normed(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        weight: Weight,
+        bias: torch.Tensor | None = None,
+        *,
+        gate: Gate | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """After a norm."""
+        normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
+        return self.project(normed, weight, bias, gate=gate), total
+
+    def project_onto(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Before a sum."""
+        return self.project(x, weight, bias), residual
+
+
+class NativeExperts(TorchLayerOps):
+    """What a mixture of experts computes with whose weights and biases are packed: those that it gives are not read."""
+
+    def __init__(self, library: Library, experts: Experts) -> None:
+        """Takes the weights away."""
+        self._gate_up, self._down = (
+            [
+                pack_linear(library, weight, None if linear.bias is None else linear.bias.data[expert])
+                for expert, weight in enumerate(linear.weight.data)
+            ]
+            for linear in (experts.gate_up_proj, experts.down_proj)
+        )
+        for linear in (experts.gate_up_proj, experts.down_proj):
+            linear.weight.data = torch.empty(0)
+
+    def fused_moe(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: ExpertWeights,  # noqa: ARG002
+        down: ExpertWeights,  # noqa: ARG002
+        *,
+        gate: Gate = "silu",
+        biases: ExpertBiases | None = None,  # noqa: ARG002
+    ) -> torch.Tensor:
+        """See `tercet.kernels.ops.moe`; float32 from an expert's inputs to its outputs."""
+
+        def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
+            return self._down[expert](act_and_mul(self._gate_up[expert](rows.float()), gate))
+
+        return by_expert(x, weights, experts, len(self._down), one)
+
+
+def _product(packed: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+    """[..., inputs] -> [..., outputs], of x's dtype."""
+    out = packed(x.reshape(-1, x.shape[-1]).float())
+    return out.view(*x.shape[:-1], -1).to(x.dtype)
+
+
+def use_native_projections(model: CausalLM, library: Library) -> bool:
+    """Let the linear layers of a model of ours compute with native kernels; whether little is left to torch.
+
+    Its head and experts in full are among them, experts in few bits are not. Weights are taken away one by one, so that
+    memory never holds all of them twice. The embedding stays: where it is the head, it is there twice.
+    """
+    little = True
+    head = model.model.embed_tokens if model.lm_head is None else model.lm_head
+    model.ops = NativeProjection(pack_linear(library, head.weight.data), head=True)
+    for module in model.modules():
+        if module is model.lm_head:
+            head.take()
+        elif isinstance(module, Linear):
+            bias = None if module.bias is None else module.bias.data
+            module.ops = NativeProjection(pack_linear(library, module.take(), bias))
+        elif isinstance(module, MixtureOfExperts) and module.experts.down_proj.quantised is None:
+            module.ops = NativeExperts(library, module.experts)
+        elif isinstance(module, MixtureOfExperts):
+            little = False
+    give_back()  # what the weights took as they were read
+    return little
 
 
 def use_native_linears(model: nn.Module, library: Library, quantization: Quantization = "none") -> int:
