@@ -18,6 +18,7 @@ from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
 from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
 from tercet.scheduler.testing.quantized_checkpoints import Tensors, quantization_config, write_checkpoint
 from tools.gpu_stages.executor import SETTLING, decoded
 from tools.gpu_stages.kernels import ceilings_of
@@ -53,9 +54,19 @@ _COMPARED = {
     "awq": _Form("awq"),
     "gptq": _Form("gptq"),
     "gptq row": _Form("gptq row"),
+    "mxfp4": _Form("mxfp4"),
     "full, fp8 cache": _Form(cache=_FP8_CACHE),
     "fp8 channel, fp8 cache": _Form("channel", _FP8_CACHE),
 }
+_GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 4,
+    "sliding_window": 24,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False},
+}
+"""Of the model that mxfp4 is for: each token goes through all experts, so that rounding chooses no others."""
 _TIMED = {
     "full": _Form(),
     "full, fp8 cache": _Form(cache=_FP8_CACHE),
@@ -88,7 +99,10 @@ def compare(scale: Scale) -> Iterator[Results]:
 def _compared(form: _Form, directory: Path, scale: Scale) -> Results:
     config = scale.compared.config(scale.compared_tokens)
     mine = directory / "model"
-    full = write_checkpoint(form.kind or "channel", mine, config, scale.grain, beside=_kv_scales(config))
+    if form.kind == "mxfp4":
+        full = write_mxfp4(mine, config | _GPT_OSS)
+    else:
+        full = write_checkpoint(form.kind or "channel", mine, config, scale.grain, beside=_kv_scales(config))
     reference = replace(scale, device=torch.device("cpu"), dtype=torch.float32)
     uncached = _scored(full, reference, "auto", attention="torch_native")
     plain = _far(_scored(full, scale, "auto"), uncached)

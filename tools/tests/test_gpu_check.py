@@ -247,14 +247,15 @@ def test_a_wrong_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_weight_that_is_put_in_full_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scale that is a hundredth too large."""
+    """A scale that is a hundredth too large. Of mxfp4 are experts alone, which are not put in full."""
 
     def slightly(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
         return dequantise(replace(weight, scales=weight.scales * 1.01), dtype)
 
     monkeypatch.setattr("tercet.scheduler.executor.quantized_checkpoints.dequantise", slightly)
     *_, last = quantised.compare(TINY)
-    assert last["wrong"] == sorted(name for name, form in quantised._COMPARED.items() if form.kind)
+    kinds = {name: form.kind for name, form in quantised._COMPARED.items()}
+    assert last["wrong"] == sorted(name for name, kind in kinds.items() if kind not in ("", "mxfp4"))
 
 
 def test_a_cache_whose_scales_are_not_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
