@@ -147,12 +147,20 @@ def _moe(device: torch.device) -> Pair:
     x, gate_up, down = _randn(device, 40, 64), _randn(device, 4, 64, 64) / 8, _randn(device, 4, 64, 32) / 6
     weights, experts = moe.route(torch.randn(40, 4, device=device), 2, renormalise=True)
     cases: list[tuple[moe.ExpertWeights, moe.ExpertWeights]] = [(gate_up, down)]
-    kinds: list[quantised.Format] = ["fp8", "int4"]
+    kinds: list[quantised.Format] = ["fp8", "int4", "mxfp4"]
     for kind in kinds:
         few = [quantised.quantise(weight.flatten(0, 1), kind, (1, 32)) for weight in (gate_up, down)]
         cases.append((moe.QuantisedExperts(few[0], 4), moe.QuantisedExperts(few[1], 4)))
+    biases = moe.ExpertBiases(_randn(device, 4, 64), _randn(device, 4, 64))
     actual, expected = (
-        torch.cat([op(x, weights, experts, *given) for given in cases]) for op in (fused_moe.fused_moe, moe.fused_moe)
+        torch.cat(
+            [
+                op(x[:tokens], weights[:tokens], experts[:tokens], *given, gate="clamped", biases=biases)
+                for given in cases
+                for tokens in (3, 40)
+            ]
+        )
+        for op in (fused_moe.fused_moe, moe.fused_moe)
     )
     return actual, expected
 
@@ -160,6 +168,7 @@ def _moe(device: torch.device) -> Pair:
 def _quantised(device: torch.device) -> Pair:
     x, full = _randn(device, 300, 256), torch.randn(96, 256, device=device) / 16
     cases: list[tuple[quantised.Format, tuple[int, int]]] = [("fp8", (64, 128)), ("int8", (1, 256)), ("int4", (1, 64))]
+    cases.append(("mxfp4", quantised.MXFP4_BLOCK))
     weights = [quantised.quantise(full, kind, block) for kind, block in cases]
     actual, expected = (
         torch.cat([op(x[:rows], weight) for weight in weights for rows in (1, 20, 300)])
