@@ -1,5 +1,3 @@
-from typing import get_args
-
 import pytest
 import torch
 
@@ -44,10 +42,10 @@ Projections = tuple[reference.QuantisedExperts, reference.QuantisedExperts]
 
 
 def published(
-    tokens: int, device: torch.device, dtype: torch.dtype = torch.float32, hidden: int = 96
+    tokens: int, device: torch.device, dtype: torch.dtype = torch.float32, *, hidden: int = 96, top_k: int = 3
 ) -> tuple[Routed, Projections, reference.ExpertBiases]:
-    """(inputs, weights and experts of tokens; the projections of 5 experts in mxfp4; their biases)."""
-    size, count = 160, 5
+    """(inputs, weights and experts of tokens; the projections of 4 experts in mxfp4; their biases)."""
+    size, count = 32, 4
     gate_up, down = (
         reference.QuantisedExperts(quantise(torch.randn(count * n, k, device=device) / 4, "mxfp4", (1, 32)), count)
         for n, k in ((2 * size, hidden), (hidden, size))
@@ -55,14 +53,13 @@ def published(
     biases = reference.ExpertBiases(
         torch.randn(count, 2 * size, device=device).to(dtype), torch.randn(count, hidden, device=device).to(dtype)
     )
-    routed = reference.route(torch.randn(tokens, count, device=device), 3, renormalise=True)
+    routed = reference.route(torch.randn(tokens, count, device=device), top_k, renormalise=True)
     return (torch.randn(tokens, hidden, device=device).to(dtype), *routed), (gate_up, down), biases
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 33, 150])
+@pytest.mark.parametrize("tokens", [1, 4, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("gate", get_args(Gate))
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("gate", "biased"), [("silu", False), ("clamped", True)])
 def test_published_experts(tokens: int, dtype: torch.dtype, gate: Gate, biased: bool, device: torch.device) -> None:
     """Few tokens and many, of sizes that are no whole tiles."""
     given, projections, biases = published(tokens, device, dtype)
@@ -74,16 +71,16 @@ def test_published_experts(tokens: int, dtype: torch.dtype, gate: Gate, biased: 
 
 @pytest.mark.parametrize("tiling", expert_rows.TILINGS)
 def test_few_tokens_however_they_are_cut_up(tiling: Tiling, device: torch.device) -> None:
-    given, projections, biases = published(2, device, hidden=2080)
+    given, projections, biases = published(1, device, hidden=1056, top_k=1)
     actual = expert_rows.few_tokens(*given, *projections, gate="clamped", biases=biases, tiling=tiling)
     expected = reference.fused_moe(*given, *projections, gate="clamped", biases=biases)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("tokens", [4, 6])
+@pytest.mark.parametrize("tokens", [1, 33])
 def test_full_experts_with_biases(tokens: int, device: torch.device) -> None:
     given, _, biases = published(tokens, device)
-    gate_up, down = torch.randn(5, 320, 96, device=device) / 4, torch.randn(5, 96, 160, device=device) / 4
+    gate_up, down = torch.randn(4, 64, 96, device=device) / 4, torch.randn(4, 96, 32, device=device) / 4
     actual, expected = (
         op(*given, gate_up, down, gate="clamped", biases=biases) for op in (fused_moe, reference.fused_moe)
     )

@@ -1,5 +1,6 @@
 """A mixture of experts: every token goes through a few of many gated MLPs, and their results are weighed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,18 +85,33 @@ def fused_moe(
     [experts, hidden, size]. Tokens are brought into the order of their experts, so that each expert that has any is one
     matrix product over all of them. With `biases` each projection adds its expert's.
     """
+
+    def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
+        bias = (None, None) if biases is None else (biases.gate_up[expert], biases.down[expert])
+        acted = act_and_mul(_project(rows, gate_up[expert], bias[0]), gate)
+        return _project(acted, down[expert], bias[1])
+
+    return by_expert(x, weights, experts, len(gate_up), one)
+
+
+def by_expert(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    count: int,
+    one: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """The same, of `count` experts, each of which makes [rows, hidden] of all its rows [rows, hidden] at once."""
     tokens, top_k = experts.shape
     order = experts.flatten().argsort(stable=True)
     rows = x[order // top_k]
     out = torch.empty_like(rows)
     first = 0
-    for expert, count in enumerate(experts.flatten().bincount(minlength=len(gate_up)).tolist()):
-        if count:
-            mine = slice(first, first + count)
-            bias = (None, None) if biases is None else (biases.gate_up[expert], biases.down[expert])
-            acted = act_and_mul(_project(rows[mine], gate_up[expert], bias[0]), gate)
-            out[mine] = _project(acted, down[expert], bias[1])
-            first += count
+    for expert, number in enumerate(experts.flatten().bincount(minlength=count).tolist()):
+        if number:
+            mine = slice(first, first + number)
+            out[mine] = one(expert, rows[mine])
+            first += number
     results = torch.empty_like(out).index_copy_(0, order, out).view(tokens, top_k, x.shape[1])
     return (results.float() * weights[..., None]).sum(1).to(x.dtype)
 
