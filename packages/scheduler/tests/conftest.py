@@ -82,6 +82,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {**_SLIDES, "head_dim": 12, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     ),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "pad_token_id": None, "tie_word_embeddings": False}),
+    "smollm3_sliding": (
+        "SmolLM3",
+        {
+            **_SLIDES,
+            "no_rope_layer_interval": 2,
+            "pad_token_id": None,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "glm": ("Glm", {"head_dim": 12, "pad_token_id": None}),
     "glm_whole": ("Glm", {"head_dim": 8, "pad_token_id": None, "rope_parameters": _WHOLE, "attention_bias": False}),
     "ernie": ("Ernie4_5", {"head_dim": 12, "pad_token_id": None, "tie_word_embeddings": False}),

@@ -54,6 +54,7 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralModel", {"sliding_window": 7, "num_key_value_heads": 3}),
     "phi3": ("Phi3Model", {"num_key_value_heads": 2}),
     "seed_oss": ("SeedOssModel", GROUPED),
+    "smollm3": ("SmolLM3Model", {"num_key_value_heads": 2}),
     "glm": ("GlmModel", {**GROUPED, "head_dim": 8}),
     "ernie": ("Ernie4_5Model", GROUPED),
 }

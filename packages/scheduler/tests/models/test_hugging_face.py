@@ -42,7 +42,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Cohere2": SLIDES,
     "Glm4": {"head_dim": 16},
     "Olmo2": {},
-    "SmolLM3": {"no_rope_layers": [1, 0, 1, 1]},
     "GPTNeoX": {"num_key_value_heads": 4},
     "Starcoder2": {"use_bias": True},
     "GPT2": {"n_inner": 96, "num_key_value_heads": 4},

@@ -128,6 +128,33 @@ def test_longrope_in_every_form() -> None:
     )
 
 
+SMOLLM3 = {**LLAMA, "architectures": ["SmolLM3ForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "unrotated", "windows"),
+    [
+        ({}, set(), (0, 0, 0)),
+        ({"no_rope_layer_interval": 2}, {1}, (0, 0, 0)),
+        ({"no_rope_layer_interval": 1, "no_rope_layers": [1, 1, 0]}, {2}, (0, 0, 0)),
+        ({"no_rope_layer_interval": 2, **SLIDING}, {1}, (0, 9, 0)),
+        ({"no_rope_layers": [0, 1, 1], **SLIDING, "layer_types": ["sliding_attention"] * 3}, {0}, (9, 9, 9)),
+        ({"sliding_window": 9, "layer_types": ["sliding_attention"] * 3}, set(), (0, 0, 0)),
+    ],
+)
+def test_layers_that_do_not_rotate(changes: dict[str, Any], unrotated: set[int], windows: tuple[int, ...]) -> None:
+    config = parse(SMOLLM3, **changes)
+    assert (set(config.unrotated), config.windows) == (unrotated, windows)
+    assert (config.rope.theta, config.tie_word_embeddings, config.head_dim) == (2e6, True, 16)
+    assert not parse(LLAMA, no_rope_layer_interval=1).unrotated
+
+
+@pytest.mark.parametrize("said", [[1, 0], [1, 0, 2], "101", 3])
+def test_nonsense_of_what_does_not_rotate_is_refused_by_name(said: Any) -> None:
+    with pytest.raises(ModelError, match="no_rope_layers: must say 0 or 1 for each of the 3 layers"):
+        parse(SMOLLM3, no_rope_layers=said)
+
+
 def test_dynamic_scaling_ends_where_it_would_begin() -> None:
     config = parse(LLAMA, rope_scaling={"type": "dynamic", "factor": 4.0})
     assert (config.context_length, config.rope.scaling) == (128, None)

@@ -29,6 +29,7 @@ DECODERS = (
     "Qwen3",
     "Qwen3Moe",
     "SeedOss",
+    "SmolLM3",
 )
 """Causal families that can embed and classify, too."""
 

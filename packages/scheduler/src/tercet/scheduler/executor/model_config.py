@@ -27,7 +27,7 @@ _REFUSED = {
     "auto_map": "the model brings its own code, and Tercet never runs a model's code",
     "clip_qkv": "queries, keys and values that are clipped are not supported",
 }
-_KNOWN_CODE = ("Ernie4_5ForCausalLM", "GlmForCausalLM", "Phi3ForCausalLM", "SeedOssForCausalLM")
+_KNOWN_CODE = ("Ernie4_5ForCausalLM", "GlmForCausalLM", "Phi3ForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM")
 """Families that may be published with code of their own, which computes what is computed here."""
 _RMS_NORM_EPS = {
     "Ernie4_5ForCausalLM": 1e-5,
@@ -37,7 +37,12 @@ _RMS_NORM_EPS = {
     "OlmoeForCausalLM": 1e-5,
     "Phi3ForCausalLM": 1e-5,
 }
-_ROPE_THETA = {"Ernie4_5ForCausalLM": 5e5, "GptOssForCausalLM": 150_000.0, "MixtralForCausalLM": 1e6}
+_ROPE_THETA = {
+    "Ernie4_5ForCausalLM": 5e5,
+    "GptOssForCausalLM": 150_000.0,
+    "MixtralForCausalLM": 1e6,
+    "SmolLM3ForCausalLM": 2e6,
+}
 _ROPE: dict[str, dict[str, Any]] = {
     "GptOssForCausalLM": {
         "rope_type": "yarn",
@@ -64,6 +69,8 @@ _ATTENTION_BIAS = {
 """The field that says whether there is one, and what it means to leave it out."""
 _ROTATED_SHARE = {"GlmForCausalLM": 0.5, "Phi3ForCausalLM": 1.0}
 """Families in which `partial_rotary_factor` has a meaning, and which one where it is left out."""
+_TIED = ("Ernie4_5ForCausalLM", "SmolLM3ForCausalLM")
+"""Families whose head is the embedding, unless they are told otherwise."""
 _INTERLEAVED = ("Ernie4_5ForCausalLM", "GlmForCausalLM")
 
 
@@ -116,6 +123,8 @@ class ModelConfig(DecoderShape):
     moe: MoeConfig | None = None
     local_rope: RopeConfig | None = None
     """Of layers with a window, where they rotate otherwise."""
+    unrotated: frozenset[int] = frozenset()
+    """Layers that do not rotate."""
     embedding_scale: float = 1.0
     """What the vectors of tokens are multiplied by."""
     attention_scale: float | None = None
@@ -172,7 +181,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         context_length=_context_length(fields, rope.scaling),
         rms_norm_eps=fields.number("rms_norm_eps", _RMS_NORM_EPS.get(architecture, 1e-6)),
         rope=rope,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", architecture == "Ernie4_5ForCausalLM"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", architecture in _TIED),
         attention_bias=_attention_bias(fields, architecture),
         mlp_bias=fields.flag("use_bias" if architecture == "Ernie4_5ForCausalLM" else "mlp_bias"),
         output_bias=fields.flag("attention_out_bias"),
@@ -181,6 +190,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         dtype=saved_torch_dtype(config, dtype),
         quantization=parse_quantization(config),
         moe=parse_moe(fields, architecture, layers),
+        unrotated=_unrotated(fields, layers) if architecture == "SmolLM3ForCausalLM" else frozenset(),
         local_rope=_rope(config["local_rope"], architecture) if gemma and "local_rope" in config else None,
         **(gemma_fields(config, architecture) if gemma else {}),
     )
@@ -322,7 +332,23 @@ def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
         case "Gemma2ForCausalLM" | "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration":
             window = fields.count("sliding_window")
             return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
+        case "SmolLM3ForCausalLM":
+            told = fields.flag("use_sliding_window") and fields.has("sliding_window")
+            window = fields.count("sliding_window") if told else 0
+            return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
     return (0,) * layers
+
+
+def _unrotated(fields: Fields, layers: int) -> frozenset[int]:
+    """The layers that `no_rope_layers` has a 0 for; left out, every fourth or as often as the config says."""
+    name = "no_rope_layers"
+    every = fields.count("no_rope_layer_interval", 4)
+    rotates = fields.values.get(name)
+    if rotates is None:
+        rotates = [int((layer + 1) % every != 0) for layer in range(layers)]
+    if not isinstance(rotates, list) or len(rotates) != layers or any(one not in (0, 1) for one in rotates):
+        raise wrong(name, f"must say 0 or 1 for each of the {layers} layers")
+    return frozenset(layer for layer, one in enumerate(rotates) if not one)
 
 
 def _sliding_layers(fields: Fields, architecture: str, layers: int) -> list[bool]:
@@ -332,6 +358,9 @@ def _sliding_layers(fields: Fields, architecture: str, layers: int) -> list[bool
         return [True] * layers
     if kinds is None and architecture == "GptOssForCausalLM":
         return [layer % 2 == 0 for layer in range(layers)]
+    if kinds is None and architecture == "SmolLM3ForCausalLM":
+        unrotated = _unrotated(fields, layers)
+        return [layer in unrotated for layer in range(layers)]
     if kinds is None:
         border = fields.count("max_window_layers", 28, least=0)
         if architecture == "Qwen2MoeForCausalLM":

@@ -17,6 +17,12 @@ def over_whole_heads(table: torch.Tensor, head_dim: int) -> torch.Tensor:
     return torch.cat([pad(cos, rest, value=1.0), pad(sin, rest)], dim=1)
 
 
+def standing_still(table: torch.Tensor) -> torch.Tensor:
+    """A table of the same size by which nothing is rotated."""
+    cos, sin = table.chunk(2, dim=1)
+    return torch.cat([torch.ones_like(cos), torch.zeros_like(sin)], dim=1)
+
+
 def head_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> torch.Tensor | None:
     """Which element of a stored head each element of a head is: int64 [head_dim]; None where it is the same.
 
