@@ -82,6 +82,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {**_SLIDES, "head_dim": 12, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 3.0,
+            "rms_norm_eps": 0.1,
+        },
+    ),
+    "granite_biases": ("Granite", {"attention_multiplier": 0.35, "attention_bias": True, "mlp_bias": True}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "pad_token_id": None, "tie_word_embeddings": False}),
     "smollm3_sliding": (
         "SmolLM3",

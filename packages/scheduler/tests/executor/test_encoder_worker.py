@@ -55,6 +55,7 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Model", {"num_key_value_heads": 2}),
     "seed_oss": ("SeedOssModel", GROUPED),
     "smollm3": ("SmolLM3Model", {"num_key_value_heads": 2}),
+    "granite": ("GraniteModel", {"embedding_multiplier": 2.0, "residual_multiplier": 0.3}),
     "glm": ("GlmModel", {**GROUPED, "head_dim": 8}),
     "ernie": ("Ernie4_5Model", GROUPED),
 }

@@ -36,7 +36,6 @@ EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2": {**SLIDES, "head_dim": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "Gemma3Text": {**SLIDES, "head_dim": 16, "query_pre_attn_scalar": 16},
-    "Granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
     "GraniteMoe": {**EXPERTS, "initializer_range": 0.2},
     "GraniteSWA": {**SLIDES, "attention_multiplier": 0.25, "layer_rope_theta": [1e4, 0.0, 1e4, 1e3]},
     "Cohere2": SLIDES,

@@ -80,7 +80,19 @@ def generate(
 
 
 @pytest.mark.parametrize(
-    "name", ["llama_tied", "qwen3_sliding", "qwen2_moe", "olmoe", "phi3_longrope", "glm", "smollm3", "gemma2", "gemma3"]
+    "name",
+    [
+        "llama_tied",
+        "qwen3_sliding",
+        "qwen2_moe",
+        "olmoe",
+        "phi3_longrope",
+        "glm",
+        "smollm3",
+        "granite",
+        "gemma2",
+        "gemma3",
+    ],
 )
 def test_a_fused_model_says_the_same(name: str, checkpoints: Callable[[str], Path]) -> None:
     with np.errstate(all="ignore"):

@@ -128,6 +128,12 @@ def test_longrope_in_every_form() -> None:
     )
 
 
+def test_multipliers_that_are_left_out_are_1() -> None:
+    config = parse(LLAMA, architectures=["GraniteForCausalLM"])
+    multipliers = config.embedding_scale, config.attention_scale, config.logit_divisor
+    assert (multipliers, config.rms_norm_eps) == ((1.0, 1.0, 1.0), 1e-6)
+
+
 SMOLLM3 = {**LLAMA, "architectures": ["SmolLM3ForCausalLM"]}
 
 

@@ -19,6 +19,7 @@ ENCODERS = {
 DECODERS = (
     "Ernie4_5",
     "Glm",
+    "Granite",
     "Llama",
     "Mistral",
     "Mixtral",

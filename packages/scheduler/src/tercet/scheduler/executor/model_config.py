@@ -6,7 +6,7 @@ Both forms are read: the older one (`rope_theta`, `rope_scaling`, `torch_dtype`)
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
 from tercet.scheduler.executor.config_fields import Fields, wrong
 from tercet.scheduler.executor.gemma_config import gemma_fields, is_gemma, plain_gemma
+from tercet.scheduler.executor.granite_config import granite_fields
 from tercet.scheduler.executor.moe_config import MoeConfig, parse_moe
 from tercet.scheduler.executor.quantized_config import StoredQuantization, parse_quantization
 from tercet.scheduler.model_files import ModelError, read_json, saved_dtype, served_dtype
@@ -27,7 +28,14 @@ _REFUSED = {
     "auto_map": "the model brings its own code, and Tercet never runs a model's code",
     "clip_qkv": "queries, keys and values that are clipped are not supported",
 }
-_KNOWN_CODE = ("Ernie4_5ForCausalLM", "GlmForCausalLM", "Phi3ForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM")
+_KNOWN_CODE = (
+    "Ernie4_5ForCausalLM",
+    "GlmForCausalLM",
+    "GraniteForCausalLM",
+    "Phi3ForCausalLM",
+    "SeedOssForCausalLM",
+    "SmolLM3ForCausalLM",
+)
 """Families that may be published with code of their own, which computes what is computed here."""
 _RMS_NORM_EPS = {
     "Ernie4_5ForCausalLM": 1e-5,
@@ -132,6 +140,7 @@ class ModelConfig(DecoderShape):
     softcap: float = 0.0
     """Of attention; 0 is none, as of the next."""
     logit_softcap: float = 0.0
+    logit_divisor: float = 1.0
 
     @classmethod
     def load(cls, directory: Path, dtype: str = "auto") -> "ModelConfig":
@@ -194,6 +203,8 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         local_rope=_rope(config["local_rope"], architecture) if gemma and "local_rope" in config else None,
         **(gemma_fields(config, architecture) if gemma else {}),
     )
+    if architecture == "GraniteForCausalLM":
+        result = replace(result, **granite_fields(fields, result.rms_norm_eps))
     if heads % result.kv_heads:
         raise wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
     _check_rotation(result)

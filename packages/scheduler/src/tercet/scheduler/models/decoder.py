@@ -99,9 +99,12 @@ class CausalLM(OpsModule):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, vocab] of the model's dtype."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return capped(self.ops.project(hidden, head.weight, None), self.config.logit_softcap)
+        return finished(self.ops.project(hidden, head.weight, None), self.config)
 
 
-def capped(logits: torch.Tensor, most: float) -> torch.Tensor:
-    """Through most * tanh(logits / most), in place; 0 changes nothing."""
+def finished(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Divided, and through most * tanh(logits / most), in place; where the config says neither, nothing changes."""
+    if config.logit_divisor != 1:
+        logits = logits.div_(config.logit_divisor)
+    most = config.logit_softcap
     return logits.div_(most).tanh_().mul_(most) if most else logits

@@ -1,5 +1,7 @@
 """Gemma 2 and 3, and what reads text of a Gemma 3 that reads images, too: norms before attention and MLP, and after."""
 
+from dataclasses import replace
+
 import torch
 
 from tercet.scheduler.executor.model_config import ModelConfig
@@ -39,6 +41,10 @@ class GemmaLayer(DecoderLayer):
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration."""
+    scale = float(
+        torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu")
+    )  # rounded as transformers does
+    config = replace(config, embedding_scale=scale)
     local = None if config.local_rope is None else Rotary(config, config.local_rope)
     older = config.architecture == "Gemma2ForCausalLM"
 

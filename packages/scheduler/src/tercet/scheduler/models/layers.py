@@ -302,11 +302,11 @@ class GatedMLP(OpsModule):
 
 
 class Embedding(Matrix):
-    """One vector for each token id, times what the config says, rounded to the model's dtype as transformers does."""
+    """One vector for each token id, times what the config says."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.hidden_size, [config.vocab_size], config.dtype)
-        self.scale = float(torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu"))
+        self.scale = config.embedding_scale
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] -> [tokens, hidden]."""

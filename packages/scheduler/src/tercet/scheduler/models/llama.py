@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.1, ERNIE 4.5: biases where the config asks for them."""
+"""Llama 2, 3 and 3.1, ERNIE 4.5, Granite: biases where the config asks for them."""
 
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
@@ -7,7 +7,7 @@ from tercet.scheduler.models.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """LlamaForCausalLM, Ernie4_5ForCausalLM."""
+    """LlamaForCausalLM, Ernie4_5ForCausalLM, GraniteForCausalLM."""
     bias = config.attention_bias
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:

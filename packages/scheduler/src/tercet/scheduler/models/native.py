@@ -85,7 +85,7 @@ class NativeCausalLM:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> float32 [rows, vocab]."""
-        return decoder.capped(self.head(hidden), self._model.config.logit_softcap)
+        return decoder.finished(self.head(hidden), self._model.config)
 
     def _bind(self, pool: Pool) -> NativeDecoder:
         config, body = self._model.config, self._model.model

@@ -20,6 +20,7 @@ _ARCHITECTURES = {
     "Gemma3ForConditionalGeneration": "gemma",
     "GlmForCausalLM": "glm",
     "GptOssForCausalLM": "gpt_oss",
+    "GraniteForCausalLM": "llama",
     "LlamaForCausalLM": "llama",
     "LLaMAForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
