@@ -13,7 +13,8 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.model_config import ModelConfig, RopeConfig
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.rope_config import RopeConfig
 from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layers import CentredNorm

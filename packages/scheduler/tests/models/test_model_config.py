@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tercet.kernels.ops.rope import RopeScaling
-from tercet.scheduler.executor.model_config import ModelConfig, RopeConfig, parse_config
+from tercet.scheduler.executor.model_config import ModelConfig, parse_config
+from tercet.scheduler.executor.rope_config import RopeConfig
 from tercet.scheduler.model_files import ModelError
 
 LLAMA = {

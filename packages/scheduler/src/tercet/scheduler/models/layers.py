@@ -13,7 +13,8 @@ from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantised import QuantisedWeight
 from tercet.kernels.ops.rope import rope_cache
-from tercet.scheduler.executor.model_config import ModelConfig, RopeConfig
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.rope_config import RopeConfig
 from tercet.scheduler.models.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.rotation import head_order, over_whole_heads, row_order
 from tercet.scheduler.models.shard import Shard
