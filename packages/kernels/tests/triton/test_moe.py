@@ -9,6 +9,7 @@ from tercet.kernels.ops.quantised import Format, quantise
 from tercet.kernels.triton import expert_rows
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.moe import align, fused_moe
+from tercet.kernels.triton.route import route
 
 
 @pytest.mark.parametrize("tokens", [1, 33])
@@ -85,6 +86,25 @@ def test_full_experts_with_biases(tokens: int, device: torch.device) -> None:
         op(*given, gate_up, down, gate="clamped", biases=biases) for op in (fused_moe, reference.fused_moe)
     )
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=4e-5)
+
+
+@pytest.mark.parametrize(("tokens", "count", "top_k"), [(1, 32, 4), (3, 60, 6), (2, 4, 4), (2, 5, 1)])
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_a_token_goes_where_the_reference_sends_it(
+    tokens: int, count: int, top_k: int, renormalise: bool, device: torch.device
+) -> None:
+    logits = torch.randn(tokens, count, device=device) * 4
+    weights, experts = route(logits, top_k, renormalise=renormalise)
+    expected = reference.route(logits, top_k, renormalise=renormalise)
+    assert torch.equal(experts, expected[1])
+    torch.testing.assert_close(weights, expected[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf")])
+def test_whatever_logits_are_the_experts_exist(strange: float, device: torch.device) -> None:
+    _, experts = route(torch.full((2, 5), strange, device=device), 3, renormalise=True)
+    assert experts.min() >= 0
+    assert experts.max() < 5
 
 
 def test_every_pair_lies_in_one_tile_of_its_expert(device: torch.device) -> None:

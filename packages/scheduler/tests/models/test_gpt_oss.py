@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.moe import QuantisedExperts
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.model_config import ModelConfig, parse_config
@@ -184,6 +185,19 @@ def test_random_weights_keep_the_form(published: Path) -> None:
     driver.run()
     assert len(driver.output["a", 0]) == 4
     worker.close()
+
+
+@pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+def test_experts_in_few_bits_are_unpacked_on_the_threads_given(published: Path) -> None:
+    library = load_library()
+    before = torch.get_num_threads(), library.threads
+    try:
+        for directory, has in ((published, 3), (full(published), 1)):
+            TpModelWorker(options(directory, threads=3)).close()
+            assert (torch.get_num_threads(), library.threads) == (has, 3)
+    finally:
+        torch.set_num_threads(before[0])
+        library.set_threads(before[1])
 
 
 def test_a_part_that_is_missing_is_named(published: Path, tmp_path: Path) -> None:

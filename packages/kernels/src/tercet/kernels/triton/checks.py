@@ -29,6 +29,7 @@ from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.largest import largest
 from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.rope import rope_store
+from tercet.kernels.triton.route import route as fused_route
 
 
 def _randn(device: torch.device, *shape: int) -> torch.Tensor:
@@ -145,24 +146,18 @@ def _penalties(device: torch.device) -> Pair:
 
 def _moe(device: torch.device) -> Pair:
     x, gate_up, down = _randn(device, 40, 64), _randn(device, 4, 64, 64) / 8, _randn(device, 4, 64, 32) / 6
-    weights, experts = moe.route(torch.randn(40, 4, device=device), 2, renormalise=True)
+    logits, biases = torch.randn(40, 4, device=device), moe.ExpertBiases(_randn(device, 4, 64), _randn(device, 4, 64))
     cases: list[tuple[moe.ExpertWeights, moe.ExpertWeights]] = [(gate_up, down)]
     kinds: list[quantised.Format] = ["fp8", "int4", "mxfp4"]
     for kind in kinds:
         few = [quantised.quantise(weight.flatten(0, 1), kind, (1, 32)) for weight in (gate_up, down)]
         cases.append((moe.QuantisedExperts(few[0], 4), moe.QuantisedExperts(few[1], 4)))
-    biases = moe.ExpertBiases(_randn(device, 4, 64), _randn(device, 4, 64))
-    actual, expected = (
-        torch.cat(
-            [
-                op(x[:tokens], weights[:tokens], experts[:tokens], *given, gate="clamped", biases=biases)
-                for given in cases
-                for tokens in (3, 40)
-            ]
-        )
-        for op in (fused_moe.fused_moe, moe.fused_moe)
-    )
-    return actual, expected
+    found = []
+    for route, op in ((fused_route, fused_moe.fused_moe), (moe.route, moe.fused_moe)):
+        routed = [route(logits[:tokens], 2, renormalise=True) for tokens in (3, 40)]
+        parts = [op(x[: len(w)], w, e, *given, gate="clamped", biases=biases) for w, e in routed for given in cases]
+        found.append(torch.cat(parts))
+    return found[0], found[1]
 
 
 def _quantised(device: torch.device) -> Pair:

@@ -34,6 +34,7 @@ from tercet.kernels.triton.moe import fused_moe
 from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.projection import project, project_normed, project_onto
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
+from tercet.kernels.triton.route import route
 
 HEADS, KV_HEADS = 32, 8
 HIDDEN, VOCAB = 4096, 128_256
@@ -254,6 +255,8 @@ CASES: dict[str, Callable[[], object]] = {
     "int4": partial(_quantised, "int4", 4, (1, 128)),
     "int4, many rows": partial(_quantised, "int4", 200, (1, 128)),
     "int4, prefill": partial(_quantised, "int4", 512, (1, 128)),
+    "route": lambda: route(_hidden(4, 32), 4, renormalise=True),
+    "route, softmax of all": lambda: route(_hidden(4, 60), 4, renormalise=False),
     "moe": partial(_moe, 4),
     "moe, prefill": partial(_moe, 512),
     "moe, fp8": partial(_moe, 4, "fp8"),

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.ops.activation import Gate
-from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, fused_moe
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, fused_moe, route
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope
@@ -109,6 +109,9 @@ class LayerOps(Protocol):
     def project_onto(  # noqa: D102
         self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+    def route(  # noqa: D102
+        self, router_logits: torch.Tensor, top_k: int, *, renormalise: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
     def fused_moe(  # noqa: D102
         self,
         x: torch.Tensor,
@@ -152,6 +155,7 @@ class TorchLayerOps:
     project = staticmethod(project)
     project_normed = staticmethod(project_normed)
     project_onto = staticmethod(project_onto)
+    route = staticmethod(route)
     fused_moe = staticmethod(fused_moe)
 
     def attend(
@@ -180,7 +184,7 @@ class TritonLayerOps:
     """Fused kernels, for models that decode: `attend` takes a `CachedBatch`."""
 
     def __init__(self) -> None:
-        from tercet.kernels.triton import embedding, moe, projection, rmsnorm, rope
+        from tercet.kernels.triton import embedding, moe, projection, rmsnorm, rope, route
 
         self.embedding = embedding.embedding
         self.rmsnorm = rmsnorm.rmsnorm
@@ -188,6 +192,7 @@ class TritonLayerOps:
         self.project = projection.project
         self.project_normed = projection.project_normed
         self.project_onto = projection.project_onto
+        self.route = route.route
         self.fused_moe = moe.fused_moe
         self._rope_store = rope.rope_store
 

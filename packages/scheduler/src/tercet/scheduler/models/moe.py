@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts, route
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.moe_config import MoeConfig
 from tercet.scheduler.models.layer_ops import OpsModule
@@ -71,7 +71,7 @@ class MixtureOfExperts(OpsModule):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden]."""
         x, residual = norm.add(x, residual)
-        weights, experts = route(self.gate(x), self.top_k, renormalise=self.renormalise)
+        weights, experts = self.ops.route(self.gate(x), self.top_k, renormalise=self.renormalise)
         projections = self.experts.gate_up_proj.value, self.experts.down_proj.value
         biases, gate = self.experts.biases, self.expert_gate
         out = self.ops.fused_moe(x, weights, experts, *projections, gate=gate, biases=biases)
