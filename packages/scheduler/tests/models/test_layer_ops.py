@@ -16,7 +16,7 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.device import default_device
 from tercet.kernels.ops import sampler_ops
-from tercet.kernels.triton import linear, missing_triton, quantised_row, rope
+from tercet.kernels.triton import linear, missing_triton, moe, quantised_row, rope
 from tercet.kernels.triton import sampler_ops as fused_ops
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
@@ -26,6 +26,7 @@ from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps, layer_ops, use_ops
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
 from tercet.scheduler.testing.quantized_checkpoints import KINDS, Grain, write_checkpoint
 
 quicken()
@@ -92,6 +93,7 @@ def generate(
         "granite",
         "gemma2",
         "gemma3",
+        "gpt_oss",
     ],
 )
 def test_a_fused_model_says_the_same(name: str, checkpoints: Callable[[str], Path]) -> None:
@@ -168,6 +170,34 @@ GEMMA_NORMS = {
     }.items()
 }
 MIXTURE = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2}
+GPT_OSS = {
+    **QUANTISED,
+    "architectures": ["GptOssForCausalLM"],
+    "head_dim": 32,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 5,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": False},
+}
+
+
+def test_experts_as_gpt_oss_is_published_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefilled in tiles, decoded by kernels for a few tokens."""
+    full = write_mxfp4(tmp_path / "model", GPT_OSS)
+    few: list[int] = []
+    few_tokens = moe.few_tokens
+
+    def counted(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        few.append(len(x))
+        return few_tokens(x, *args, **options)
+
+    monkeypatch.setattr(moe, "few_tokens", counted)
+    with np.errstate(all="ignore"):
+        fused, scores = generate(tmp_path / "model", fused=True)
+    plain, expected = generate(full, fused=False)
+    assert fused == plain
+    assert scores == pytest.approx(expected, abs=1e-3)
+    assert few == [2, 2], "of two layers"
 
 
 @pytest.mark.parametrize("cached", [None, torch.float8_e4m3fn])
