@@ -16,7 +16,7 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.device import default_device
 from tercet.kernels.ops import sampler_ops
-from tercet.kernels.triton import linear, missing_triton, moe, quantised_row, rope
+from tercet.kernels.triton import expert_rows, linear, missing_triton, moe, quantised_row, rope
 from tercet.kernels.triton import sampler_ops as fused_ops
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
@@ -185,7 +185,7 @@ def test_experts_as_gpt_oss_is_published_say_the_same(tmp_path: Path, monkeypatc
     """Prefilled in tiles, decoded by kernels for a few tokens."""
     full = write_mxfp4(tmp_path / "model", GPT_OSS)
     few: list[int] = []
-    few_tokens = moe.few_tokens
+    few_tokens = expert_rows.few_tokens
 
     def counted(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         few.append(len(x))
