@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tercet.protocol.values import Task, pack_ints, unpack_floats
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeRow
@@ -32,6 +33,9 @@ SHAPE = {
 NO_ENDS = {"bos_token_id": None, "eos_token_id": None, "cls_token_id": None, "sep_token_id": None}
 MODERN = {**NO_ENDS, "local_attention": 8, "norm_bias": True, "mlp_bias": True}
 GLOBAL_ONLY = {**NO_ENDS, "layer_types": ["full_attention"] * 4, "hidden_activation": "gelu_pytorch_tanh"}
+OF_MEANS = {"classifier_pooling": "mean", "classifier_bias": True}
+SLIDES = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 GROUPED = {"num_key_value_heads": 2, "head_dim": 10}
 
 EMBEDDERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,15 +46,9 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBertModel", MODERN),
     "modernbert_masked": ("ModernBertForMaskedLM", GLOBAL_ONLY),
     "qwen3": ("Qwen3Model", GROUPED),
-    "qwen3_moe": (
-        "Qwen3MoeModel",
-        {**GROUPED, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-    ),
+    "qwen3_moe": ("Qwen3MoeModel", {**GROUPED, **EXPERTS}),
     "qwen3_lm": ("Qwen3ForCausalLM", {**GROUPED, "tie_word_embeddings": False}),
-    "qwen3_sliding": (
-        "Qwen3Model",
-        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "num_key_value_heads": 6},
-    ),
+    "qwen3_sliding": ("Qwen3Model", {**SLIDES, "num_key_value_heads": 6}),
     "mistral": ("MistralModel", {"sliding_window": 7, "num_key_value_heads": 3}),
     "phi3": ("Phi3Model", {"num_key_value_heads": 2}),
     "seed_oss": ("SeedOssModel", GROUPED),
@@ -65,10 +63,7 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaForSequenceClassification", {"num_labels": 2}),
     "xlm_roberta_reranker": ("XLMRobertaForSequenceClassification", {"num_labels": 1, "type_vocab_size": 1}),
     "modernbert": ("ModernBertForSequenceClassification", {**MODERN, "num_labels": 2}),
-    "modernbert_mean": (
-        "ModernBertForSequenceClassification",
-        {**MODERN, "num_labels": 4, "classifier_pooling": "mean", "classifier_bias": True},
-    ),
+    "modernbert_mean": ("ModernBertForSequenceClassification", {**MODERN, **OF_MEANS, "num_labels": 4}),
     "qwen3": ("Qwen3ForSequenceClassification", {**GROUPED, "num_labels": 1}),
 }
 
@@ -357,8 +352,6 @@ def test_what_fails_for_another_reason_is_no_lack_of_memory(make: Make) -> None:
 
 @pytest.mark.parametrize("old", [True, False])
 def test_a_checkpoint_that_does_not_fit_is_refused_by_name(old: bool, make: Make) -> None:
-    from safetensors.torch import load_file, save_file
-
     directory, _ = make("BertModel", {})
     path = directory / "model.safetensors"
     tensors = load_file(path)
@@ -380,9 +373,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(old: bool, make: Make
 def test_progress_counts_every_byte_also_of_heads_that_are_left_out(make: Make) -> None:
     directory, _ = make(*EMBEDDERS["bert_masked"])
     told: list[tuple[int, int]] = []
-    EncoderWorker(
-        EncoderOptions(model=directory, task=Task.EMBED, device="cpu"), lambda done, total: told.append((done, total))
-    )
+    options = EncoderOptions(model=directory, task=Task.EMBED, device="cpu")
+    EncoderWorker(options, lambda done, total: told.append((done, total)))
     header = read_header(directory / "model.safetensors")
     assert any(name.startswith("cls.") for name in header)
     assert len(told) == len(header)
