@@ -48,6 +48,12 @@ def test_scales_under_every_name(keys: str, values: str, write: Write) -> None:
     load_weights(build_model(ModelConfig.load(directory)), directory)  # where they are not asked for they do no harm
 
 
+def test_scales_of_what_reads_text_of_a_model_that_reads_images(tmp_path: Path) -> None:
+    names = {f"language_model.model.layers.1.self_attn.{name}": torch.tensor(0.5) for name in ("k_scale", "v_scale")}
+    save_file({**names, "vision_tower.self_attn.k_scale": torch.tensor(7.0)}, tmp_path / "model.safetensors")
+    assert read_kv_scales(tmp_path, 2) == {1: (0.5, 0.5)}
+
+
 def test_one_scale_for_both(write: Write) -> None:
     assert read_kv_scales(write({"1.self_attn.kv_scale": torch.tensor(0.5)}), 3) == {1: (0.5, 0.5)}
 

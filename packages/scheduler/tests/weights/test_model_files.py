@@ -137,6 +137,16 @@ def test_identity(copy: Path, checkpoints: Checkpoints) -> None:
     assert model_identity(checkpoints("llama/sharded"), "float32").weights != original.weights
 
 
+def test_an_identity_is_that_of_older_versions(tmp_path: Path) -> None:
+    """Or requests could not move between schedulers of both, while one is put in the other's place."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    one, other = {"dtype": "F32", "shape": [2, 3]}, {"dtype": "BF16", "shape": [4]}
+    header = {"a": one | {"data_offsets": [0, 24]}, "b": other | {"data_offsets": [24, 32]}}
+    write(tmp_path / "model.safetensors", header, bytes(range(32)))
+    golden = "cda0350bf0326351ac4b164edebe8036d1f3b390f11d23eaec9f32932a5d19fc"
+    assert model_identity(tmp_path, "float32").weights == golden
+
+
 def test_identity_covers_the_length_by_which_a_model_rotates(checkpoints: Checkpoints) -> None:
     for name, differs in (("llama", False), ("phi3_longrope", True)):
         long, short = (model_identity(checkpoints(name), "float32", context_length=length) for length in (None, 32))

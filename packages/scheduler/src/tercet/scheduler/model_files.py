@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ class ModelError(ValueError):
 class StoredTensor:
     """Where one tensor lies in a safetensors file: `start` and `end` are byte offsets into the file."""
 
-    name: str
-    """In the file."""
+    name: str = field(repr=False)
+    """In the file. No part of what fingerprints are made of beside it."""
     dtype: str
     shape: tuple[int, ...]
     start: int

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from tercet.scheduler.executor.checkpoint_names import text_names
 from tercet.scheduler.executor.kv_pool import Scales
 from tercet.scheduler.model_files import ModelError, read_header, weight_files
 
@@ -23,13 +24,16 @@ SUFFIXES = tuple(f".self_attn.{name}" for names in _NAMES for name in dict.fromk
 
 def read_kv_scales(directory: Path, layers: int) -> Mapping[int, Scales]:
     """The scales of each layer that has any. Raises ModelError for one that is not a positive number."""
-    place = {name: path for path in weight_files(directory) for name in read_header(path) if name.endswith(SUFFIXES)}
+    headers = {path: read_header(path) for path in weight_files(directory)}
+    here = text_names([name for header in headers.values() for name in header])
+    scales = [(path, name) for path, header in headers.items() for name in header if name.endswith(SUFFIXES)]
+    place = {here[name]: (path, name) for path, name in scales if name in here}
     found: dict[int, Scales] = {}
     for layer in range(layers):
         for keys, values in _NAMES:
             names = [f"model.layers.{layer}.self_attn.{name}" for name in (keys, values)]
             if all(name in place for name in names):
-                found[layer] = _number(place[names[0]], names[0]), _number(place[names[1]], names[1])
+                found[layer] = _number(*place[names[0]]), _number(*place[names[1]])
                 break
     if place and not found:
         raise ModelError(f"{directory}: {min(place)} belongs to no layer, or has no other half")
