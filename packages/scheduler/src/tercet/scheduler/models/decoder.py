@@ -49,8 +49,9 @@ class DecoderLayer(nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What the MLP gives, and the sum of everything before it if that is not added yet; all [tokens, hidden]."""
-        x, residual = self.self_attn(self.input_layernorm, x, residual, positions, batch)
-        added: tuple[torch.Tensor, torch.Tensor | None] = self.mlp(self.post_attention_layernorm, x, residual)
+        norms = self.norms
+        x, residual = self.self_attn(norms.attention, x, residual, positions, batch, norms.after_attention)
+        added: tuple[torch.Tensor, torch.Tensor | None] = self.mlp(norms.mlp, x, residual, norms.after_mlp)
         return added
 
 

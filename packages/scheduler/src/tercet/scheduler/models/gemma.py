@@ -6,7 +6,6 @@ import torch
 
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer, Norms
-from tercet.scheduler.models.layer_ops import Batch
 from tercet.scheduler.models.layers import Attention, CentredNorm, GatedMLP, Rotary
 from tercet.scheduler.models.shard import Shard
 
@@ -29,22 +28,11 @@ class GemmaLayer(DecoderLayer):
             self.post_feedforward_layernorm,
         )
 
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `DecoderLayer.forward`."""
-        norms = self.norms
-        x, residual = self.self_attn(norms.attention, x, residual, positions, batch, norms.after_attention)
-        added: tuple[torch.Tensor, torch.Tensor | None] = self.mlp(norms.mlp, x, residual, norms.after_mlp)
-        return added
-
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration."""
-    scale = float(
-        torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu")
-    )  # rounded as transformers does
-    config = replace(config, embedding_scale=scale)
+    scale = torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu")  # rounded as transformers does
+    config = replace(config, embedding_scale=float(scale))
     local = None if config.local_rope is None else Rotary(config, config.local_rope)
     older = config.architecture == "Gemma2ForCausalLM"
 

@@ -67,9 +67,9 @@ class MixtureOfExperts(OpsModule):
         )
 
     def forward(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden]."""
+        """As attention: see there."""
         x, residual = norm.add(x, residual)
         weights, experts = self.ops.route(self.gate(x), self.top_k, renormalise=self.renormalise)
         projections = self.experts.gate_up_proj.value, self.experts.down_proj.value
@@ -77,7 +77,7 @@ class MixtureOfExperts(OpsModule):
         out = self.ops.fused_moe(x, weights, experts, *projections, gate=gate, biases=biases)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert.of(x)
-        return out, residual
+        return out if after is None else after(out), residual
 
 
 def mlp_of(config: ModelConfig, layer: int, shard: Shard) -> GatedMLP | MixtureOfExperts:
