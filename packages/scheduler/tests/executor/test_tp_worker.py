@@ -212,7 +212,7 @@ def test_a_model_with_experts_runs_on_torch_and_says_so_once(
         results.append([worker.submit(plan).result().token_ids for plan in (prefill(), *decodes(6))])
     assert results[0] == results[1]
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert said == ["native kernels run no mixture of experts: the layers of MixtralForCausalLM run on torch"]
+    assert said == ["native kernels run no mixture of experts: MixtralForCausalLM runs on torch but for what they know"]
     with pytest.raises(ValueError, match="int8 needs native kernels: native kernels run no mixture of experts"):
         TpModelWorker(replace(options, quantization="int8"))
 
@@ -227,7 +227,8 @@ def test_a_cache_of_8_bits_has_room_for_twice_the_tokens_of_16(
         assert len({worker.submit(plan).result().token_ids[0] for plan in (prefill(), *decodes(6))}) > 2
     assert pages == {"auto": 5, "bfloat16": 10, "fp8_e4m3": 20}
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    native = "native kernels do not read keys and values in float8_e4m3fn: the layers of LlamaForCausalLM run on torch"
+    why = "native kernels do not read keys and values in float8_e4m3fn"
+    native = f"{why}: LlamaForCausalLM runs on torch but for what they know"
     assert said == ([] if missing_library() else [native])
 
 

@@ -84,20 +84,9 @@ def options(directory: Path, **given: Any) -> WorkerOptions:
 class Whole:
     """A step that is one whole prompt."""
 
-    def attend(
-        self,
-        layer_id: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        assert sinks is not None
-        assert softcap == 0
+    def attend(self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
+        scale, window, sinks = how["scale"], how["window"], how["sinks"]
+        assert how["softcap"] == 0
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
         ago = torch.arange(len(q))[:, None] - torch.arange(len(q))
         seen = (ago >= 0) & ((ago < window) | (window == 0))

@@ -20,6 +20,11 @@ class Norm(NamedTuple):
     eps: float
 
 
+def normed_sum(x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the normalised x + residual, x + residual); without a residual, x is all there is."""
+    return (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
+
+
 def project(
     x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gate: Gate | None = None
 ) -> torch.Tensor:
@@ -41,7 +46,7 @@ def project_normed(
     gate: Gate | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(`project` of the normalised x + residual, x + residual); without a residual, x is all there is."""
-    normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
+    normed, total = normed_sum(x, residual, norm)
     return project(normed, weight, bias, gate=gate), total
 
 

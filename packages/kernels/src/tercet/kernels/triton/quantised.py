@@ -106,74 +106,33 @@ def product(
         acc = _mxfp4_product(
             x_ptr, x_rows, m_there, codes_ptr, scales_ptr, output, n_there, k, stride_scales, BLOCK_M, BLOCK_N, BLOCK_K
         )
-    else:
-        acc = _product(
-            x_ptr,
-            x_rows,
-            m_there,
-            codes_ptr,
-            scales_ptr,
-            zeros_ptr,
-            output,
-            n_there,
-            k,
-            stride_scales,
-            FORMAT,
-            SCALE_ROWS,
-            SCALE_COLUMNS,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-        )
-    return acc
-
-
-@triton.jit
-def _product(
-    x_ptr,
-    x_rows,
-    m_there,
-    codes_ptr,
-    scales_ptr,
-    zeros_ptr,
-    output,
-    n_there,
-    k,
-    stride_scales,
-    FORMAT: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    SCALE_COLUMNS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """`product` where BLOCK_K columns share a scale, which their part of the sum is multiplied by."""
-    scales_at = scales_ptr + output // SCALE_ROWS * stride_scales
-    zeros_at = zeros_ptr
-    if zeros_ptr is not None:
-        zeros_at = zeros_ptr + output // SCALE_ROWS * stride_scales
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in tl.range(0, k, BLOCK_K):
-        part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        scale = tl.load(scales_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)
-        if FORMAT == "int4":
-            byte = tl.arange(0, BLOCK_K // 2)
-            column = start + byte // HALF_BYTE * 2 * HALF_BYTE + byte % HALF_BYTE
-            at = codes_ptr + output[:, None] * (k // 2) + start // 2 + byte[None, :]
-            packed = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
-            zero = tl.load(zeros_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)[:, None]
-            low = int4_number(packed & 15, zero, x_ptr.dtype.element_ty)
-            high = int4_number(packed >> 4, zero, x_ptr.dtype.element_ty)
-            part = _dot(x_ptr, x_rows, low, column, m_there, k, part)
-            part = _dot(x_ptr, x_rows, high, column + HALF_BYTE, m_there, k, part)
-        else:
-            column = start + tl.arange(0, BLOCK_K)
-            at = codes_ptr + output[:, None] * k + column[None, :]
-            codes = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
-            if FORMAT == "fp8":
-                codes = e4m3_number(codes, x_ptr.dtype.element_ty)
-            part = _dot(x_ptr, x_rows, codes, column, m_there, k, part)
-        acc += part * scale[None, :]
+    else:  # BLOCK_K columns share a scale, which their part of the sum is multiplied by
+        scales_at = scales_ptr + output // SCALE_ROWS * stride_scales
+        zeros_at = zeros_ptr
+        if zeros_ptr is not None:
+            zeros_at = zeros_ptr + output // SCALE_ROWS * stride_scales
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in tl.range(0, k, BLOCK_K):
+            part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            scale = tl.load(scales_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)
+            if FORMAT == "int4":
+                byte = tl.arange(0, BLOCK_K // 2)
+                column = start + byte // HALF_BYTE * 2 * HALF_BYTE + byte % HALF_BYTE
+                at = codes_ptr + output[:, None] * (k // 2) + start // 2 + byte[None, :]
+                packed = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
+                zero = tl.load(zeros_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)[:, None]
+                low = int4_number(packed & 15, zero, x_ptr.dtype.element_ty)
+                high = int4_number(packed >> 4, zero, x_ptr.dtype.element_ty)
+                part = _dot(x_ptr, x_rows, low, column, m_there, k, part)
+                part = _dot(x_ptr, x_rows, high, column + HALF_BYTE, m_there, k, part)
+            else:
+                column = start + tl.arange(0, BLOCK_K)
+                at = codes_ptr + output[:, None] * k + column[None, :]
+                codes = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
+                if FORMAT == "fp8":
+                    codes = e4m3_number(codes, x_ptr.dtype.element_ty)
+                part = _dot(x_ptr, x_rows, codes, column, m_there, k, part)
+            acc += part * scale[None, :]
     return acc
 
 

@@ -63,7 +63,7 @@ def load_model(
         release_cached()  # what loading needed for a while is free again, for the KV cache
     if why_torch:
         if native:
-            logger.warning("%s: the layers of %s run on torch", why_torch, config.architecture)
+            logger.warning("%s: %s runs on torch but for what they know", why_torch, config.architecture)
         use_ops(model, layer_ops(device))
         if native and config.dtype in FORMATS and use_native_projections(model, load_library()):
             torch.set_num_threads(1)
@@ -84,7 +84,7 @@ def _why_not_native(device: torch.device) -> str:
 
 
 def _why_torch(config: DecoderShape, shape: KVShape) -> str:
-    """Why native kernels compute nothing of a model but its attention; empty where they compute more."""
+    """Why native kernels do not compute all that they could of another model of its kind; empty where they do."""
     if isinstance(config, ModelConfig):
         return missing_native(config, shape.dtype)
     known = config.dtype in FORMATS

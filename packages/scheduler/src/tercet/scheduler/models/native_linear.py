@@ -8,8 +8,7 @@ from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
-from tercet.kernels.ops.projection import Norm, Weight
-from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
+from tercet.kernels.ops.projection import Norm, Weight, normed_sum
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import TorchLayerOps
 from tercet.scheduler.models.layers import Linear
@@ -62,7 +61,7 @@ class NativeProjection(TorchLayerOps):
         gate: Gate | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """After a norm."""
-        normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
+        normed, total = normed_sum(x, residual, norm)
         return self.project(normed, weight, bias, gate=gate), total
 
     def project_onto(
