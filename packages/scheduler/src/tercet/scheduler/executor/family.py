@@ -79,6 +79,6 @@ _FAMILIES = {
 }
 
 
-def family_of(architecture: str) -> Family:
-    """That of an architecture."""
+def conventions_of(architecture: str) -> Family:
+    """Those of the family that an architecture belongs to."""
     return _FAMILIES.get(architecture, Family())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tercet.scheduler.executor.config_fields import Fields, wrong
-from tercet.scheduler.executor.family import family_of
+from tercet.scheduler.executor.family import conventions_of
 from tercet.scheduler.executor.gemma_config import gemma_fields, is_gemma, plain_gemma
 from tercet.scheduler.executor.granite_config import granite_fields
 from tercet.scheduler.executor.layer_kinds import unrotated_layers, windows_of
@@ -104,7 +104,7 @@ class ModelConfig(DecoderShape):
 def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype: str = "auto") -> ModelConfig:
     """A ModelConfig from the objects in config.json and generation_config.json. Raises ModelError."""
     architecture = architecture_of(config)
-    family = family_of(architecture)
+    family = conventions_of(architecture)
     for name, why in _REFUSED.items():
         if config.get(name) and not (name == "auto_map" and family.known_code):
             raise wrong(name, why)
