@@ -45,6 +45,39 @@ def test_rows_are_those_of_the_full_weight(kind: Format) -> None:
         quantise(torch.randn(6, 64), kind, (2, 32)).rows(order)
 
 
+@pytest.mark.parametrize(
+    ("kind", "width", "columns"),
+    [
+        ("fp8", 32, range(32, 96)),
+        ("fp8", 20, range(80, 96)),
+        ("fp8", 1000, range(7, 30)),
+        ("int8", 16, range(96)),
+        ("int4", 32, range(32, 64)),
+        ("int4", 96, range(64, 96)),
+        ("mxfp4", 32, range(32, 96)),
+    ],
+)
+def test_a_part_is_that_of_the_full_weight(kind: Format, width: int, columns: range) -> None:
+    weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
+    whole = quantise(weight, kind, (1, width))
+    part = whole.part(range(3, 17), columns)
+    assert part.shape == (14, len(columns))
+    assert torch.equal(dequantise(part), dequantise(whole)[3:17, columns.start : columns.stop])
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "columns", "message"),
+    [
+        ("fp8", (1, 32), range(16, 96), "columns 16 to 96 are not whole units of 32"),
+        ("int4", (1, 96), range(16), "columns 0 to 16 are not whole units of 32"),
+        ("fp8", (2, 32), range(96), "2 rows share a scale"),
+    ],
+)
+def test_no_block_is_cut(kind: Format, block: tuple[int, int], columns: range, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        quantise(torch.ones(40, 96), kind, block).part(range(8), columns)
+
+
 @pytest.mark.parametrize("power", [-127, -126, -20, 0, 3, 120])
 def test_codes_of_mxfp4_stand_for_these_numbers(power: int) -> None:
     numbers = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]

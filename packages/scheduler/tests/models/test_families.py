@@ -17,7 +17,7 @@ from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.rope_config import RopeConfig
 from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.layers import CentredNorm
+from tercet.scheduler.models.norms import CentredNorm
 from tercet.scheduler.models.registry import build_model
 
 Reference = Callable[..., Any]
@@ -40,7 +40,8 @@ class Paged:
     def __init__(self, model: CausalLM, sequences: int) -> None:
         config = model.config
         pages = sequences * MAX_PAGES
-        shape = KVShape(page_size=PAGE_SIZE, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
+        attention: Any = model.model.layers[0].self_attn
+        shape = KVShape(page_size=PAGE_SIZE, kv_heads=attention.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
         self.pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=pages)], shape, torch.device("cpu"))
         shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(0))
         self.pages = shuffled.view(sequences, MAX_PAGES).to(torch.int32)

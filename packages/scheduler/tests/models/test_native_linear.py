@@ -9,15 +9,20 @@ import torch
 from torch import nn
 
 from tercet.kernels.native.library import load_library, missing_library
+from tercet.kernels.native.linear import Quantization
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import Batch
-from tercet.scheduler.models.layers import Linear
+from tercet.scheduler.models.linear import Linear
+from tercet.scheduler.models.moe import MixtureOfExperts
 from tercet.scheduler.models.native_linear import NativeLinear, use_native_linears, use_native_projections
 from tercet.scheduler.models.registry import build_model
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+
+
+QUANTIZATIONS: tuple[Quantization, ...] = "none", "int8", "int4"
 
 
 class Odd(nn.Linear):
@@ -114,3 +119,26 @@ def test_the_same_comes_out_of_our_layers(
     assert actual.dtype == torch.float32, "as native sampling reads them"
     assert (actual - expected).abs().mean() < far / 4
     torch.testing.assert_close(actual, expected.float(), rtol=0, atol=far)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen2_moe", "llama_tied"])
+def test_all_but_routers_is_rounded(family: str, checkpoints: Callable[[str], Path]) -> None:
+    exact, far = torch.empty(0), {}
+    for quantization in QUANTIZATIONS:
+        model = build_model(ModelConfig.load(checkpoints(family)))
+        load_weights(model, checkpoints(family))
+        exact = logits(model) if quantization == "none" else exact
+        routed = [router_logits(module) for module in model.modules() if isinstance(module, MixtureOfExperts)]
+        assert use_native_projections(model, load_library(), quantization)
+        routers = [router_logits(module) for module in model.modules() if isinstance(module, MixtureOfExperts)]
+        torch.testing.assert_close(routers, routed, rtol=0, atol=1e-5)
+        far[quantization] = ((logits(model) - exact).abs().mean() / exact.abs().mean()).item()
+    assert far["none"] < 1e-5 < far["int8"] < far["int4"] < 0.6
+    assert far["int8"] < 0.1
+
+
+@torch.inference_mode()
+def router_logits(mixture: MixtureOfExperts) -> torch.Tensor:
+    rows = torch.randn(4, 48, generator=torch.Generator().manual_seed(1))
+    logits: torch.Tensor = mixture.gate(rows)
+    return logits

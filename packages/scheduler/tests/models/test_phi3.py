@@ -16,7 +16,7 @@ from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.layers import Linear
+from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.registry import build_model
 
 Checkpoints = Callable[[str], Path]

@@ -23,10 +23,11 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import TorchLayerOps, use_ops
-from tercet.scheduler.models.layers import Linear
+from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.native import NativeCausalLM
 from tercet.scheduler.models.packed import Packed
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.shard import Cut
 from tercet.scheduler.testing.quantized_checkpoints import (
     KINDS,
     Grain,
@@ -372,7 +373,9 @@ def test_weights_are_unpacked_on_the_device(kind: str, tmp_path: Path) -> None:
     stored, meta = load_file(tmp_path / "model" / "model.safetensors"), torch.device("meta")
     linear = Linear(HIDDEN, INNER, bias=False, dtype=torch.bfloat16, quantised=True)
     assert config.quantization is not None
-    given = QuantizedLinear(linear, {"model.layers.0.mlp.up_proj": INNER}, HIDDEN, config.quantization)
+    given = QuantizedLinear(
+        linear, {"model.layers.0.mlp.up_proj": Cut.all(INNER)}, Cut.all(HIDDEN), config.quantization
+    )
     given.load(lambda name: stored[name].to(meta), meta, None)
     weight = linear.quantised
     assert weight is not None

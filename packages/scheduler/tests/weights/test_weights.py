@@ -13,7 +13,8 @@ from tercet.scheduler.executor.weights import checkpoint_tensors, dummy_weights,
 from tercet.scheduler.model_files import ModelError, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.encoder_registry import build_encoder
-from tercet.scheduler.models.layers import CentredNorm, Linear
+from tercet.scheduler.models.linear import Linear
+from tercet.scheduler.models.norms import CentredNorm
 from tercet.scheduler.models.registry import build_model
 
 Checkpoints = Callable[[str], Path]
@@ -46,7 +47,7 @@ def test_every_stored_tensor_arrives_where_its_name_says(family: Path) -> None:
     for name, tensor in stored.items():
         by_turns = family.name == "gpt_oss" and ".gate_up_proj" in name
         here = torch.cat([tensor[..., ::2], tensor[..., 1::2]], -1) if by_turns else tensor + (name in sums)
-        assert torch.equal(loaded[name], here), name
+        assert torch.equal(loaded[name].memory, here), name
 
 
 def test_projections_of_one_input_share_one_matrix(checkpoints: Checkpoints) -> None:

@@ -4,6 +4,7 @@ w[i, j] = (code[i, j] - zero) * scale, where zero and scale belong to the block 
 Activations stay as they are. "mxfp4" is that of the OCP Microscaling Formats: e2m1 codes, and scales in e8m0.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,6 +54,30 @@ class QuantisedWeight:
         codes, scales = self.codes[index], self.scales[index]
         zeros = None if self.zeros is None else self.zeros[index]
         return QuantisedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
+
+    def part(self, rows: range, columns: range) -> "QuantisedWeight":
+        """Those rows and columns, of the same memory. Raises ValueError where blocks or bytes would be cut."""
+        (height, width), k = self.block, self.shape[1]
+        if height != 1:
+            raise ValueError(f"{height} rows share a scale")
+        unit = 2 * HALF if self.format in PACKED else 1
+        if width < k:
+            unit = math.lcm(unit, width)
+        if columns.start % unit or (columns.stop % unit and columns.stop != k):
+            raise ValueError(f"columns {columns.start} to {columns.stop} are not whole units of {unit}")
+
+        def some(values: torch.Tensor, each: int) -> torch.Tensor:
+            """Of a tensor whose columns stand for `each` so many."""
+            return values[rows.start : rows.stop, columns.start // each : -(-columns.stop // each)]
+
+        scaled = min(width, k)
+        return QuantisedWeight(
+            format=self.format,
+            codes=some(self.codes, 2 if self.format in PACKED else 1),
+            scales=some(self.scales, scaled),
+            zeros=None if self.zeros is None else some(self.zeros, scaled),
+            block=self.block if width < k or len(columns) == k else (1, len(columns)),
+        )
 
 
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:

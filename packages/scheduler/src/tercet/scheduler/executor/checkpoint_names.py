@@ -11,12 +11,15 @@ Of models that read images, too, what reads text is served, and its names begin 
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from tercet.scheduler.models.layers import FusedLinear
+from tercet.scheduler.models.linear import FusedLinear
 from tercet.scheduler.models.moe import ExpertLinear, Experts
+from tercet.scheduler.models.shard import Cut
 
 _TEXT = {"language_model.": "", "model.language_model.": "model."}
 """What stands before names where a model reads images, too, as transformers 4 and 5 have it, and what does here."""
@@ -33,6 +36,22 @@ def text_names(stored: Collection[str]) -> dict[str, str]:
     return {name: name for name in stored}
 
 
+class Place(NamedTuple):
+    """The memory that a stored tensor belongs in, and what of the tensor: without a `cut`, all of it."""
+
+    memory: torch.Tensor
+    cut: Cut | None = None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return tuple(self.memory.shape) if self.cut is None else self.cut.stored_shape(self.memory.shape)
+
+    def held(self, stored: torch.Tensor) -> torch.Tensor:
+        """What of the tensor belongs here."""
+        return stored if self.cut is None else self.cut.of(stored)
+
+
 @dataclass(frozen=True)
 class FusedNames:
     """Which fused projections one checkpoint stores as one."""
@@ -45,12 +64,12 @@ class FusedNames:
         """Those that are so in the names of a checkpoint's tensors."""
         return cls(frozenset(".".join(name.split(".")[-2:-1]) for name in stored))
 
-    def parts(self, path: str, linear: FusedLinear) -> dict[str, int]:
-        """What the projection at `path` is stored as, in the order of its rows: each name, and its outputs."""
+    def parts(self, path: str, linear: FusedLinear) -> dict[str, Cut]:
+        """What the projection at `path` is stored as, in the order of its rows: each name, and the rows held of it."""
         parent, _, name = path.rpartition(".")
         if name in self.whole:
-            return {path: sum(linear.parts.values())}
-        return {f"{parent}.{part}": outputs for part, outputs in linear.parts.items()}
+            return {path: reduce(lambda above, part: part.below(above), linear.parts.values())}
+        return {f"{parent}.{part}": rows for part, rows in linear.parts.items()}
 
 
 @dataclass(frozen=True)
@@ -83,22 +102,36 @@ class ExpertNames:
             stored = f"{path}.".replace(".mlp.gate.", f".mlp.{self.router}.").replace(".mlp.", f".{self.mlp}.")
             yield stored.removesuffix("."), module
 
-    def tensors(self, path: str, experts: Experts) -> dict[str, torch.Tensor]:
-        """The name of each tensor of the experts at `path`, to the memory it belongs in.
+    def tensors(self, path: str, experts: Experts) -> dict[str, Place]:
+        """The name of each tensor of the experts at `path`, to where it belongs.
 
         Where all experts are in one tensor, a weight that has no memory yet is left out: it is read otherwise.
         """
         gate_up, down = experts.gate_up_proj, experts.down_proj
         if self.parts is None:
-            linears = {f"{path}.gate_up_proj": gate_up, f"{path}.down_proj": down}
-            biases = {f"{name}_bias": linear.bias.data for name, linear in linears.items() if linear.bias is not None}
-            return biases | {
-                name: linear.weight.data.transpose(1, 2) if self.by_turns else linear.weight.data
-                for name, linear in linears.items()
-                if not linear.weight.is_meta
-            }
-        rows = self.rows(path, experts, gate_up) | self.rows(path, experts, down)
-        return {f"{prefix}.weight": row for prefix, row in rows.items()}
+            places: dict[str, Place] = {}
+            for name, linear, cut in (
+                (f"{path}.gate_up_proj", gate_up, self.rows_up(experts).along(1)),
+                (f"{path}.down_proj", down, experts.columns.along(2)),
+            ):
+                if linear.bias is not None:
+                    places[f"{name}_bias"] = Place(linear.bias.data, cut if linear is gate_up else None)
+                if not linear.weight.is_meta:
+                    whole = Place(linear.weight.data, cut)
+                    turned = Place(linear.weight.data.transpose(1, 2), cut.along(3 - cut.dim))
+                    places[name] = turned if self.by_turns else whole
+            return places
+        up, came_down = self.rows(path, experts, gate_up), self.rows(path, experts, down)
+        return {f"{prefix}.weight": Place(row, experts.columns) for prefix, row in up.items()} | {
+            f"{prefix}.weight": Place(row, experts.columns.along(1)) for prefix, row in came_down.items()
+        }
+
+    def rows_up(self, experts: Experts) -> Cut:
+        """What is held of the rows of gates and ups of one expert, as they are stored in one tensor."""
+        columns = experts.columns
+        if self.by_turns:
+            return Cut(2 * columns.whole, tuple(range(2 * run.start, 2 * run.stop) for run in columns.runs))
+        return columns.below(columns)
 
     def rows(self, path: str, experts: Experts, linear: ExpertLinear) -> dict[str, torch.Tensor]:
         """What one of the linears of the experts at `path` is made of: of each expert, in the order of memory.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-from tercet.scheduler.executor.weights import Progress, Tally, check_fit, checkpoint_tensors, fill, put_in_order
+from tercet.scheduler.executor.weights import Progress, Tally, check_fit, checkpoint_tensors, fill, finish
 from tercet.scheduler.model_files import ModelError, read_header, weight_files
 
 _PREFIXES = ("", "model.", "bert.", "roberta.")
@@ -31,9 +31,9 @@ def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress |
         path: {target: tensor for name, tensor in header.items() if (target := names[name])}
         for path, header in files.items()
     }
-    check_fit(directory, {name: tuple(memory.shape) for name, memory in targets.items()}, fitting)
+    check_fit(directory, {name: place.stored_shape for name, place in targets.items()}, fitting)
     fill(files, {name: targets[target] for name, target in names.items() if target}, Tally(progress, files))
-    put_in_order(model)
+    finish(model)
 
 
 def _target(name: str, targets: Set[str]) -> str:

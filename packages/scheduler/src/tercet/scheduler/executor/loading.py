@@ -23,6 +23,7 @@ from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, use_ops
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.native_linear import NativeProjection, use_native_linears, use_native_projections
 from tercet.scheduler.models.registry import build_model, is_ours, named_architecture
+from tercet.scheduler.models.shard import WHOLE, Shard
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +43,22 @@ def load_model(
     *,
     native: bool,
     progress: Progress | None,
+    shard: Shard = WHOLE,
 ) -> Model:
-    """The model with its weights, on native kernels where they know it."""
+    """The model, or this process's part of it, with its weights, on native kernels where they know it."""
     if device.type == "cpu":
         limit_torch(options.threads)
-    why_torch = _why_torch(config, shape) if native else _why_not_native(device)
-    if options.quantization != "none" and why_torch:
-        raise ValueError(f"quantization {options.quantization} needs native kernels: {why_torch}")
+    no_linears = _unknown_to_native(config) if native else _why_not_native(device)
+    if options.quantization != "none" and no_linears:
+        raise ValueError(f"quantization {options.quantization} needs native kernels: {no_linears}")
     if options.threads is not None and native:
         load_library().set_threads(options.threads)
     if not isinstance(config, ModelConfig):
-        return _hosted(options, config, device, native=not why_torch)
-    model = build_model(config, device)
+        if shard.size > 1:
+            raise ValueError(f"{config.architecture} runs on transformers' modules, which are not split over processes")
+        return _hosted(options, config, device, native=not no_linears)
+    why_torch = no_linears or missing_native(config, shape.dtype, shard)
+    model = build_model(config, device, shard)
     in_full = _in_full(config, device)
     if options.load_format == "dummy":
         dummy_weights(model, quantization=None if in_full else config.quantization)
@@ -65,7 +70,7 @@ def load_model(
         if native:
             logger.warning("%s: %s runs on torch but for what they know", why_torch, config.architecture)
         use_ops(model, layer_ops(device))
-        if native and config.dtype in FORMATS and use_native_projections(model, load_library()):
+        if not no_linears and use_native_projections(model, load_library(), options.quantization):
             torch.set_num_threads(1)
         return model
     packed = NativeCausalLM(model, load_library(), quantization=options.quantization)
@@ -83,12 +88,11 @@ def _why_not_native(device: torch.device) -> str:
     return (device.type == "cpu" and missing_library()) or "they come with attention backend 'cpu'"
 
 
-def _why_torch(config: DecoderShape, shape: KVShape) -> str:
-    """Why native kernels do not compute all that they could of another model of its kind; empty where they do."""
-    if isinstance(config, ModelConfig):
-        return missing_native(config, shape.dtype)
-    known = config.dtype in FORMATS
-    return "" if known else f"native kernels do not read weights in {str(config.dtype).removeprefix('torch.')}"
+def _unknown_to_native(config: DecoderShape) -> str:
+    """Why native kernels do not even compute the linear layers of a model; empty where they do."""
+    if config.dtype not in FORMATS:
+        return f"native kernels do not read weights in {str(config.dtype).removeprefix('torch.')}"
+    return ""
 
 
 def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *, native: bool) -> Model:

@@ -15,6 +15,7 @@ from tercet.kernels.ops.quantised import MXFP4_BLOCK, QuantisedWeight, dequantis
 from tercet.scheduler.executor.checkpoint_names import in_order
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.moe import ExpertLinear
+from tercet.scheduler.models.shard import Cut
 
 Read = Callable[[str], torch.Tensor]
 """The stored tensor of a name, on the model's device."""
@@ -26,22 +27,27 @@ class Mxfp4Experts:
 
     target: ExpertLinear
     name: str
+    rows: Cut
+    """What is held of each expert's outputs, as they are stored."""
+    columns: Cut
+    """And of its inputs: one run."""
     by_turns: bool
     """Whether gates and ups are stored by turns."""
 
     def __post_init__(self) -> None:
-        if (inputs := self.target.weight.shape[2]) % MXFP4_BLOCK[1]:
-            raise ModelError(f"{self.name}: {inputs} inputs are no blocks of {MXFP4_BLOCK[1]}")
+        if self.columns.whole % MXFP4_BLOCK[1]:
+            raise ModelError(f"{self.name}: {self.columns.whole} inputs are no blocks of {MXFP4_BLOCK[1]}")
+        if self.columns.held % MXFP4_BLOCK[1]:
+            raise ValueError(f"{self.name}: {self.columns.held} inputs to a process are no blocks of {MXFP4_BLOCK[1]}")
 
     @property
-    def parts(self) -> dict[str, int]:
+    def parts(self) -> dict[str, Cut]:
         """The one that there is."""
-        return {self.name: self.target.weight.shape[1]}
+        return {self.name: self.rows}
 
     def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:  # noqa: ARG002
         """Both tensors that it is read from, with their shapes."""
-        experts, outputs, inputs = self.target.weight.shape
-        scales = experts, outputs, inputs // MXFP4_BLOCK[1]
+        scales = len(self.target.weight), self.rows.whole, self.columns.whole // MXFP4_BLOCK[1]
         return {f"{self.name}_blocks": (*scales, MXFP4_BLOCK[1] // 2), f"{self.name}_scales": scales}
 
     def extras(self) -> list[str]:
@@ -54,7 +60,7 @@ class Mxfp4Experts:
 
     def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
         """Give the layer its weight: quantised, or in full where a `dtype` is named. One expert's is there twice."""
-        blocks, scales = read(f"{self.name}_blocks"), read(f"{self.name}_scales")
+        blocks, scales = (self._held(read(f"{self.name}_{kind}")) for kind in ("blocks", "scales"))
         experts, outputs, inputs = self.target.weight.shape
         if dtype is not None:
             memory = torch.empty(experts, outputs, inputs, dtype=dtype, device=device)
@@ -75,6 +81,12 @@ class Mxfp4Experts:
             whole[expert].codes.copy_(weight.codes)
             whole[expert].scales.copy_(weight.scales)
         self.target.quantised = whole
+
+    def _held(self, stored: torch.Tensor) -> torch.Tensor:
+        """Of what is stored for outputs and blocks of inputs: [experts, rows, blocks, ...]."""
+        size = MXFP4_BLOCK[1]
+        blocks = tuple(range(run.start // size, run.stop // size) for run in self.columns.runs)
+        return Cut(self.columns.whole // size, blocks, 2).of(self.rows.along(1).of(stored))
 
     def _weight(self, blocks: torch.Tensor, scales: torch.Tensor) -> QuantisedWeight:
         """Of one expert."""

@@ -23,8 +23,9 @@ from tercet.scheduler.executor.checkpoint_names import ExpertNames, FusedNames
 from tercet.scheduler.executor.mxfp4_experts import Mxfp4Experts, Read
 from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor
-from tercet.scheduler.models.layers import FusedLinear, Linear
+from tercet.scheduler.models.linear import FusedLinear, Linear
 from tercet.scheduler.models.moe import ExpertLinear, Experts
+from tercet.scheduler.models.shard import Cut
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _UNUSED = ("input_scale", "activation_scale")
@@ -33,32 +34,34 @@ _UNUSED = ("input_scale", "activation_scale")
 
 @dataclass(frozen=True, eq=False)
 class QuantizedLinear:
-    """A linear layer of the model, and the names of its parts in the checkpoint with each one's outputs.
+    """A linear layer of the model, and the names of its parts in the checkpoint with the rows held of each.
 
     That of experts has parts of each of them.
     """
 
     target: Linear | ExpertLinear | torch.Tensor
     """A layer that can hold a quantised weight, or the memory that a weight is put into in full."""
-    parts: dict[str, int]
-    inputs: int
+    parts: dict[str, Cut]
+    inputs: Cut
+    """What is held of every part's columns: one run."""
     quantization: StoredQuantization
 
     def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
         """Every tensor that it is read from, with its shape: of fp8 scales that may have several, the stored one's."""
-        method, group = self.quantization.method, self.quantization.group or self.inputs
+        method, inputs = self.quantization.method, self.inputs.whole
+        groups = inputs // (self.quantization.group or inputs)
         result: dict[str, tuple[int, ...]] = {}
-        for prefix, outputs in self.parts.items():
-            groups = self.inputs // group
+        for prefix, rows in self.parts.items():
+            outputs = rows.whole
             match method:
                 case "fp8":
                     name = f"{prefix}.{self.quantization.scales}"
-                    result[f"{prefix}.weight"] = (outputs, self.inputs)
+                    result[f"{prefix}.weight"] = (outputs, inputs)
                     result[name] = self._fp8_scales(outputs, stored.get(name))
                 case "awq":
-                    result[f"{prefix}.qweight"] = (self.inputs, outputs // 8)
+                    result[f"{prefix}.qweight"] = (inputs, outputs // 8)
                 case "gptq":
-                    result[f"{prefix}.qweight"] = (self.inputs // 8, outputs)
+                    result[f"{prefix}.qweight"] = (inputs // 8, outputs)
             if method != "fp8":
                 result[f"{prefix}.qzeros"] = (groups, outputs // 8)
                 result[f"{prefix}.scales"] = (groups, outputs)
@@ -68,7 +71,7 @@ class QuantizedLinear:
         """Of blocks, or else one for the whole weight or for each output, however those are stored."""
         rows, columns = self.quantization.block
         if rows:
-            return -(-outputs // rows), -(-self.inputs // columns)
+            return -(-outputs // rows), -(-self.inputs.whole // columns)
         if stored is not None and math.prod(stored.shape) in (1, outputs):
             return stored.shape
         return outputs, 1
@@ -89,10 +92,10 @@ class QuantizedLinear:
             self._put(read, self.target)
         elif dtype is not None:
             memory = torch.empty_like(self.target.weight, dtype=dtype, device=device)
-            self._put(read, memory.view(-1, self.inputs))
+            self._put(read, memory.view(-1, self.inputs.held))
             self.target.weight = nn.Parameter(memory, requires_grad=False)
         else:
-            weight = joined([self._part(prefix, read) for prefix in self.parts])
+            weight = joined([self._held(prefix, read) for prefix in self.parts])
             if isinstance(self.target, Linear):
                 self.target.quantised = weight
             else:
@@ -100,10 +103,17 @@ class QuantizedLinear:
 
     def _put(self, read: Read, memory: torch.Tensor) -> None:
         """The weight in full, into memory [outputs, inputs]."""
-        for prefix, rows in zip(self.parts, torch.split(memory, [*self.parts.values()]), strict=True):
-            rows.copy_(dequantise(self._part(prefix, read), memory.dtype))
+        parts = torch.split(memory, [rows.held for rows in self.parts.values()])
+        for prefix, part in zip(self.parts, parts, strict=True):
+            part.copy_(dequantise(self._held(prefix, read), memory.dtype))
+
+    def _held(self, prefix: str, read: Read) -> QuantisedWeight:
+        """What is held of a part."""
+        whole = self._part(prefix, read)
+        return joined([whole.part(rows, columns) for rows in self.parts[prefix].runs for columns in self.inputs.runs])
 
     def _part(self, prefix: str, read: Read) -> QuantisedWeight:
+        """All of it."""
         quantization = self.quantization
         match quantization.method:
             case "fp8":
@@ -116,7 +126,7 @@ class QuantizedLinear:
                 codes = _words(read(f"{prefix}.qweight"), 0).T
                 zeros = (_words(read(f"{prefix}.qzeros"), 1).T + quantization.first_zero) & 15
         scales = read(f"{prefix}.scales").T.float()
-        group = quantization.group or self.inputs
+        group = quantization.group or self.inputs.whole
         return QuantisedWeight(
             format="int4",
             codes=pack_int4(codes.to(torch.uint8).contiguous()),
@@ -165,8 +175,8 @@ def quantized_linears(
         if not isinstance(module, Linear) or not module.weight.is_meta:
             continue
         outputs, inputs = module.weight.shape
-        parts = fused.parts(path, module) if isinstance(module, FusedLinear) else {path: outputs}
-        linear = QuantizedLinear(module, parts, inputs, quantization)
+        parts = fused.parts(path, module) if isinstance(module, FusedLinear) else {path: Cut.all(outputs)}
+        linear = QuantizedLinear(module, parts, module.cuts.get("weight", Cut.all(inputs)), quantization)
         quantised = [_is_quantised(prefix, quantization, stored) for prefix in parts]
         if any(quantised) and not all(quantised):
             raise ModelError(f"{path}: only some of {', '.join(parts)} are quantised, but they are computed as one")
@@ -188,23 +198,26 @@ def _quantized_experts(
     device: torch.device,
 ) -> Sequence[QuantizedLinear | Mxfp4Experts]:
     """One of the linears of the experts at `path`: as one layer, or as many in full, or none."""
-    inputs = linear.weight.shape[2]
+    up = linear is experts.gate_up_proj
+    every_output, every_input = map(Cut.all, linear.weight.shape[1:])
     if names.parts is None:
-        name = f"{path}.{'gate_up_proj' if linear is experts.gate_up_proj else 'down_proj'}"
+        name = f"{path}.{'gate_up_proj' if up else 'down_proj'}"
         if quantization.method == "mxfp4" and f"{name}_blocks" in stored:
-            return [Mxfp4Experts(linear, name, by_turns=names.by_turns and linear is experts.gate_up_proj)]
+            rows, columns = (names.rows_up(experts), every_input) if up else (every_output, experts.columns)
+            return [Mxfp4Experts(linear, name, rows, columns, by_turns=names.by_turns and up)]
         if any(tensor.dtype == "F8_E4M3" for name, tensor in stored.items() if name.startswith(f"{path}.")):
             raise ModelError(f"{path}: quantised experts in one tensor are not supported, only one by one")
         _take_memory(linear, device)
         return []
-    sizes = {prefix: len(row) for prefix, row in names.rows(path, experts, linear).items()}
-    quantised = [prefix for prefix in sizes if _is_quantised(prefix, quantization, stored)]
-    if len(quantised) == len(sizes):
-        found = [QuantizedLinear(linear, sizes, inputs, quantization)]
+    rows, columns = (experts.columns, every_input) if up else (every_output, experts.columns)
+    prefixes = names.rows(path, experts, linear)
+    quantised = [prefix for prefix in prefixes if _is_quantised(prefix, quantization, stored)]
+    if len(quantised) == len(prefixes):
+        found = [QuantizedLinear(linear, dict.fromkeys(prefixes, rows), columns, quantization)]
     else:
         _take_memory(linear, device)
-        rows = names.rows(path, experts, linear)
-        found = [QuantizedLinear(rows[prefix], {prefix: sizes[prefix]}, inputs, quantization) for prefix in quantised]
+        memory = names.rows(path, experts, linear)
+        found = [QuantizedLinear(memory[prefix], {prefix: rows}, columns, quantization) for prefix in quantised]
     for each in found:
         _check_sizes(each)
     return found
@@ -227,9 +240,10 @@ def _is_quantised(prefix: str, quantization: StoredQuantization, stored: Mapping
 def _check_sizes(linear: QuantizedLinear) -> None:
     if linear.quantization.method == "fp8":
         return
-    group = linear.quantization.group or linear.inputs
-    if linear.inputs % group or linear.inputs % 32 or any(size % 8 for size in linear.parts.values()):
-        sizes = f"{linear.inputs} inputs in groups of {group} and {list(linear.parts.values())} outputs"
+    inputs, outputs = linear.inputs.whole, [rows.whole for rows in linear.parts.values()]
+    group = linear.quantization.group or inputs
+    if inputs % group or inputs % 32 or any(size % 8 for size in outputs):
+        sizes = f"{inputs} inputs in groups of {group} and {outputs} outputs"
         raise ModelError(f"{next(iter(linear.parts))}: {sizes} do not divide evenly")
 
 

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 from tercet.kernels.ops.moe import QuantisedExperts
-from tercet.scheduler.executor.checkpoint_names import ExpertNames, FusedNames, text_names
+from tercet.scheduler.executor.checkpoint_names import ExpertNames, FusedNames, Place, text_names
 from tercet.scheduler.executor.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.executor.mxfp4_experts import Mxfp4Experts
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, joined, quantised_as, quantized_linears
@@ -20,8 +20,10 @@ from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.encoder_layers import LayerNorm
-from tercet.scheduler.models.layers import Attention, CentredNorm, FusedLinear, Lent, Linear, Matrix, RMSNorm
+from tercet.scheduler.models.layer_ops import OpsModule
+from tercet.scheduler.models.linear import FusedLinear, Lent, Linear, Matrix
 from tercet.scheduler.models.moe import ExpertLinear, Experts
+from tercet.scheduler.models.norms import RMSNorm
 
 logger = logging.getLogger(__name__)
 
@@ -70,18 +72,18 @@ def load_weights(
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
     quantised = {name: shape for linear in linears for name, shape in linear.shapes(stored).items()}
     in_few_bits = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
-    targets = {name: memory for name, memory in checkpoint_tensors(model, stored).items() if name not in in_few_bits}
-    shapes = {name: tuple(memory.shape) for name, memory in targets.items()}
+    targets = {name: place for name, place in checkpoint_tensors(model, stored).items() if name not in in_few_bits}
+    shapes = {name: place.stored_shape for name, place in targets.items()}
     unread = {name for linear in linears for name in linear.extras()} | _zero_biases(linears, files)
     tied_head = {_HEAD} if model.lm_head is None else set()
     check_fit(directory, shapes | quantised, files, unread | tied_head)
     if tied_head:
-        _check_tied_head(directory, files, targets[_EMBEDDING].dtype)
+        _check_tied_head(directory, files, targets[_EMBEDDING].memory.dtype)
     tally = Tally(progress, files)
     fill(files, targets, tally, borrowers=_matrices(model, stored) if lend else {}, later=quantised)
     ExpertNames.of(stored).put_in_order(model)
-    _load_quantised(linears, files, targets[_EMBEDDING], tally, dequantised=dequantised)
-    put_in_order(model)
+    _load_quantised(linears, files, targets[_EMBEDDING].memory, tally, dequantised=dequantised)
+    finish(model)
 
 
 def _read_text_part(directory: Path) -> dict[Path, dict[str, StoredTensor]]:
@@ -98,13 +100,15 @@ def _read_text_part(directory: Path) -> dict[Path, dict[str, StoredTensor]]:
 
 def fill(
     files: Mapping[Path, Mapping[str, StoredTensor]],
-    targets: Mapping[str, torch.Tensor],
+    targets: Mapping[str, Place],
     tally: Tally,
     *,
     borrowers: Mapping[str, tuple[Matrix, int | None]] = {},
     later: Container[str] = (),
 ) -> None:
-    """Copy each stored tensor that has a target, by its name in the files, there; the others count as read.
+    """Copy each stored tensor that has a target, by its name in the files, or what belongs there of it.
+
+    The others count as read.
 
     What somebody borrows is lent instead, and counts when it is taken; what is read `later` counts then.
     """
@@ -116,20 +120,19 @@ def fill(
                 read = partial(tally.add, tensor)
                 if name in targets and name in borrowers:
                     matrix, run = borrowers[name]
-                    matrix.lend(run, Lent(file.get_tensor(tensor.name), read))
+                    matrix.lend(run, Lent(targets[name].held(file.get_tensor(tensor.name)), read))
                     continue
                 if name in targets:
-                    targets[name].copy_(file.get_tensor(tensor.name))
+                    place = targets[name]
+                    place.memory.copy_(place.held(file.get_tensor(tensor.name)))
                 read()
 
 
-def put_in_order(model: nn.Module) -> None:
+def finish(model: nn.Module) -> None:
     """Make of what is loaded what is computed with."""
     for module in model.modules():
-        if isinstance(module, Attention):
-            module.put_in_order()
-        elif isinstance(module, CentredNorm):
-            module.centre()
+        if isinstance(module, OpsModule):
+            module.when_loaded()
 
 
 def _matrices(model: nn.Module, stored: Collection[str]) -> dict[str, tuple[Matrix, int | None]]:
@@ -218,12 +221,12 @@ def _dummy_quantised(linear: Linear | ExpertLinear, block: torch.Tensor, quantiz
         linear.quantised = QuantisedExperts(joined([weight] * experts), experts)
 
 
-def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[str, torch.Tensor]:
-    """Each name a checkpoint must hold, to the memory its tensor belongs in: a parameter, or rows of a fused one.
+def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[str, Place]:
+    """Each name a checkpoint must hold, to the place of its tensor: a parameter, or rows of a fused one.
 
     Of names that there are several of, those are taken that the checkpoint's `stored` tensors follow.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Place] = {}
     names, fused = ExpertNames.of(stored), FusedNames.of(stored)
     for path, module in names.modules(model):
         if isinstance(module, Experts):
@@ -235,10 +238,13 @@ def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[s
                 continue
             if isinstance(module, FusedLinear):
                 parts = fused.parts(path, module)
-                rows = torch.split(parameter, list(parts.values()))
-                tensors |= {f"{part}.{kind}": row for part, row in zip(parts, rows, strict=True)}
+                rows = torch.split(parameter, [cut.held for cut in parts.values()])
+                tensors |= {
+                    f"{part}.{kind}": Place(row, cut) for (part, cut), row in zip(parts.items(), rows, strict=True)
+                }
             else:
-                tensors[f"{path}.{kind}"] = parameter
+                cut = module.cuts.get(kind) if isinstance(module, OpsModule) else None
+                tensors[f"{path}.{kind}"] = Place(parameter, cut)
     return tensors
 
 

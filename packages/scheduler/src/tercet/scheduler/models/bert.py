@@ -8,8 +8,9 @@ from torch import nn
 
 from tercet.scheduler.executor.encoder_config import BertShape
 from tercet.scheduler.models.encoder_layers import LayerNorm, Table, activation
-from tercet.scheduler.models.layers import FusedLinear, Linear
+from tercet.scheduler.models.linear import FusedLinear, Linear
 from tercet.scheduler.models.packed import Packed
+from tercet.scheduler.models.shard import Cut
 
 
 class Bert(nn.Module):
@@ -112,7 +113,7 @@ class _Attention(nn.Module):
         self._number = number
         self._heads = shape.num_attention_heads
         self._head_dim = size // self._heads
-        parts = {"query": size, "key": size, "value": size}
+        parts = {name: Cut.all(size) for name in ("query", "key", "value")}
         self.self = nn.ModuleDict({"qkv": FusedLinear(size, parts, bias=True, dtype=dtype)})
         self.output = _Output(size, shape, dtype)
 

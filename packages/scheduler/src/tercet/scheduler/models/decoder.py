@@ -11,8 +11,11 @@ from torch import nn
 
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.layer_ops import Batch, OpsModule
-from tercet.scheduler.models.layers import Attention, Embedding, GatedMLP, Linear, RMSNorm, Rotary
+from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary, VocabParallelEmbedding
+from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.moe import MixtureOfExperts
+from tercet.scheduler.models.norms import RMSNorm
+from tercet.scheduler.models.shard import Cut, Shard
 
 
 class Norms(NamedTuple):
@@ -59,11 +62,15 @@ class Decoder(nn.Module):
     """Embedding, layers and the last norm. `layer` makes the layer of a number, and `norm` is the kind of the norm."""
 
     def __init__(
-        self, config: ModelConfig, layer: Callable[[int, Rotary], DecoderLayer], norm: type[RMSNorm] = RMSNorm
+        self,
+        config: ModelConfig,
+        shard: Shard,
+        layer: Callable[[int, Rotary], DecoderLayer],
+        norm: type[RMSNorm],
     ) -> None:
         super().__init__()
         rotary = Rotary(config)
-        self.embed_tokens = Embedding(config)
+        self.embed_tokens = VocabParallelEmbedding(config, shard)
         self.layers = nn.ModuleList(layer(number, rotary) for number in range(config.layers))
         self.norm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
 
@@ -81,16 +88,21 @@ class CausalLM(OpsModule):
     """A decoder and its head. Not for training: run it under `torch.inference_mode`."""
 
     def __init__(
-        self, config: ModelConfig, layer: Callable[[int, Rotary], DecoderLayer], norm: type[RMSNorm] = RMSNorm
+        self,
+        config: ModelConfig,
+        shard: Shard,
+        layer: Callable[[int, Rotary], DecoderLayer],
+        norm: type[RMSNorm] = RMSNorm,
     ) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config, layer, norm)
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=config.dtype)
-        )
+        self.shard = shard
+        self.model = Decoder(config, shard, layer, norm)
+        self.lm_head: Linear | None = None
+        if not config.tie_word_embeddings:
+            ids = shard.uneven_span(config.vocab_size)
+            self.lm_head = Linear(config.hidden_size, len(ids), bias=False, dtype=config.dtype)
+            self.lm_head.cuts = {"weight": Cut.span(config.vocab_size, ids)}
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Hidden states [tokens, hidden] of token ids [tokens] at positions [tokens]."""
@@ -100,7 +112,8 @@ class CausalLM(OpsModule):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, vocab] of the model's dtype."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return finished(self.ops.project(hidden, head.weight, None), self.config)
+        logits = self.ops.project(hidden, head.weight, None)
+        return finished(self.shard.joined(logits, self.config.vocab_size), self.config)
 
 
 def finished(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from tercet.scheduler.models.decoder import Decoder
-from tercet.scheduler.models.layers import Linear
+from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.packed import Packed
 
 

@@ -6,7 +6,8 @@ import torch
 
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer, Norms
-from tercet.scheduler.models.layers import Attention, CentredNorm, GatedMLP, Rotary
+from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
+from tercet.scheduler.models.norms import CentredNorm
 from tercet.scheduler.models.shard import Shard
 
 
@@ -49,4 +50,4 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
         )
         return GemmaLayer(config, attention, GatedMLP(config, shard, gate="gelu_tanh"))
 
-    return CausalLM(config, layer, CentredNorm)
+    return CausalLM(config, shard, layer, CentredNorm)

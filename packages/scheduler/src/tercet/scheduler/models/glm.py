@@ -16,4 +16,4 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
         attention = Attention(config, number, rotary, shard, input_bias=config.attention_bias)
         return DecoderLayer(config, attention, GatedMLP(config, shard))
 
-    return CausalLM(config, layer)
+    return CausalLM(config, shard, layer)

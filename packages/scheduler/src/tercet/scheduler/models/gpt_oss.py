@@ -15,4 +15,4 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
         attention = Attention(config, number, rotary, shard, input_bias=bias, output_bias=bias, sinks=True)
         return DecoderLayer(config, attention, mlp_of(config, number, shard))
 
-    return CausalLM(config, layer)
+    return CausalLM(config, shard, layer)

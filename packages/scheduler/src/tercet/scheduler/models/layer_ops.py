@@ -1,5 +1,7 @@
 """What the layers of a decoder compute with: plain torch, or fused kernels on a GPU. Chosen once for a whole model."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -12,6 +14,7 @@ from tercet.kernels.ops.projection import Norm, Weight, project, project_normed,
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope
 from tercet.kernels.triton import missing_triton
+from tercet.scheduler.models.shard import Cut
 
 
 class Batch(Protocol):
@@ -234,6 +237,11 @@ class OpsModule(torch.nn.Module):
     """A layer that computes with `ops`, which `use_ops` puts in place."""
 
     ops: LayerOps = TORCH
+    cuts: Mapping[str, Cut] = MappingProxyType({})
+    """What is held of parameters, by their names in the module, where that need not be all that is stored of them."""
+
+    def when_loaded(self) -> None:
+        """Make of what was loaded what is computed with."""
 
 
 def use_ops(model: torch.nn.Module, ops: LayerOps) -> None:

@@ -13,4 +13,4 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         return DecoderLayer(config, Attention(config, number, rotary, shard), mlp_of(config, number, shard))
 
-    return CausalLM(config, layer)
+    return CausalLM(config, shard, layer)

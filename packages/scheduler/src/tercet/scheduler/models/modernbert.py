@@ -9,7 +9,7 @@ from torch import nn
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.scheduler.executor.encoder_config import ModernBertShape
 from tercet.scheduler.models.encoder_layers import LayerNorm, Table, activation
-from tercet.scheduler.models.layers import Linear
+from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.packed import Packed
 
 

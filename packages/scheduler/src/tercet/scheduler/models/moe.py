@@ -7,8 +7,11 @@ from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.moe_config import MoeConfig
 from tercet.scheduler.models.layer_ops import OpsModule
-from tercet.scheduler.models.layers import GatedMLP, Linear, RMSNorm
-from tercet.scheduler.models.shard import Shard
+from tercet.scheduler.models.layers import GatedMLP
+from tercet.scheduler.models.linear import Linear
+from tercet.scheduler.models.norms import RMSNorm
+from tercet.scheduler.models.parameters import empty_parameter
+from tercet.scheduler.models.shard import Cut, Shard
 
 
 class ExpertLinear(nn.Module):
@@ -18,9 +21,8 @@ class ExpertLinear(nn.Module):
         self, experts: int, inputs: int, outputs: int, *, dtype: torch.dtype, quantised: bool, bias: bool = False
     ) -> None:
         super().__init__()
-        weight = torch.empty(experts, outputs, inputs, dtype=dtype, device="meta" if quantised else None)
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(experts, outputs, dtype=dtype), requires_grad=False) if bias else None
+        self.weight = empty_parameter(experts, outputs, inputs, dtype=dtype, device="meta" if quantised else None)
+        self.bias = empty_parameter(experts, outputs, dtype=dtype) if bias else None
         self.quantised: QuantisedExperts | None = None
 
     @property
@@ -37,7 +39,10 @@ class Experts(nn.Module):
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
         super().__init__()
-        size, hidden = shard.share(moe.intermediate_size, "expert columns"), config.hidden_size
+        held = shard.span(moe.intermediate_size, "expert columns")
+        self.columns = Cut.span(moe.intermediate_size, held)
+        """What is held of each expert's gate, of what it goes up to, and of what comes down."""
+        size, hidden = len(held), config.hidden_size
         quantised = config.quantization is not None
         self.gate_up_proj, self.down_proj = (
             ExpertLinear(moe.experts, inputs, outputs, dtype=config.dtype, quantised=quantised, bias=moe.bias)
@@ -56,6 +61,7 @@ class MixtureOfExperts(OpsModule):
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
         super().__init__()
+        self._shard = shard
         self.top_k = moe.top_k
         self.renormalise = moe.renormalise
         self.expert_gate = moe.gate
@@ -65,6 +71,12 @@ class MixtureOfExperts(OpsModule):
         self.shared_expert_gate = (
             Linear(config.hidden_size, 1, bias=False, dtype=config.dtype) if moe.shared_size else None
         )
+
+    def when_loaded(self) -> None:
+        """Add the bias of what comes down once, as `RowParallelLinear` does."""
+        bias = self.experts.down_proj.bias
+        if bias is not None and self._shard.rank:
+            bias.data.zero_()
 
     def forward(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
@@ -76,7 +88,8 @@ class MixtureOfExperts(OpsModule):
         biases, gate = self.experts.biases, self.expert_gate
         out = self.ops.fused_moe(x, weights, experts, *projections, gate=gate, biases=biases)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
-            out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert.of(x)
+            out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert.partial(x)
+        out = self._shard.collectives.all_reduce(out)
         return out if after is None else after(out), residual
 
 

@@ -14,13 +14,18 @@ from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models import decoder
-from tercet.scheduler.models.layers import Attention, GatedMLP, Linear, RMSNorm
+from tercet.scheduler.models.layers import Attention, GatedMLP
+from tercet.scheduler.models.linear import Linear
+from tercet.scheduler.models.norms import RMSNorm
+from tercet.scheduler.models.shard import WHOLE, Shard
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-def missing_native(config: ModelConfig, cached: torch.dtype) -> str:
+def missing_native(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOLE) -> str:
     """Why native kernels cannot run a model over keys and values of a dtype; empty where they can."""
+    if shard.size > 1:
+        return "native kernels run no part of a model"
     if config.moe is not None:
         return "native kernels run no mixture of experts"
     for dtype, what in ((config.dtype, "weights"), (cached, "keys and values")):

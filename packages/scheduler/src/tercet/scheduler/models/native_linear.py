@@ -11,7 +11,7 @@ from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
 from tercet.kernels.ops.projection import Norm, Weight, normed_sum
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import TorchLayerOps
-from tercet.scheduler.models.layers import Linear
+from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.moe import Experts, MixtureOfExperts
 
 
@@ -74,11 +74,16 @@ class NativeProjection(TorchLayerOps):
 class NativeExperts(TorchLayerOps):
     """What a mixture of experts computes with whose weights and biases are packed: those that it gives are not read."""
 
-    def __init__(self, library: Library, experts: Experts) -> None:
+    def __init__(self, library: Library, experts: Experts, quantization: Quantization) -> None:
         """Takes the weights away."""
         self._gate_up, self._down = (
             [
-                pack_linear(library, weight, None if linear.bias is None else linear.bias.data[expert])
+                pack_linear(
+                    library,
+                    weight,
+                    None if linear.bias is None else linear.bias.data[expert],
+                    quantization=quantization,
+                )
                 for expert, weight in enumerate(linear.weight.data)
             ]
             for linear in (experts.gate_up_proj, experts.down_proj)
@@ -111,24 +116,29 @@ def _product(packed: PackedLinear, x: torch.Tensor) -> torch.Tensor:
     return out.view(*x.shape[:-1], -1).to(x.dtype)
 
 
-def use_native_projections(model: CausalLM, library: Library) -> bool:
+def use_native_projections(model: CausalLM, library: Library, quantization: Quantization = "none") -> bool:
     """Let the linear layers of a model of ours compute with native kernels; whether little is left to torch.
 
-    Its head and experts in full are among them, experts in few bits are not. Weights are taken away one by one, so that
-    memory never holds all of them twice. The embedding stays: where it is the head, it is there twice.
+    Its head and experts in full are among them, experts in few bits are not. Routers are never rounded: which experts
+    a token has would change. Weights are taken away one by one, so that memory never holds all of them twice. The
+    embedding stays: where it is the head, it is there twice.
     """
     little = True
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
-    model.ops = NativeProjection(pack_linear(library, head.weight.data), head=True)
+    model.ops = NativeProjection(pack_linear(library, head.weight.data, quantization=quantization), head=True)
+    mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+    routers = {id(module) for mixture in mixtures for module in (mixture.gate, mixture.shared_expert_gate)}
     for module in model.modules():
         if module is model.lm_head:
             head.take()
         elif isinstance(module, Linear):
             bias = None if module.bias is None else module.bias.data
-            module.ops = NativeProjection(pack_linear(library, module.take(), bias))
-        elif isinstance(module, MixtureOfExperts) and module.experts.down_proj.quantised is None:
-            module.ops = NativeExperts(library, module.experts)
-        elif isinstance(module, MixtureOfExperts):
+            rounded: Quantization = "none" if id(module) in routers else quantization
+            module.ops = NativeProjection(pack_linear(library, module.take(), bias, quantization=rounded))
+    for mixture in mixtures:
+        if mixture.experts.down_proj.quantised is None:
+            mixture.ops = NativeExperts(library, mixture.experts, quantization)
+        else:
             little = False
     give_back()  # what the weights took as they were read
     return little

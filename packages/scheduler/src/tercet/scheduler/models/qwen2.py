@@ -14,4 +14,4 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
         attention = Attention(config, number, rotary, shard, input_bias=config.attention_bias)
         return DecoderLayer(config, attention, mlp_of(config, number, shard))
 
-    return CausalLM(config, layer)
+    return CausalLM(config, shard, layer)

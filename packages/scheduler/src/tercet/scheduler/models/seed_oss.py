@@ -14,4 +14,4 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
         attention = Attention(config, number, rotary, shard, input_bias=inputs, output_bias=output)
         return DecoderLayer(config, attention, GatedMLP(config, shard, bias=config.mlp_bias))
 
-    return CausalLM(config, layer)
+    return CausalLM(config, shard, layer)

@@ -58,10 +58,6 @@ class Shard:
     size: int = 1
     collectives: Collectives = field(default=Alone(), compare=False)
 
-    def share(self, count: int, what: str) -> int:
-        """How many of `count` this process holds."""
-        return len(self.span(count, what))
-
     def span(self, count: int, what: str) -> range:
         """Which of `count` this process holds. Raises ValueError when they do not divide evenly."""
         if count % self.size:

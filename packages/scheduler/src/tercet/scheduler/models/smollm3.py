@@ -24,4 +24,4 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
         attention = Attention(config, number, table, shard, input_bias=bias, output_bias=bias)
         return DecoderLayer(config, attention, GatedMLP(config, shard, bias=config.mlp_bias))
 
-    return CausalLM(config, layer)
+    return CausalLM(config, shard, layer)
