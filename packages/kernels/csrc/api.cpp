@@ -5,6 +5,7 @@
 #include "decoder.h"
 #include "format.h"
 #include "guard.h"
+#include "meeting.h"
 #include "pack.h"
 #include "pool.h"
 #include "rows.h"
@@ -39,7 +40,7 @@ const T* at(const void* memory, int64_t index) {
 // Differs when abi.py and this library do not belong together.
 EXPORT int64_t tercet_struct_bytes() noexcept {
     return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter) +
-                   sizeof(Packing));
+                   sizeof(Packing) + sizeof(Meeting));
 }
 
 EXPORT int64_t tercet_best_level() noexcept { return best_level(); }
@@ -148,4 +149,14 @@ EXPORT int64_t tercet_gumbel(const NoiseKey* keys, const int64_t* rows, const in
 EXPORT int64_t tercet_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature,
                              const Filter* filters, const NoiseKey* keys, int64_t* tokens) {
     return guarded([&] { sample(logits, rows, vocab, temperature, filters, keys, tokens); });
+}
+
+EXPORT int64_t tercet_meeting_bytes(int64_t size, int64_t room) noexcept { return meeting_bytes(size, room); }
+
+EXPORT int64_t tercet_sum_over_ranks(Meeting* meeting, void* x, int64_t n, int64_t dtype) {
+    return guarded([&] { sum_over_ranks(*meeting, x, n, dtype); });
+}
+
+EXPORT int64_t tercet_gather_from_ranks(Meeting* meeting, const char* x, int64_t bytes, char* out) {
+    return guarded([&] { gather_from_ranks(*meeting, x, bytes, out); });
 }

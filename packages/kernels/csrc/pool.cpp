@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "relax.h"
+
 namespace pool {
 namespace {
 
@@ -20,14 +22,6 @@ using Duration = Clock::duration;
 // Between the loops of a step threads spin this long; then they sleep, so that an idle server costs nothing and a
 // core is lent to the server's other processes.
 constexpr std::chrono::microseconds SPIN{30};
-
-inline void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 // Waits until done(): spinning first, then asleep. Whoever makes it true calls `wake` after.
 class Gate {

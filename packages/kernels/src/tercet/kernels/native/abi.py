@@ -99,6 +99,12 @@ class Step(Structure):
     _fields_ = (*_ints("tokens", "groups"), *_pointers("input_ids", "positions", "rows"))
 
 
+class Meeting(Structure):
+    """`Meeting` of meeting.h."""
+
+    _fields_ = (*_ints("rank", "size", "room"), *_pointers("memory"), *_ints("turn"))
+
+
 _I, _P = c_int64, c_void_p
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "struct_bytes": (_I, []),
@@ -118,6 +124,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "argmax": (None, [_P, _I, _I, _P, _P]),
     "apply_bitmask": (None, [_P, _I, _I, _P, _I]),
     "gumbel": (None, [_P, _P, _P, _I, _P]),
+    "meeting_bytes": (_I, [_I, _I]),
+    "sum_over_ranks": (None, [POINTER(Meeting), _P, _I, _I]),
+    "gather_from_ranks": (None, [POINTER(Meeting), _P, _I, _P]),
     "sample": (None, [_P, _I, _I, _P, POINTER(Filter), _P, _P]),
 }
 """Each function without its prefix `tercet_`: what it returns, and what it is given. None is a status, see guard.h."""
@@ -143,6 +152,7 @@ def declare(library: ctypes.CDLL) -> dict[str, Any]:
         if result is None:
             function.errcheck = check
         functions[name] = function
-    if functions["struct_bytes"]() != sum(map(ctypes.sizeof, (Model, Layer, Step, Rows, Scoring, Filter, Packing))):
+    shared = Model, Layer, Step, Rows, Scoring, Filter, Packing, Meeting
+    if functions["struct_bytes"]() != sum(map(ctypes.sizeof, shared)):
         raise AttributeError("it was compiled from other sources")
     return functions
