@@ -273,3 +273,37 @@ def test_rows_that_nothing_changes_are_scored_where_they_lie(ops: SamplingOps) -
         assert sampled.logprobs.rows == reporting
         torch.testing.assert_close(sampled.logprobs.chosen, expected[reporting, sampled.tokens[reporting]])
         torch.testing.assert_close(sampled.logprobs.top_logprobs[0], expected[1].topk(2).values)
+
+
+def test_what_others_drew_is_what_is_counted_and_reported() -> None:
+    """Of two rows the second is told another token than it would have drawn."""
+    agreed: list[list[int]] = []
+
+    def agree(tokens: torch.Tensor) -> torch.Tensor:
+        agreed.append(tokens.tolist())
+        return torch.tensor([int(tokens[0]), 9, *tokens[2:].tolist()])
+
+    sampler, alone = Sampler(2, VOCAB, CPU, agree=agree), Sampler(2, VOCAB, CPU)
+    inits = [init(slot, temperature=0.0, frequency_penalty=0.5, top=3) for slot in range(2)]
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(4))
+    for each in (sampler, alone):
+        each.introduce(inits)
+    sampled, mine = (each.sample(logits.clone(), [0, 1], [0, 0]) for each in (sampler, alone))
+    assert agreed == [mine.tokens.tolist()]
+    assert mine.tokens[1] != 9
+    assert sampled.tokens.tolist() == [int(mine.tokens[0]), 9]
+    assert sampled.logprobs is not None
+    expected = logits.log_softmax(1)[[0, 1], sampled.tokens]
+    torch.testing.assert_close(sampled.logprobs.chosen, expected)
+    counts = sampler._counts
+    assert counts.table.output[counts.rows([1])].nonzero()[:, 1].tolist() == [9]
+
+
+def test_what_others_drew_is_what_a_graph_gives() -> None:
+    sampler = Sampler(2, VOCAB, CPU, agree=lambda tokens: tokens + 1)
+    sampler.introduce([init(slot, temperature=0.0) for slot in range(2)])
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(4))
+    manner = sampler.manner(np.arange(2))
+    assert manner is not None
+    tokens = sampler.sample_alike(logits, manner, torch.zeros(2, dtype=torch.int64))
+    assert tokens.tolist() == (logits.argmax(1) + 1).tolist()

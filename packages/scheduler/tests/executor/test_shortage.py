@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, again, lacks_memory
+from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, Undivided, again, lacks_memory
 
 CPU_WORDS = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"
 SHORTAGES: list[Exception] = [
@@ -166,3 +166,14 @@ def test_other_errors_are_not_for_memory() -> None:
         with pytest.raises(RuntimeError):
             call()
     assert (device.asked, device.released) == ([(0, 4), (0, 4)], 0)
+
+
+@ERRORS
+def test_what_is_not_divided_is_tried_once(error: Exception) -> None:
+    device = Device(4, error)
+    divided = Undivided()
+    assert divided(device.run, slice(2, 6)) == [[2, 3, 4, 5]]
+    with pytest.raises(type(error)):
+        divided(device.run, slice(0, 5), lambda rows: rows.stop)
+    assert device.taken() == [(2, 6), (0, 5)]
+    assert not device.released

@@ -16,8 +16,8 @@ from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.executor.sampler import Sampled, Sampler, SamplingOps, joined
-from tercet.scheduler.executor.shortage import Halving, again, release_cached
+from tercet.scheduler.executor.sampler import Agree, Sampled, Sampler, SamplingOps, joined
+from tercet.scheduler.executor.shortage import Division, Halving, again, release_cached
 from tercet.scheduler.executor.slot_grammars import GuidedRows, Outcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
@@ -80,13 +80,19 @@ class ModelRunner:
         grammars: SlotGrammars | None = None,
         release: Callable[[], None] = release_cached,
         graphs: Callable[[SlotTables, Sampler], Replays] | None = None,
+        agree: Agree = lambda tokens: tokens,
+        divided: Callable[[str, Callable[[], None]], Division] = Halving,
     ) -> None:
-        """`graphs` makes what replays steps of these tables and this sampler; the pool must have spare pages."""
+        """`graphs` makes what replays steps of these tables and this sampler; the pool must have spare pages.
+
+        `divided` makes, of what rows are called and of `release`, what computes rows that there may be no memory for.
+        """
         self._model = model
         self._pool = pool
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
         self._scored = np.zeros(slots, dtype=np.bool_)  # whose prompts are
+        self._guided = np.zeros(slots, dtype=np.bool_)  # whose outputs follow a grammar, whether it is read here or not
         self._tables = SlotTables(
             slots,
             context_length + 1,
@@ -95,13 +101,13 @@ class ModelRunner:
             device=device,
             spare_pages=pool.spare_pages,
         )
-        self._sampler = Sampler(slots, vocab_size, device, sampling_ops)
+        self._sampler = Sampler(slots, vocab_size, device, sampling_ops, agree)
         self.graphs = None if graphs is None else graphs(self._tables, self._sampler)
         self._sampling_ops = sampling_ops
         self._grammars = grammars
         self._release = release
-        self._sampling = Halving("rows to sample", release)
-        self._scoring = Halving("positions to score", release)
+        self._sampling = divided("rows to sample", release)
+        self._scoring = divided("positions to score", release)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
@@ -126,6 +132,7 @@ class ModelRunner:
         for init in inits:
             self._inits[init.slot] = init
             self._scored[init.slot] = init.prompt_logprobs
+            self._guided[init.slot] = init.sampling.grammar is not None
             self._tables.introduce(init)
         again(partial(self._sampler.introduce, inits), self._release)
         if self._grammars is not None:
@@ -152,8 +159,10 @@ class ModelRunner:
         """Sample for the slots of the rows that want it, and give each its new token."""
         if not len(slots):
             return None
-        if self.graphs is not None and guided is None and (tokens := self.graphs.replay_sampling(inputs)) is not None:
-            return Sampled(tokens, None)
+        if self.graphs is not None and not self._guided[slots].any():
+            tokens = self.graphs.replay_sampling(inputs)
+            if tokens is not None:
+                return Sampled(tokens, None)
         run = partial(self._sample_rows, hidden, inputs, slots, guided)
         sampled = joined(self._sampling(run, slice(0, len(slots))))
         self._tables.write_sampled(inputs.sampled_places, sampled.tokens)
@@ -182,10 +191,14 @@ class ModelRunner:
         lengths = [row.start + row.count + 1 for row in rows]
         outcome = guided.settle(tokens, lengths)
         for index, forced in outcome.forced.items():
-            slot = rows[index].slot
-            self._tables.append(slot, lengths[index], forced)
-            self._sampler.count(slot, forced)
+            self.force(rows[index].slot, lengths[index], forced)
         return outcome
+
+    @torch.inference_mode()
+    def force(self, slot: int, first: int, tokens: Sequence[int]) -> None:
+        """Give a slot tokens from position `first` on that were not sampled, before a plan names it again."""
+        self._tables.append(slot, first, tokens)
+        self._sampler.count(slot, tokens)
 
     def _prompt_logprobs(self, hidden: torch.Tensor, rows: Sequence[Row]) -> list[PromptLogprobs]:
         """Of each row that wants them: of the prompt tokens at (start, start + count], a chunk at a time."""

@@ -30,6 +30,9 @@ from tercet.scheduler.executor.uploads import Array, Uploads
 Masks = Callable[[], torch.Tensor]
 """Waits for the bitmasks of all rows of a step: int32 [rows, ceil(vocab / 32)], on the host."""
 
+Agree = Callable[[torch.Tensor], torch.Tensor]
+"""The tokens of all rows as every process that computes the same step is to have them."""
+
 _INFINITY = float("inf")
 _NO_BIASES: tuple[Array, Array] = np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.float32)
 
@@ -175,8 +178,17 @@ class _AlikeRows:
 class Sampler:
     """Holds each slot's parameters, and for slots with penalties the counts of their tokens, on the device."""
 
-    def __init__(self, slots: int, vocab_size: int, device: torch.device, ops: SamplingOps = sampler_ops) -> None:
+    def __init__(
+        self,
+        slots: int,
+        vocab_size: int,
+        device: torch.device,
+        ops: SamplingOps = sampler_ops,
+        agree: Agree = lambda tokens: tokens,
+    ) -> None:
+        """What is sampled is what `agree` makes of it."""
         self._ops = ops
+        self._agree = agree
         self._uploads = Uploads(device)
         self._params = SlotParams(slots)
         self._rows: _Rows | None = None
@@ -232,6 +244,7 @@ class Sampler:
         tokens = self._choose(logits, rows.draws, sent_positions)
         if finite is not None:
             tokens = torch.where(finite, tokens, -1)
+        tokens = self._agree(tokens)
         logprobs = self._report(logits, raw, rows, tokens)
         if rows.penalised is not None:
             numbers, sequences, _ = rows.penalised
@@ -249,7 +262,7 @@ class Sampler:
     def sample_alike(self, logits: torch.Tensor, manner: Manner, positions: torch.Tensor) -> torch.Tensor:
         """`sample`, of the rows that `manner` was asked for last, and of any behind them. Reads fixed memory alone."""
         draws = [self._alike.first(len(logits), manner)] if manner.draws else []
-        return self._choose(logits, draws, positions)
+        return self._agree(self._choose(logits, draws, positions))
 
     def count(self, slot: int, tokens: Sequence[int]) -> None:
         """Tokens that a slot was given without sampling; those sampled are counted already.

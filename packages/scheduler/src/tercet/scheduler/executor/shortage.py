@@ -4,7 +4,7 @@ import gc
 import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -62,6 +62,29 @@ def again(run: Callable[[], Given], release: Callable[[], None]) -> Given:
         return run()
     release()
     return run()
+
+
+class Division(Protocol):
+    """Computes rows, all at once or in parts."""
+
+    def __call__(
+        self, run: Callable[[slice], Given], rows: slice, size: Callable[[slice], int] = ..., /
+    ) -> list[Given]:
+        """What `run` gives of the rows, in their order. `size` says how much some of them are."""
+        ...
+
+
+class Undivided:
+    """The `Division` of who computes rows together with others, that would wait for its second try: there is none."""
+
+    def __call__(
+        self,
+        run: Callable[[slice], Given],
+        rows: slice,
+        size: Callable[[slice], int] = lambda _: 0,  # noqa: ARG002
+    ) -> list[Given]:
+        """What `run` gives of all rows. Raises what it raises."""
+        return [run(rows)]
 
 
 class Halving:
