@@ -1,7 +1,7 @@
 """`TpModelWorker`: the executor of one rank. It loads a model, sizes the KV cache, and runs plans in order."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,12 +19,11 @@ from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
 from tercet.scheduler.executor.loading import load_model, sampling_ops, shape_of
+from tercet.scheduler.executor.lockstep import Conduct, conduct_of
 from tercet.scheduler.executor.model_config import DecoderShape
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
-from tercet.scheduler.executor.pacing import telling
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
-from tercet.scheduler.executor.shrinking import ShrinkingModel
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.step_output import StepOutput
@@ -32,6 +31,7 @@ from tercet.scheduler.executor.weights import Progress
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.desk import GrammarDesk
+from tercet.scheduler.models.shard import WHOLE, Shard
 from tercet.scheduler.ports import Advance
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,13 @@ class TpModelWorker:
     """The `Executor` port, over one `ModelRunner`."""
 
     def __init__(
-        self, options: WorkerOptions, progress: Progress | None = None, advance: Advance = lambda: None
+        self,
+        options: WorkerOptions,
+        progress: Progress | None = None,
+        advance: Advance = lambda: None,
+        shard: Shard = WHOLE,
     ) -> None:
+        """Among several processes all must be made alike but for their `shard`, and then be told the same plans."""
         device = torch.device(_device(options.device))
         config = shape_of(options, device)
         try:
@@ -64,9 +69,10 @@ class TpModelWorker:
             raise ValueError(str(error)) from error
         context_length = _context_length(options, config)
         config = replace(config, context_length=context_length)
+        held = WHOLE  # `shard`, when models are cut
         shape = KVShape(
             page_size=options.page_size,
-            kv_heads=config.kv_heads,
+            kv_heads=len(held.shared_span(config.kv_heads, "key-value heads")),
             head_dim=config.head_dim,
             dtype=KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
         )
@@ -77,18 +83,15 @@ class TpModelWorker:
         ops = sampling_ops(model, device, native=native)
         given = options.kv_cache_bytes
         if given is None:
-            given = _kv_bytes(options, config, context_length, shape, device, model, backend, ops)
-        pages = _pages(given, options, shape, config.layers, context_length)
+            given = _kv_bytes(options, config, context_length, shape, device, model, backend, ops, shard)
+        pages = shard.collectives.smallest(_pages(given, options, shape, config.layers, context_length))
         group = KVGroup(name="full", layers=range(config.layers), pages=pages)
         self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
-        graphs = None
-        if device.type == "cuda":
-            graphs = _graphs(model, self._pool, backend)
-            model = ShrinkingModel(model)
-        elif device.type == "cpu":
-            model = telling(model, advance)
+        conduct = conduct_of(shard)
+        graphs = _graphs(model, self._pool, backend, conduct) if device.type == "cuda" else None
+        model = conduct.wrapped(model, device, advance)
         self._runner = ModelRunner(
             model,
             self._pool,
@@ -100,6 +103,8 @@ class TpModelWorker:
             sampling_ops=ops,
             grammars=self._grammars,
             graphs=graphs,
+            agree=conduct.agree,
+            divided=conduct.divided,
         )
         self._graphs = self._runner.graphs
         self._capacity = _capacity(options, config, context_length, self._pool, self._grammars)
@@ -119,15 +124,32 @@ class TpModelWorker:
     def submit(self, plan: Plan) -> PendingStep:
         """Start a step. Steps run in the order they are submitted."""
         if self._thread is not None:
-            return PendingStep(self._thread.submit(self._runner.execute, plan).result)
-        step = PendingStep(_run(self._runner, plan))
-        if self._graphs is not None:
-            self._graphs.capture_next()
-        return step
+            return PendingStep(self._thread.submit(self._execute, plan).result)
+        return PendingStep(_run(self._execute, plan))
+
+    def follow(self, plan: Plan) -> None:
+        """Run a step for whose result another process is asked. Raises what the forward raises."""
+        self._execute(plan)
+
+    def force(self, slot: int, first: int, tokens: Sequence[int]) -> None:
+        """Give a slot what another process, whose grammars say so, gave it: see `ModelRunner.force`."""
+        self._runner.force(slot, first, tokens)
+
+    @property
+    def records(self) -> bool:
+        """Whether `prepare` may have something to do."""
+        return self._graphs is not None
 
     def prepare(self) -> bool:
         """Record the next graph. See `Executor.prepare`."""
         return self._graphs is not None and self._graphs.capture_next()
+
+    def _execute(self, plan: Plan) -> StepOutput:
+        """Run a plan, and record something after it: not after one that fails, for processes must do it together."""
+        output = self._runner.execute(plan)
+        if self._graphs is not None:
+            self._graphs.capture_next()
+        return output
 
     def close(self) -> None:
         """Let steps that were submitted finish, and start no more."""
@@ -137,10 +159,10 @@ class TpModelWorker:
             self._grammars.close()
 
 
-def _run(runner: ModelRunner, plan: Plan) -> Callable[[], StepOutput]:
+def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], StepOutput]:
     """Run a plan now. An error shows where the result is asked for."""
     try:
-        output = runner.execute(plan)
+        output = execute(plan)
     except Exception as error:
         future: Future[StepOutput] = Future()
         future.set_exception(error)
@@ -149,13 +171,13 @@ def _run(runner: ModelRunner, plan: Plan) -> Callable[[], StepOutput]:
 
 
 def _graphs(
-    model: Model, pool: KVPool, backend: Callable[[], AttentionBackend]
+    model: Model, pool: KVPool, backend: Callable[[], AttentionBackend], conduct: Conduct
 ) -> Callable[[SlotTables, Sampler], CudaGraphRunner] | None:
     """Makes what replays decodes; None where the attention backend cannot be recorded."""
     backends = [made for _ in pool.groups if (made := graph_backend(backend))]
     if not backends:
         return None
-    return partial(CudaGraphRunner, model, pool, backends, CudaRecorder())
+    return partial(CudaGraphRunner, model, pool, backends, conduct.recording(CudaRecorder()))
 
 
 def _capacity(
@@ -212,10 +234,14 @@ def _kv_bytes(
     model: Model,
     backend: Callable[[], AttentionBackend],
     ops: SamplingOps,
+    shard: Shard,
 ) -> int:
-    """Memory for the KV cache: a share of what is free, on a GPU after the worst step it will ever have to run."""
+    """Memory for the KV cache: a share of what is free, on a GPU after the worst step it will ever have to run.
+
+    What is free on a CPU is for all processes that share the model.
+    """
     if device.type != "cuda":
-        return int(available_bytes(device) * (options.kv_cache_share or _CPU_SHARE))
+        return int(available_bytes(device) * (options.kv_cache_share or _CPU_SHARE) / shard.size)
     run = partial(
         rehearse,
         model,

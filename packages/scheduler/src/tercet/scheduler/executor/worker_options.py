@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 import torch
 
 from tercet.kernels.native.linear import Quantization
@@ -63,3 +64,20 @@ class WorkerOptions:
             raise ValueError("kv_cache_share must be above 0 and at most 1")
         if self.context_length is not None and self.context_length < 1:
             raise ValueError("context_length must be at least 1")
+
+
+def encode_options(options: WorkerOptions) -> msgspec.Raw:
+    """As JSON, for a process of the same version."""
+    return msgspec.Raw(msgspec.json.encode(options, enc_hook=str))
+
+
+def decode_options(encoded: msgspec.Raw) -> WorkerOptions:
+    """Raises ValueError for what is none."""
+    return msgspec.json.decode(encoded, type=WorkerOptions, dec_hook=_read)
+
+
+def _read(kind: type[Any], text: str) -> object:
+    """What JSON has no form of."""
+    if kind is not Path:
+        raise NotImplementedError(kind)
+    return Path(text)
