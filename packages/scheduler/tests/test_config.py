@@ -6,15 +6,14 @@ from tercet.scheduler.wiring import on_gpu
 
 @pytest.mark.parametrize(("gpu", "expected"), [(False, (64, 512, 0)), (True, (256, 8192, 1))])
 def test_a_gpu_is_given_more_at_once(gpu: bool, expected: tuple[int, int, int]) -> None:
-    model, schedule = ModelOptions(), ScheduleOptions()
-    assert (model.slots(gpu=gpu), schedule.step_tokens(gpu=gpu), schedule.steps_ahead(gpu=gpu)) == expected
+    schedule = ScheduleOptions()
+    assert (schedule.slots(gpu=gpu), schedule.step_tokens(gpu=gpu), schedule.steps_ahead(gpu=gpu)) == expected
 
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_what_is_asked_for_is_what_is_done(gpu: bool) -> None:
-    model = ModelOptions(max_running_requests=3)
-    schedule = ScheduleOptions(chunked_prefill_size=20, overlap=0)
-    assert (model.slots(gpu=gpu), schedule.step_tokens(gpu=gpu), schedule.steps_ahead(gpu=gpu)) == (3, 20, 0)
+    schedule = ScheduleOptions(max_running_requests=3, chunked_prefill_size=20, overlap=0)
+    assert (schedule.slots(gpu=gpu), schedule.step_tokens(gpu=gpu), schedule.steps_ahead(gpu=gpu)) == (3, 20, 0)
     assert ScheduleOptions(overlap=1).steps_ahead(gpu=gpu) == 1
 
 

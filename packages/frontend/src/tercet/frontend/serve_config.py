@@ -119,10 +119,13 @@ class SchedulerOptions:
     quantization: str | None = None
     """Number format that weights are packed in: none, int8 or int4."""
     threads: int | None = None
-    """Threads of the CPU kernels."""
+    """Threads of the CPU kernels, in each process."""
+    tensor_parallel_size: int | None = None
+    """Processes that share each scheduler's model, each on a GPU or a share of the cores of its own."""
 
     def __post_init__(self) -> None:
-        for option in ("max_running_requests", "chunked_prefill_size", "page_size", "threads"):
+        numbers = ("max_running_requests", "chunked_prefill_size", "page_size", "threads", "tensor_parallel_size")
+        for option in numbers:
             value = getattr(self, option)
             if not isinstance(value, int | None):
                 raise ConfigError(f"--{option.replace('_', '-')} must be a whole number, not {value!r}")

@@ -13,6 +13,8 @@ from tercet.scheduler.core.config import PolicyName
 
 MOST_THREADS = 1024
 """More cores than any machine lends one process."""
+MOST_PROCESSES = 64
+"""More GPUs than any machine has."""
 
 
 class ConfigError(ValueError):
@@ -74,31 +76,37 @@ class ModelOptions:
     grammar_backend: Literal["llguidance", "xgrammar", "none"] = "llguidance"
     """What makes outputs follow grammars; xgrammar is an extra, and none refuses requests with one."""
     threads: int | None = None
-    """Cores that a model on a CPU uses; otherwise all that this process may run on."""
+    """Cores that each process of a model on a CPU uses; otherwise all that this one may run on, divided evenly."""
+    tensor_parallel_size: int = 1
+    """Processes that share the model, each on a GPU or a share of the cores of its own."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"
     """Number format of keys and values; auto takes that of the weights, fp8_e4m3 half the memory of 16 bits."""
     kv_cache_bytes: int | None = None
     """Memory for keys and values; otherwise a stated share of what is free."""
     page_size: int = 16
     """Tokens in one page of the KV cache."""
-    max_running_requests: int | None = None
-    """Choices that may run at the same time; otherwise 64, and 256 on a GPU."""
     context_length: int | None = None
     """Shorter than the model's own, to save memory."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
-        for option in ("page_size", "max_running_requests", "kv_cache_bytes", "context_length", "threads"):
+        for option in ("page_size", "kv_cache_bytes", "context_length", "threads"):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise ConfigError(f"--threads must be at most {MOST_THREADS}, not {self.threads}")
+        self._check_parallel()
 
-    def slots(self, *, gpu: bool) -> int:
-        """Choices that run at the same time."""
-        return self.max_running_requests or (256 if gpu else 64)
+    def _check_parallel(self) -> None:
+        size = self.tensor_parallel_size
+        if not 1 <= size <= MOST_PROCESSES:
+            raise ConfigError(f"--tensor-parallel-size must be 1 to {MOST_PROCESSES}, not {size}")
+        if size > 1 and self.executor == "fake":
+            raise ConfigError(f"--tensor-parallel-size {size}: the fake executor has nothing to share")
+        if size > 1 and ":" in self.device:
+            raise ConfigError(f"--tensor-parallel-size {size} takes GPUs 0 to {size - 1}, not --device {self.device}")
 
 
 @Parameter(name="*")
@@ -108,6 +116,8 @@ class ScheduleOptions:
 
     schedule_policy: PolicyName = PolicyName.LPM
     """Which waiting request goes first: lpm (longest cached prefix), fcfs or priority."""
+    max_running_requests: int | None = None
+    """Choices that may run at the same time; otherwise 64, and 256 on a GPU."""
     chunked_prefill_size: int | None = None
     """Tokens that one step may compute; otherwise 512, and 8192 on a GPU."""
     max_queued_requests: int = 4096
@@ -118,10 +128,14 @@ class ScheduleOptions:
     """Steps in flight while the next one is planned; otherwise 0, and 1 on a GPU."""
 
     def __post_init__(self) -> None:
-        for option in ("chunked_prefill_size", "max_queued_requests"):
+        for option in ("max_running_requests", "chunked_prefill_size", "max_queued_requests"):
             value = getattr(self, option)
             if value is not None and value < 1:
-                raise ConfigError(f"--{option.replace('_', '-')} must be at least 1")
+                raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
+
+    def slots(self, *, gpu: bool) -> int:
+        """Choices that run at the same time."""
+        return self.max_running_requests or (256 if gpu else 64)
 
     def step_tokens(self, *, gpu: bool) -> int:
         """Tokens of one step."""

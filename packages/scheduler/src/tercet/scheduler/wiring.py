@@ -82,18 +82,24 @@ def build_torch(
     with settling_in():
         import torch
 
+        from tercet.scheduler.executor.ranks import Ranks
         from tercet.scheduler.executor.tp_worker import TpModelWorker
         from tercet.scheduler.executor.worker_options import WorkerOptions
+        from tercet.scheduler.models.registry import is_ours, named_architecture
 
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {options.device}: this machine has no such device")
+    size = options.tensor_parallel_size
+    architecture = named_architecture(read_json(path / "config.json"))
+    if size > 1 and not is_ours(architecture):
+        raise ConfigError(f"--tensor-parallel-size {size}: {architecture} is transformers' own, and never shared")
     gpu = on_gpu(options)
     worker = WorkerOptions(
         model=path,
         dtype=options.dtype,
         device=options.device,
         load_format="dummy" if options.load_format == "dummy" else "safetensors",
-        slots=options.slots(gpu=gpu),
+        slots=schedule.slots(gpu=gpu),
         context_length=options.context_length,
         page_size=options.page_size,
         step_tokens=schedule.step_tokens(gpu=gpu),
@@ -105,12 +111,14 @@ def build_torch(
         overlap=schedule.steps_ahead(gpu=gpu) > 0,
         grammar_backend=options.grammar_backend,
     )
-    return TpModelWorker(worker, report, advance)
+    if size == 1:
+        return TpModelWorker(worker, report, advance)
+    return Ranks(worker, size, report, advance)
 
 
 def build_fake(
     options: ModelOptions,
-    schedule: ScheduleOptions,  # noqa: ARG001
+    schedule: ScheduleOptions,
     path: Path,
     report: ReportBytes,  # noqa: ARG001
     advance: Advance,  # noqa: ARG001
@@ -123,7 +131,7 @@ def build_fake(
     if not isinstance(length, int) or not isinstance(vocab_size, int):
         raise ModelError(f"{path}/config.json lacks max_position_embeddings or vocab_size")
     length = options.context_length or length
-    slots = options.slots(gpu=False)
+    slots = schedule.slots(gpu=False)
     pages = slots * -(-length // options.page_size)
     capacity = Capacity(
         page_size=options.page_size,
