@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions, decode_options, encode_options
 from tercet.scheduler.models.shard import Alone, Shard
 from tercet.scheduler.testing import Driver, request
+from tercet.scheduler.testing.thread_ranks import on_ranks
 
 PROMPTS = [[17, 42, 99, 7, 260], [5, 9], [*range(1, 60)], [17, 42, 99, 7, 261, 3]]
 PHRASE = Grammar(GrammarKind.REGEX, "the quick brown fox( jumps)*! [a-z]{3}")
@@ -59,7 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def options(checkpoints: Callable[[str], Path]) -> WorkerOptions:
-    return WorkerOptions(model=checkpoints("llama"), device="cpu", slots=8, page_size=8, kv_cache_bytes=1 << 20)
+    return WorkerOptions(model=checkpoints("llama"), device="cpu", slots=8, page_size=8, kv_cache_bytes=1 << 21)
 
 
 def said(driver: Driver) -> tuple[Any, ...]:
@@ -98,29 +100,6 @@ def test_two_processes_say_what_one_says(overlap: int, options: WorkerOptions, p
     assert not [*place.iterdir()]
 
 
-class Sent(Alone):
-    """The collectives of rank 0, which keep what it broadcasts."""
-
-    def __init__(self) -> None:
-        self.sent: list[torch.Tensor] = []
-
-    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        self.sent.append(x.clone())
-        return x
-
-
-class Received(Alone):
-    """Those of a follower, which is sent the same."""
-
-    def __init__(self, sent: list[torch.Tensor]) -> None:
-        self._sent = iter(sent)
-
-    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        sent = next(self._sent)
-        assert x.shape == sent.shape
-        return sent
-
-
 class NoMoreOrdersError(Exception):
     pass
 
@@ -128,37 +107,41 @@ class NoMoreOrdersError(Exception):
 @pytest.mark.usefixtures("as_before")
 def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerOptions) -> None:
     """Also those that grammars forced, of which it has none: it draws something else, and takes what it is sent."""
-    collectives = Sent()
-    leader = TpModelWorker(options, shard=Shard(0, 2, collectives))
-    orders: list[Order] = []
+    orders: Queue[Order | None] = Queue()
+    forced: list[Forced] = []
 
-    class Telling:
-        """Rank 0 as `Ranks` runs it."""
+    def lead(worker: TpModelWorker) -> None:
+        class Telling:
+            """Rank 0 as `Ranks` runs it."""
 
-        grammars, close, prepare = leader.grammars, leader.close, leader.prepare
-        forced: list[Forced]
+            grammars, close, prepare, capacity = worker.grammars, worker.close, worker.prepare, worker.capacity
 
-        def __init__(self) -> None:
-            self.forced = []
-            self.capacity = leader.capacity
+            def submit(self, plan: Plan) -> Any:
+                orders.put(Step(plan=plan, forced=[*forced]))
+                forced.clear()
+                return PendingShared(worker.submit(plan), plan, forced)
 
-        def submit(self, plan: Plan) -> Any:
-            orders.append(Step(plan=plan, forced=self.forced))
-            step = leader.submit(plan)
-            self.forced = forced_by(plan, step.result())
-            return step
-
-    said(Driver(leader.capacity, CoreConfig(token_budget=23), executor=Telling()))
-    assert sum(len(order.forced) for order in orders if isinstance(order, Step)) > 0
-    follower = TpModelWorker(replace(options, grammar_backend="none"), shard=Shard(1, 2, Received(collectives.sent)))
+        driver = Driver(worker.capacity, CoreConfig(token_budget=23), executor=Telling())
+        said(driver)
+        orders.put(None)
+        assert driver.core.counters.forced_tokens > 1
 
     def take() -> Order:
-        if not orders:
+        order = orders.get()
+        if order is None:
             raise NoMoreOrdersError
-        return orders.pop(0)
+        return order
 
-    with pytest.raises(NoMoreOrdersError):
-        follow(follower, take)
+    def run(shard: Shard) -> TpModelWorker:
+        worker = TpModelWorker(replace(options, grammar_backend="none" if shard.rank else "llguidance"), shard=shard)
+        if shard.rank:
+            with pytest.raises(NoMoreOrdersError):
+                follow(worker, take)
+        else:
+            lead(worker)
+        return worker
+
+    leader, follower = on_ranks(2, run)
     mine, theirs = (worker._runner for worker in (leader, follower))
     assert torch.equal(mine._tables._tokens, theirs._tables._tokens)
     counts = [runner._sampler._counts for runner in (mine, theirs)]

@@ -82,7 +82,6 @@ def build_torch(
     with settling_in():
         import torch
 
-        from tercet.scheduler.executor.ranks import Ranks
         from tercet.scheduler.executor.tp_worker import TpModelWorker
         from tercet.scheduler.executor.worker_options import WorkerOptions
         from tercet.scheduler.models.registry import is_ours, named_architecture
@@ -113,6 +112,8 @@ def build_torch(
     )
     if size == 1:
         return TpModelWorker(worker, report, advance)
+    from tercet.scheduler.executor.ranks import Ranks
+
     return Ranks(worker, size, report, advance)
 
 

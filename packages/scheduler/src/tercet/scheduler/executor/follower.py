@@ -69,7 +69,7 @@ def build(start: Start) -> "TpModelWorker":
     import torch
 
     from tercet.scheduler.executor.cpu_threads import bind_to
-    from tercet.scheduler.executor.parallel import TorchCollectives
+    from tercet.scheduler.executor.parallel import collectives_of
     from tercet.scheduler.executor.tp_worker import TpModelWorker
     from tercet.scheduler.executor.worker_options import decode_options
     from tercet.scheduler.models.shard import Shard
@@ -79,7 +79,7 @@ def build(start: Start) -> "TpModelWorker":
     device = torch.device(options.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    collectives = TorchCollectives(start.rank, start.size, Path(start.directory), device)
+    collectives = collectives_of(start.rank, start.size, Path(start.directory), device)
     return TpModelWorker(options, shard=Shard(start.rank, start.size, collectives))
 
 

@@ -54,8 +54,6 @@ def load_model(
     if options.threads is not None and native:
         load_library().set_threads(options.threads)
     if not isinstance(config, ModelConfig):
-        if shard.size > 1:
-            raise ValueError(f"{config.architecture} runs on transformers' modules, which are not split over processes")
         return _hosted(options, config, device, native=not no_linears)
     why_torch = no_linears or missing_native(config, shape.dtype, shard)
     model = build_model(config, device, shard)

@@ -1,9 +1,11 @@
-"""`TorchCollectives`: what the processes of a model do together, by torch.distributed: Gloo on CPUs, NCCL on GPUs.
+"""What the processes of a model do together: by NCCL on GPUs, on a CPU by memory that they share, or else by Gloo.
 
-They meet by a file, and Gloo's sockets are of loopback alone: nothing here can be reached from another machine. The
-process group is an object that belongs to its model; torch's own, which would be global, is never made.
+NCCL and Gloo are torch.distributed's. Processes meet by a file, and sockets are of loopback alone: nothing here can be
+reached from another machine. The process group is an object that belongs to its model; torch's own, which would be
+global, is never made.
 """
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +15,8 @@ import torch
 from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions, FileStore
 from torch.distributed import ProcessGroupGloo, ReduceOp
 
+from tercet.kernels.native.library import missing_library
+from tercet.scheduler.executor.shared_memory import SharedMemoryCollectives
 from tercet.scheduler.models.shard import Collectives
 
 PATIENCE = timedelta(hours=1)
@@ -32,6 +36,13 @@ class _Backend(Protocol):
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: AllgatherOptions) -> _Work | None: ...
 
     def broadcast(self, tensors: list[torch.Tensor], opts: BroadcastOptions) -> _Work | None: ...
+
+
+def collectives_of(rank: int, size: int, directory: Path, device: torch.device) -> Collectives:
+    """The fastest of rank `rank` of `size`, who have all named the same directory when this returns."""
+    if device.type == "cpu" and not missing_library():
+        return SharedMemoryCollectives(rank, size, directory)
+    return TorchCollectives(rank, size, directory, device)
 
 
 class TorchCollectives:
@@ -123,6 +134,7 @@ def _gloo(store: FileStore, rank: int, size: int) -> Any:
 def _nccl(store: FileStore, rank: int, size: int) -> Any:
     from torch.distributed import ProcessGroupNCCL  # builds of torch without CUDA have none
 
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # where it listens while ranks find each other
     options = ProcessGroupNCCL.Options()
     options._timeout = PATIENCE
     return ProcessGroupNCCL(store, rank, size, options)

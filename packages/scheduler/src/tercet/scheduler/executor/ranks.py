@@ -13,13 +13,13 @@ from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executor.cpu_threads import allowed_cores, bind_to, core_share
 from tercet.scheduler.executor.follower_process import OnEnd
 from tercet.scheduler.executor.followers import Followers
-from tercet.scheduler.executor.parallel import Telling, TorchCollectives
+from tercet.scheduler.executor.parallel import Telling, collectives_of
 from tercet.scheduler.executor.rank_messages import Forced, Prepare, Step
 from tercet.scheduler.executor.tp_worker import PendingStep, TpModelWorker
 from tercet.scheduler.executor.weights import Progress
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.desk import GrammarDesk
-from tercet.scheduler.models.shard import Collectives, Shard
+from tercet.scheduler.models.shard import Shard
 from tercet.scheduler.ports import Advance
 
 
@@ -63,7 +63,7 @@ class Ranks:
         self._followers = Followers(shares, cores, on_end)
         try:
             bind_to(cores[0])
-            collectives: Collectives = TorchCollectives(0, size, self._followers.directory, device)
+            collectives = collectives_of(0, size, self._followers.directory, device)
             if device.type == "cpu":
                 collectives = Telling(collectives, advance)
             self._worker = TpModelWorker(shares[0], progress, advance, Shard(0, size, collectives))

@@ -69,17 +69,16 @@ class TpModelWorker:
             raise ValueError(str(error)) from error
         context_length = _context_length(options, config)
         config = replace(config, context_length=context_length)
-        held = WHOLE  # `shard`, when models are cut
         shape = KVShape(
             page_size=options.page_size,
-            kv_heads=len(held.shared_span(config.kv_heads, "key-value heads")),
+            kv_heads=len(shard.shared_span(config.kv_heads, "key-value heads")),
             head_dim=config.head_dim,
             dtype=KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
         )
         scales = _kv_scales(options, config, shape)
         self._grammars = _grammars(options, config)
         native = backend is CpuAttention
-        model = load_model(options, config, shape, device, native=native, progress=progress)
+        model = load_model(options, config, shape, device, native=native, progress=progress, shard=shard)
         ops = sampling_ops(model, device, native=native)
         given = options.kv_cache_bytes
         if given is None:

@@ -2,14 +2,22 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tercet.scheduler.executor.parallel import TorchCollectives
+from tercet.scheduler.executor.shared_memory import SharedMemoryCollectives
+from tercet.scheduler.models.shard import Collectives
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64}
+KINDS: dict[str, Callable[[int, Path], Collectives]] = {
+    "gloo": lambda rank, directory: TorchCollectives(rank, 2, directory, torch.device("cpu")),
+    "shared memory": lambda rank, directory: SharedMemoryCollectives(rank, 2, directory),
+}
+SUMMED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {**SUMMED, "int64": torch.int64}
 _LISTENS = "0A"
 """A state of /proc/net/tcp."""
 
@@ -33,13 +41,14 @@ def given(rank: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(3, 10, generator=generator) * 100).to(dtype)[:, ::2]
 
 
-def play(rank: int, directory: Path) -> dict[str, Any]:
+def play(rank: int, directory: Path, kind: str) -> dict[str, Any]:
     """What each collective gave, by its name and dtype."""
-    collectives = TorchCollectives(rank, 2, directory, torch.device("cpu"))
+    collectives = KINDS[kind](rank, directory)
     told: dict[str, Any] = {}
     for name, dtype in DTYPES.items():
-        told[f"sum {name}"] = collectives.all_reduce(given(rank, dtype).contiguous()).double().tolist()
-        told[f"view {name}"] = collectives.all_reduce(given(rank, dtype)).double().tolist()
+        if name in SUMMED:
+            told[f"sum {name}"] = collectives.all_reduce(given(rank, dtype).contiguous()).double().tolist()
+            told[f"view {name}"] = collectives.all_reduce(given(rank, dtype)).double().tolist()
         told[f"gathered {name}"] = collectives.all_gather(given(rank, dtype)).double().tolist()
         told[f"broadcast {name}"] = collectives.broadcast(given(rank, dtype)).double().tolist()
     told["smallest"] = [collectives.smallest(number) for number in (7 - rank, 2**40 + rank, -rank)]
@@ -47,4 +56,4 @@ def play(rank: int, directory: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(play(1, Path(sys.argv[1]))))
+    sys.stdout.write(json.dumps(play(1, Path(sys.argv[1]), sys.argv[2])))
