@@ -37,12 +37,26 @@ def test_defaults() -> None:
 def test_options_of_the_command_line() -> None:
     config = parse(
         *("org/model", "--port", "0", "--api-key", "a", "--api-key=b", "--kv-cache-bytes", "1.5GiB"),
-        *("--disable-radix-cache", "--page-size", "16", "--scheduler.max-queue", "5", "--detokenizer.x=y"),
+        *(
+            "--disable-radix-cache",
+            "--page-size",
+            "16",
+            "--tensor-parallel-size",
+            "2",
+            "--scheduler.max-queue",
+            "5",
+            "--detokenizer.x=y",
+        ),
     )
     assert config.model == "org/model"
     assert config.serve.port == 0
     assert config.frontend.api_key == ("a", "b")
-    assert config.scheduler.flags() == ["--kv-cache-bytes=1610612736", "--page-size=16", "--disable-radix-cache"]
+    assert config.scheduler.flags() == [
+        "--kv-cache-bytes=1610612736",
+        "--page-size=16",
+        "--disable-radix-cache",
+        "--tensor-parallel-size=2",
+    ]
     assert config.scheduler_extra == {"max-queue": "5"}
     assert config.detokenizer_extra == {"x": "y"}
 

@@ -139,6 +139,8 @@ def test_options_are_checked() -> None:
         Engine(page_size=0)
     with pytest.raises(ConfigError, match="--threads must be a whole number, not 'two'"):
         Engine(threads="two")
+    with pytest.raises(ConfigError, match="--tensor-parallel-size must be at least 1, not 0"):
+        Engine(tensor_parallel_size=0)
     with pytest.raises(TypeError, match="NoneType"):
         Engine(None)  # type: ignore[arg-type]
 

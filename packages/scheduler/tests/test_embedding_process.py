@@ -180,6 +180,12 @@ def test_an_encoder_has_no_cache(encoder: Path) -> None:
         ENCODERS["torch"](options, Task.EMBED, encoder, lambda *_: None, lambda: None)
 
 
+def test_an_encoder_is_not_shared(encoder: Path) -> None:
+    options = ModelOptions(model=str(encoder), device="cpu", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2 is for models that generate"):
+        ENCODERS["torch"](options, Task.EMBED, encoder, lambda *_: None, lambda: None)
+
+
 def test_what_an_encoder_does_is_not_recorded(network: Network, encoder: Path, tmp_path: Path) -> None:
     process = ProcessOptions(peer="scheduler-0", listen=f"ipc://{network.directory}", event_log=str(tmp_path / "log"))
     with pytest.raises(ConfigError, match="event-log"):

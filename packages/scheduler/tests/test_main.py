@@ -72,6 +72,17 @@ def test_options_that_do_not_go_with_the_model_are_refused(
     assert words in complaint([*common, *options], capfd)
 
 
+def test_what_transformers_runs_is_not_shared(
+    capfd: pytest.CaptureFixture[str], checkpoints: Callable[[str], Path], tmp_path: Path, listen: str
+) -> None:
+    for file in checkpoints("llama").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "CohereForCausalLM"))
+    options = ["--model", str(tmp_path), "--device", "cpu", "--listen", listen, "--tensor-parallel-size", "2"]
+    assert "--tensor-parallel-size 2: CohereForCausalLM is transformers' own" in complaint(options, capfd)
+
+
 def test_a_model_that_is_nowhere_is_refused(capfd: pytest.CaptureFixture[str], listen: str) -> None:
     words = "'/nonexistent' is neither a directory nor a Hugging Face id"
     assert words in complaint(["--model", "/nonexistent", "--listen", listen], capfd)

@@ -1,9 +1,7 @@
 """A model that two processes share says what one process says, and nothing of them outlives it."""
 
-import logging
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -206,22 +204,6 @@ def test_cores_are_shared_in_runs() -> None:
 def test_options_reach_another_process_as_they_are(options: WorkerOptions) -> None:
     given = replace(options, threads=3, kv_cache_share=0.25, quantization="int8")
     assert decode_options(encode_options(given)) == given
-
-
-@pytest.mark.usefixtures("as_before")
-def test_a_follower_that_ends_is_heard_of_with_its_last_words(
-    options: WorkerOptions, caplog: pytest.LogCaptureFixture
-) -> None:
-    ended: list[tuple[int, int, str]] = []
-    caplog.set_level(logging.INFO)  # which a follower logs at, too
-    ranks = Ranks(options, 2, on_end=lambda *told: ended.append(told))
-    os.kill(ranks.pids[0], 9)
-    end = time.monotonic() + 10
-    while not ended and time.monotonic() < end:
-        time.sleep(0.01)
-    assert [(rank, code) for rank, code, _ in ended] == [(1, -9)]
-    assert "KV cache" in ended[0][2]
-    ranks.close()
 
 
 @pytest.mark.usefixtures("as_before")

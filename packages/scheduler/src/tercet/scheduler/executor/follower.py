@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 EXIT_CONFIG = 2
 """Exit status for options that cannot work, as that of the scheduler."""
+_MOMENT = 0.5
+"""Seconds for the news of rank 0's end to arrive."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +48,19 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     with open(0, "rb", buffering=0, closefd=False) as lifeline:
         start = msgspec.json.decode(lifeline.readline(), type=Start)
-    threading.Thread(target=_end_with_rank_0, args=(start.directory,), name="lifeline", daemon=True).start()
+    end = threading.Thread(target=_end_with_rank_0, args=(start.directory,), name="lifeline", daemon=True)
+    end.start()
     words = f"%(asctime)s %(levelname)s %(name)s [rank {start.rank}]: %(message)s"
     logging.basicConfig(level=start.log_level, format=words)
+    try:
+        run(start)
+    except Exception:
+        end.join(_MOMENT)  # where all end, a collective may have noticed first
+        raise
+
+
+def run(start: Start) -> None:
+    """Load the shard, and follow. Raises what a step raises, or SystemExit for options that cannot work."""
     from tercet.protocol.lifecycle import settling_in
 
     with settling_in():

@@ -2,10 +2,11 @@
 
 import contextlib
 import logging
+import re
+import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import IO
 
@@ -19,8 +20,8 @@ OnEnd = Callable[[int, int, str], None]
 """Told, from a thread, which rank ended, with which exit code (negative: a signal), and its last words."""
 
 _COMMAND = (sys.executable, "-m", "tercet.scheduler.executor.follower")
-_WORDS = 3
-"""Lines that are remembered: an error's, and what it was about."""
+_NEWS = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO) ")
+"""How a line of its log begins that tells of nothing wrong."""
 _LONGEST_WORDS = 500
 _GRACE = 5.0
 """Seconds that it gets to end, which it does at once."""
@@ -77,14 +78,20 @@ class FollowerProcess:
             self._on_end(self._rank, code, words)
 
 
+def describe_end(code: int, words: str) -> str:
+    """How a process ended, in words."""
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    return f"{words} ({how})" if words else how
+
+
 def _relay(output: IO[bytes]) -> str:
-    """Say what a follower says, until it ends. Returns its last words."""
-    words: deque[str] = deque(maxlen=_WORDS)
+    """Say what a follower says, until it ends. Returns its last line that may say what is wrong."""
+    words = ""
     with output:
         for line in output:
             text = line.decode(errors="replace").rstrip()
             if text:
                 sys.stderr.write(f"{text}\n")
                 sys.stderr.flush()
-                words.append(text)
-    return " | ".join(words)[-_LONGEST_WORDS:]
+                words = words if _NEWS.match(text) else text[:_LONGEST_WORDS]
+    return words

@@ -5,11 +5,12 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from tercet.scheduler.executor.follower import EXIT_CONFIG, Start
-from tercet.scheduler.executor.follower_process import FollowerProcess, OnEnd
+from tercet.scheduler.executor.follower_process import FollowerProcess, OnEnd, describe_end
 from tercet.scheduler.executor.rank_links import OrdersGiven, address_of
 from tercet.scheduler.executor.rank_messages import Order
 from tercet.scheduler.executor.worker_options import WorkerOptions, encode_options
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_PLACE = 60
 """Characters of a directory for temporary files: the path of a socket in one there may have 107 bytes."""
+_OWN_WORDS = 10.0
+"""Seconds for rank 0 to find out by itself that its options cannot work, when a follower has."""
 
 
 class Followers:
@@ -31,6 +34,7 @@ class Followers:
         By default this process ends with it: whatever it does, it would never finish it.
         """
         self.directory = _private_directory()
+        self._ending = threading.Event()
         self._processes: list[FollowerProcess] = []
         size = len(options)
         self._orders = OrdersGiven(address_of(self.directory, rank) for rank in range(1, size))
@@ -68,6 +72,7 @@ class Followers:
 
     def end(self) -> None:
         """Let all end, and wait for it. Harmless when called again."""
+        self._ending.set()
         for process in self._processes:
             process.release()
         for process in self._processes:
@@ -77,14 +82,16 @@ class Followers:
         self.forget_directory()
 
     def _end_with(self, rank: int, code: int, words: str) -> None:
-        """End this process at once, which may be in a collective that will never be done."""
-        if code == EXIT_CONFIG:  # its last line says why, and is said here
-            logger.info("rank %d cannot be started", rank)
-        else:
-            logger.error("rank %d of this model ended with %d, and so ends all of it: %s", rank, code, words)
+        """End this process at once, which may be in a collective that will never be done.
+
+        Not where it is about to end because of its options: its exit status then says that trying again is no use.
+        """
+        if code == EXIT_CONFIG and self._ending.wait(_OWN_WORDS):
+            return
+        logger.error("rank %d of this model ended, and so it ends as a whole: %s", rank, describe_end(code, words))
         sys.stderr.flush()
         self.forget_directory()
-        os._exit(code if code == EXIT_CONFIG else 1)
+        os._exit(1)
 
 
 def _private_directory() -> Path:

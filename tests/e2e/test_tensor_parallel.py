@@ -1,0 +1,80 @@
+"""A model that two processes share, served as any other; a death of either is one of a scheduler."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from openai import OpenAI
+
+from tests.e2e.random_checkpoint import PLAIN, write
+from tests.server_process import Server
+
+TOKENS = 400
+OPTIONS = ("--kv-cache-bytes", "16MiB", "--dtype", "float32")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("qwen") / "tiny-qwen", PLAIN)
+
+
+@pytest.fixture(scope="module")
+def shared(start: Callable[..., Server], checkpoint: Path) -> Iterator[Server]:
+    server = start(str(checkpoint), *OPTIONS, "--tensor-parallel-size", "2").wait()
+    yield server
+    processes = ranks(server)
+    assert server.stop() == 0, "\n".join(server.lines)
+    assert not any(map(lives, processes))
+
+
+@pytest.fixture
+def client(shared: Server) -> OpenAI:
+    return shared.client()
+
+
+def ranks(server: Server) -> list[psutil.Process]:
+    """The processes of the model: rank 0, and what it started."""
+    parts = psutil.Process(server.process.pid).children()
+    (scheduler,) = [part for part in parts if "tercet.scheduler" in part.cmdline()]
+    return [scheduler, *scheduler.children()]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs: one that has ended may stay in the table of processes until somebody looks."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def asked(client: OpenAI, model: str, at: int = 0, blow: Callable[[], None] = lambda: None) -> str:
+    """The text of a long answer, `blow` having been called when so many pieces of it had come."""
+    pieces: list[str] = []
+    stream = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "The quick brown fox"}],
+        max_tokens=TOKENS,
+        temperature=1.0,
+        seed=7,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    for chunk in stream:
+        pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
+        if len(pieces) == at:
+            blow()
+    return "".join(pieces)
+
+
+def test_a_request_outlives_either_process(shared: Server, client: OpenAI) -> None:
+    model = shared.model()
+    whole = asked(client, model)
+    assert len(set(whole.split())) > 20
+    for rank, words in ((1, r"rank 1 of this model ended.*: killed by SIGKILL"), (0, r"died: killed by SIGKILL")):
+        before = ranks(shared)
+        assert len(before) == 2
+        assert asked(client, model, 20, before[rank].kill) == whole
+        assert not any(map(lives, before))
+        assert any(re.search(words, line) for line in shared.lines), "\n".join(shared.lines)
