@@ -18,7 +18,7 @@ from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor import followers as followers_module
 from tercet.scheduler.executor.followers import Followers
-from tercet.scheduler.executor.parallel import TorchCollectives
+from tercet.scheduler.executor.parallel import collectives_of
 from tercet.scheduler.executor.rank_messages import Step
 from tercet.scheduler.executor.ranks import Ranks
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -35,7 +35,7 @@ def main(mode: str, model: str) -> None:
         followers = Followers([options, wrong], NOWHERE)
         say("rank 1 is", *followers.pids)
         if mode == "refused":
-            TorchCollectives(0, 2, followers.directory, torch.device("cpu"))
+            collectives_of(0, 2, followers.directory, torch.device("cpu"))
         time.sleep(60)
     ranks = Ranks(options, 2)
     say("rank 1 is", *ranks.pids)

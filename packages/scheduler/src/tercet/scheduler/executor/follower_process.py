@@ -20,8 +20,8 @@ OnEnd = Callable[[int, int, str], None]
 """Told, from a thread, which rank ended, with which exit code (negative: a signal), and its last words."""
 
 _COMMAND = (sys.executable, "-m", "tercet.scheduler.executor.follower")
-_NEWS = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO) ")
-"""How a line of its log begins that tells of nothing wrong."""
+_NEWS = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO|WARNING) ")
+"""How a line of its log begins that tells of nothing that it would die of."""
 _LONGEST_WORDS = 500
 _GRACE = 5.0
 """Seconds that it gets to end, which it does at once."""
