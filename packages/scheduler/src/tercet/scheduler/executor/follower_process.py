@@ -79,9 +79,9 @@ class FollowerProcess:
 
 
 def describe_end(code: int, words: str) -> str:
-    """How a process ended, in words."""
+    """How a process ended, in words: its own where it can have known."""
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-    return f"{words} ({how})" if words else how
+    return f"{words} ({how})" if words and code != -signal.SIGKILL else how
 
 
 def _relay(output: IO[bytes]) -> str:
