@@ -103,7 +103,7 @@ class SchedulerOptions:
     kv_cache_dtype: str | None = None
     """Number format of keys and values: auto (that of the weights), bfloat16 or fp8_e4m3."""
     kv_cache_bytes: str | None = None
-    """Memory for keys and values, such as 2GiB."""
+    """Memory for keys and values in each process of a model, such as 2GiB."""
     max_running_requests: int | None = None
     """Requests that may generate at the same time."""
     chunked_prefill_size: int | None = None

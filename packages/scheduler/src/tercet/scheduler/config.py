@@ -82,7 +82,7 @@ class ModelOptions:
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3"] = "auto"
     """Number format of keys and values; auto takes that of the weights, fp8_e4m3 half the memory of 16 bits."""
     kv_cache_bytes: int | None = None
-    """Memory for keys and values; otherwise a stated share of what is free."""
+    """Memory for keys and values in each process; otherwise a stated share of what is free."""
     page_size: int = 16
     """Tokens in one page of the KV cache."""
     context_length: int | None = None
