@@ -283,7 +283,7 @@ def test_options_become_flags_of_the_part_they_belong_to() -> None:
     scheduler, detokenizer, frontend = parts["scheduler-1"], parts["detokenizer-0"], parts["frontend-0"]
     assert scheduler.command == (
         *(sys.executable, "-m", "tercet.scheduler", "--model=some/model", "--dtype=float32"),
-        *("--kv-cache-bytes=2147483648", "--disable-radix-cache", "--seed=7"),
+        *("--kv-cache-bytes=2147483648", "--disable-radix-cache", "--device=auto:1", "--seed=7"),
     )
     assert detokenizer.command == (sys.executable, "-m", "tercet.detokenizer", "--max-states=9")
     assert frontend.command == (
@@ -295,6 +295,29 @@ def test_options_become_flags_of_the_part_they_belong_to() -> None:
         *(Role.SCHEDULER, Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND)
     ]
     assert [part.gets_socket for part in parts.values()] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "ranks", "extra", "expected"),
+    [
+        (1, None, {}, [None]),
+        (1, 4, {}, [None]),
+        (3, None, {}, ["auto:0", "auto:1", "auto:2"]),
+        (2, 4, {}, ["auto:0", "auto:4"]),
+        (2, 2, {"device": "cuda:1"}, ["cuda:1", "cuda:1"]),
+    ],
+)
+def test_each_scheduler_takes_gpus_of_its_own(
+    schedulers: int, ranks: int | None, extra: dict[str, str], expected: list[str | None]
+) -> None:
+    config = ServeConfig(
+        serve=ServeOptions(dp_size=schedulers),
+        scheduler=SchedulerOptions(tensor_parallel_size=ranks),
+        scheduler_extra=extra,
+    )
+    commands = [part.command for part in local_parts(config, Path("/run/x")) if part.role is Role.SCHEDULER]
+    given = [[word.removeprefix("--device=") for word in command if "--device" in word] for command in commands]
+    assert given == [[] if device is None else [device] for device in expected]
 
 
 def test_api_keys_are_in_the_frontends_environment_and_in_no_command_line() -> None:

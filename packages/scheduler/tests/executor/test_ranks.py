@@ -190,8 +190,10 @@ def test_each_process_takes_a_gpu(options: WorkerOptions, monkeypatch: pytest.Mo
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert [share.device for share in shared_options(replace(options, device="auto"), 2)] == ["cuda:0", "cuda:1"]
     assert [share.device for share in shared_options(options, 2)] == ["cpu", "cpu"]
-    with pytest.raises(ValueError, match="3 processes need as many GPUs: this machine has 2"):
-        shared_options(replace(options, device="cuda"), 3)
+    assert [share.device for share in shared_options(replace(options, device="auto:1"), 1)] == ["cuda:1"]
+    for device, size in (("cuda", 3), ("cuda:1", 2)):
+        with pytest.raises(ValueError, match=rf"{size} processes from GPU \d on need as many GPUs: this machine has 2"):
+            shared_options(replace(options, device=device), size)
 
 
 def test_cores_are_shared_in_runs() -> None:

@@ -39,6 +39,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
             (
                 *(*module, "tercet.scheduler", f"--model={config.model}"),
                 *config.scheduler.flags(),
+                *_own_gpus(config, number),
                 *extra_flags(config.scheduler_extra),
             ),
         )
@@ -74,6 +75,13 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
         for number in range(config.serve.frontend_workers)
     ]
     return parts
+
+
+def _own_gpus(config: ServeConfig, number: int) -> list[str]:
+    """Where there are GPUs, the scheduler of that number takes those behind the others', unless it was told which."""
+    if config.serve.dp_size == 1 or "device" in config.scheduler_extra:
+        return []
+    return [f"--device=auto:{number * (config.scheduler.tensor_parallel_size or 1)}"]
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class ModelOptions:
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """Where weights come from; dummy makes random ones."""
     device: str = "auto"
-    """cpu, cuda, or auto for what there is."""
+    """cpu, cuda, or auto for what there is; a number behind, as in cuda:2, is that of the (first) GPU."""
     attention_backend: str = "auto"
     """Attention kernels: a name that `tercet-kernels check` lists."""
     quantization: Literal["none", "int8", "int4"] = "none"
@@ -89,8 +89,8 @@ class ModelOptions:
     """Shorter than the model's own, to save memory."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
+        if not re.fullmatch(r"cpu|(auto|cuda)(:\d{1,3})?", self.device):
+            raise ConfigError(f"--device must be cpu, auto, auto:N, cuda or cuda:N, not {self.device!r}")
         for option in ("page_size", "kv_cache_bytes", "context_length", "threads"):
             value = getattr(self, option)
             if value is not None and value < 1:
@@ -105,8 +105,6 @@ class ModelOptions:
             raise ConfigError(f"--tensor-parallel-size must be 1 to {MOST_PROCESSES}, not {size}")
         if size > 1 and self.executor == "fake":
             raise ConfigError(f"--tensor-parallel-size {size}: the fake executor has nothing to share")
-        if size > 1 and ":" in self.device:
-            raise ConfigError(f"--tensor-parallel-size {size} takes GPUs 0 to {size - 1}, not --device {self.device}")
 
 
 @Parameter(name="*")

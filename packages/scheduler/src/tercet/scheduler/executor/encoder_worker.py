@@ -11,6 +11,7 @@ import torch
 from tercet.protocol.values import Task
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
 from tercet.scheduler.executor.cpu_threads import limit_torch
+from tercet.scheduler.executor.devices import take_device
 from tercet.scheduler.executor.encoder_weights import load_encoder_weights
 from tercet.scheduler.executor.model_config import computed_dtype
 from tercet.scheduler.executor.pacing import tell_layers
@@ -62,9 +63,9 @@ class EncoderWorker:
     def __init__(
         self, options: EncoderOptions, progress: Progress | None = None, advance: Advance = lambda: None
     ) -> None:
-        device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        device = take_device(options.device)
         limit_torch(options.threads)
-        dtype = computed_dtype(options.model, options.dtype, torch.device(device), encoder=True)
+        dtype = computed_dtype(options.model, options.dtype, device, encoder=True)
         config = read_json(options.model / "config.json")
         causal = family_of(named_architecture(config))[0] in DECODERS
         sentences = read_sentences(options.model, causal=causal)
@@ -75,10 +76,10 @@ class EncoderWorker:
             dummy_weights(model.module)
         else:
             load_encoder_weights(model.module, options.model, progress)
-        if device == "cpu":
+        if device.type == "cpu":
             tell_layers(model.module, advance)
         self._model = model
-        self._device = torch.device(device)
+        self._device = device
         self._in_halves = Halving("tokens")
         self._pool = _POOLS[sentences.pooling]
         self._normalize = sentences.normalize

@@ -78,9 +78,8 @@ def run(start: Start) -> None:
 
 def build(start: Start) -> "TpModelWorker":
     """The worker of a shard. Raises ValueError for options that cannot work."""
-    import torch
-
     from tercet.scheduler.executor.cpu_threads import bind_to
+    from tercet.scheduler.executor.devices import take_device
     from tercet.scheduler.executor.parallel import collectives_of
     from tercet.scheduler.executor.tp_worker import TpModelWorker
     from tercet.scheduler.executor.worker_options import decode_options
@@ -88,9 +87,7 @@ def build(start: Start) -> "TpModelWorker":
 
     options = decode_options(start.options)
     bind_to(start.cores)
-    device = torch.device(options.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = take_device(options.device)
     collectives = collectives_of(start.rank, start.size, Path(start.directory), device)
     return TpModelWorker(options, shard=Shard(start.rank, start.size, collectives))
 

@@ -11,6 +11,7 @@ import torch
 from tercet.kernels.native.library import available_cores
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executor.cpu_threads import allowed_cores, bind_to, core_share
+from tercet.scheduler.executor.devices import first_gpu, take_device
 from tercet.scheduler.executor.follower_process import OnEnd
 from tercet.scheduler.executor.followers import Followers
 from tercet.scheduler.executor.parallel import Telling, collectives_of
@@ -56,7 +57,7 @@ class Ranks:
         Raises ValueError for options that cannot work.
         """
         shares = shared_options(options, size)
-        device = torch.device(shares[0].device)
+        device = take_device(shares[0].device)
         allowed = allowed_cores() if device.type == "cpu" else []
         cores = [core_share(allowed, rank, size) for rank in range(size)]
         self._forced: list[Forced] = []
@@ -120,10 +121,11 @@ def shared_options(options: WorkerOptions, size: int) -> list[WorkerOptions]:
     On a CPU each uses as many threads as are asked for, or its share of the cores. Rank 0 alone reads grammars, and
     alone has somebody who plans while it computes.
     """
-    if options.device != "cpu" and torch.cuda.is_available():
-        if torch.cuda.device_count() < size:
-            raise ValueError(f"{size} processes need as many GPUs: this machine has {torch.cuda.device_count()}")
-        shares = [replace(options, device=f"cuda:{rank}") for rank in range(size)]
+    first = first_gpu(options.device)
+    if first is not None:
+        if (count := torch.cuda.device_count()) < first + size:
+            raise ValueError(f"{size} processes from GPU {first} on need as many GPUs: this machine has {count}")
+        shares = [replace(options, device=f"cuda:{first + rank}") for rank in range(size)]
     else:
         threads = options.threads or max(1, available_cores() // size)
         shares = [replace(options, device="cpu", threads=threads)] * size

@@ -16,6 +16,7 @@ from tercet.kernels.ops.store_kv import E4M3
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder
 from tercet.scheduler.executor.device_memory import available_bytes
+from tercet.scheduler.executor.devices import take_device
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
 from tercet.scheduler.executor.loading import load_model, sampling_ops, shape_of
@@ -61,7 +62,7 @@ class TpModelWorker:
         shard: Shard = WHOLE,
     ) -> None:
         """Among several processes all must be made alike but for their `shard`, and then be told the same plans."""
-        device = torch.device(_device(options.device))
+        device = take_device(options.device)
         config = shape_of(options, device)
         try:
             backend = attention_backend(options.attention_backend, device)
@@ -199,12 +200,6 @@ def _grammars(options: WorkerOptions, config: DecoderShape) -> SlotGrammars | No
     if backend is None:
         return None
     return SlotGrammars(backend, options.slots, config.vocab_size, fast_forward=options.fast_forward)
-
-
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _context_length(options: WorkerOptions, config: DecoderShape) -> int:

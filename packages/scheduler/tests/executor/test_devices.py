@@ -1,0 +1,41 @@
+"""Names of devices, on machines with and without GPUs."""
+
+import pytest
+import torch
+
+from tercet.scheduler.executor.devices import first_gpu, take_device
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Those that were made the current one, of a machine with three."""
+    taken: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("torch.cuda.set_device", taken.append)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "first"),
+    [("auto", "cuda", 0), ("cuda", "cuda", 0), ("auto:2", "cuda:2", 2), ("cuda:1", "cuda:1", 1), ("cpu", "cpu", None)],
+)
+def test_a_gpu_that_is_named_becomes_the_current_one(
+    name: str, device: str, first: int | None, gpus: list[torch.device]
+) -> None:
+    assert first_gpu(name) == first
+    assert take_device(name) == torch.device(device)
+    assert gpus == ([torch.device(device)] if ":" in name else [])
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("name", ["auto:3", "cuda:7"])
+def test_a_gpu_that_is_not_there_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"--device {name}: this machine's GPUs are 3"):
+        take_device(name)
+
+
+@pytest.mark.parametrize("name", ["auto", "auto:5"])
+def test_without_gpus_any_scheduler_is_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert take_device(name) == torch.device("cpu")
