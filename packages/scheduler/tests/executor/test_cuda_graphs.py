@@ -24,7 +24,7 @@ from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.sampler import Sampler
 from tercet.scheduler.executor.shrinking import ShrinkingModel
 from tercet.scheduler.executor.slot_grammars import GuidedRows, SlotGrammars
-from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
+from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.uploads import Array
 from tercet.scheduler.models.layer_ops import TORCH, LayerOps, TritonLayerOps
 
@@ -359,43 +359,3 @@ def test_where_sampling_cannot_be_recorded_it_is_launched(error: Exception, atte
         assert not runner.capture_next()
     assert tape.tried == 1
     assert tape.recorded == []
-
-
-class Recorded:
-    """`Replays` that have sampled whatever they are asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[int]] = []
-
-    def replay(self, inputs: StepInputs) -> None: ...
-
-    def replay_sampling(self, inputs: StepInputs) -> torch.Tensor:
-        self.asked.append(inputs.slots.tolist())
-        return torch.full((len(inputs.slots),), 7)
-
-    def capture_next(self) -> bool:
-        return False
-
-
-def test_rows_that_follow_a_grammar_are_not_sampled_by_a_graph_wherever_it_is_read(attending: Any, steps: Any) -> None:
-    """Rank 0 masks them and so samples them as they are: so must a follower, which has no grammars."""
-    recorded = Recorded()
-    runner = ModelRunner(
-        attending,
-        steps().pool,
-        TorchNativeAttention,
-        slots=2,
-        context_length=23,
-        vocab_size=50,
-        device=torch.device("cpu"),
-        graphs=lambda *_: recorded,
-    )
-    inits = [init(0, [1, 2]), init(1, [3, 4], grammar=Grammar(GrammarKind.REGEX, "a"))]
-    pages = [PageUpdate(slot, 0, [[slot]]) for slot in range(2)]
-    rows = [Row(slot, 0, 2, sample=True) for slot in range(2)]
-    runner.execute(Plan(step=0, introduce=inits, pages=pages, rows=rows))
-    assert recorded.asked == []
-    (token,) = runner.execute(Plan(step=1, rows=rows[:1])).result().token_ids
-    assert (token, recorded.asked) == (7, [[0]])
-    runner.execute(Plan(step=2, introduce=[init(1, [3, 4])], rows=rows))
-    assert recorded.asked == [[0], [0, 1]]
