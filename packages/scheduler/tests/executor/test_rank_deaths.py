@@ -14,7 +14,7 @@ import pytest
 from packages.scheduler.tests.executor.test_tp_worker import CONFIG
 
 LIMIT = 60.0
-SOON = 5.0
+SOON = 15.0
 Leader = Callable[[str], "Rank0"]
 
 
