@@ -1,0 +1,58 @@
+"""What it costs two processes of a model to add up on a CPU: through shared memory, and by Gloo, by turns.
+
+As a program it is the second process: `collectives.py DIRECTORY`.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from tercet.scheduler.executor.parallel import TorchCollectives
+from tercet.scheduler.executor.shared_memory import SharedMemoryCollectives
+
+Measured = tuple[str, float, str, float | None]
+"""(what, measured, unit, target or None)"""
+
+CASES = [(1, 4096), (32, 4096), (512, 4096)]
+ROUNDS, SUMS = 5, 20
+
+
+def seconds(rank: int, directory: Path) -> dict[tuple[str, int, int], float]:
+    """Of one sum, by kind and shape in bfloat16: medians of rounds, each of which measures every kind."""
+    torch.set_num_threads(1)
+    kinds = {
+        "shared memory": SharedMemoryCollectives(rank, 2, directory),
+        "Gloo": TorchCollectives(rank, 2, directory, torch.device("cpu")),
+    }
+    took: dict[tuple[str, int, int], list[float]] = {}
+    for _ in range(ROUNDS):
+        for rows, columns in CASES:
+            x = torch.ones(rows, columns, dtype=torch.bfloat16)
+            for name, collectives in kinds.items():
+                collectives.all_reduce(x)
+                start = time.perf_counter()
+                for _ in range(SUMS):
+                    collectives.all_reduce(x)
+                took.setdefault((name, rows, columns), []).append((time.perf_counter() - start) / SUMS)
+    return {case: median(times) for case, times in took.items()}
+
+
+def rows() -> Iterator[Measured]:
+    """Both, and how many times faster shared memory is."""
+    with tempfile.TemporaryDirectory() as directory, subprocess.Popen([sys.executable, __file__, directory]):
+        took = seconds(0, Path(directory))
+    for rows, columns in CASES:
+        ours, gloo = (took[name, rows, columns] for name in ("shared memory", "Gloo"))
+        yield f"[{rows}, {columns}] in bfloat16, two processes: shared memory", 1e6 * ours, "us", None
+        yield f"[{rows}, {columns}] in bfloat16, two processes: Gloo", 1e6 * gloo, "us", None
+        yield f"[{rows}, {columns}] in bfloat16, two processes: Gloo over shared memory", gloo / ours, "times", 1
+
+
+if __name__ == "__main__":
+    seconds(1, Path(sys.argv[1]))
