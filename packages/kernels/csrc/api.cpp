@@ -40,7 +40,7 @@ const T* at(const void* memory, int64_t index) {
 // Differs when abi.py and this library do not belong together.
 EXPORT int64_t tercet_struct_bytes() noexcept {
     return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter) +
-                   sizeof(Packing) + sizeof(Meeting));
+                   sizeof(Packing) + sizeof(Meeting) + sizeof(Mixture));
 }
 
 EXPORT int64_t tercet_best_level() noexcept { return best_level(); }
@@ -112,6 +112,14 @@ EXPORT int64_t tercet_pack(const void* weight, int64_t source, int64_t n, int64_
 
 EXPORT int64_t tercet_linear(const Linear* weights, const float* x, int64_t m, float* out) {
     return guarded([&] { linear(*weights, x, m, out); });
+}
+
+// out [tokens, hidden] from x [tokens, hidden].
+EXPORT int64_t tercet_mixture(const Mixture* mixture, const float* x, int64_t tokens, float* out) {
+    return guarded([&] {
+        std::memset(out, 0, size_t(tokens * mixture->router.k) * sizeof *out);
+        add_mixture(*mixture, x, tokens, out);
+    });
 }
 
 EXPORT int64_t tercet_unpack_rows(const Linear* weights, const int64_t* index, int64_t rows, float* out) {

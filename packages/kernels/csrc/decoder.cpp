@@ -1,17 +1,18 @@
 #include "decoder.h"
 
 #include "buffer.h"
-#include "format.h"
+#include "gated.h"
 #include "pool.h"
 #include "rows.h"
 
 namespace {
 
-constexpr int64_t GRAIN = 1 << 14;  // elements of simple work that are worth another thread
+using pool::for_rows;
 
 // The activations of a step. A thread that runs models keeps one.
 struct Workspace {
-    Buffer residual, qkv, attention, gated, added, operand, scales;
+    Buffer residual, qkv, attention, normed, added, operand, scales;
+    GatedRows gated;
 
     Operand operand_of(const Linear& linear, int64_t tokens) {
         int64_t stride = operand_stride(linear.format, linear.k);
@@ -22,13 +23,6 @@ struct Workspace {
 Workspace& workspace() {
     static thread_local Workspace workspace;
     return workspace;
-}
-
-template <class F>
-void for_rows(int64_t rows, int64_t elements, const F& body) {
-    pool::run_pieces(rows, (GRAIN + elements - 1) / elements, [&](int64_t from, int64_t to) {
-        for (int64_t row = from; row < to; row++) body(row);
-    });
 }
 
 template <class T>
@@ -49,6 +43,13 @@ void embed(const Model& model, const Step& step, float* out) {
     });
 }
 
+// residual += the normalised rows of x.
+void add_normed(const Model& model, const float* x, const float* norm, int64_t tokens, float* residual) {
+    int64_t n = model.hidden;
+    for_rows(tokens, n,
+             [&](int64_t token) { add_rmsnorm_row(x + token * n, norm, n, model.eps, residual + token * n); });
+}
+
 // residual += x @ linear, normalised first where there is a norm.
 void add(const Model& model, const Linear& linear, const Operand& x, const float* norm, int64_t tokens,
          float* residual) {
@@ -56,8 +57,7 @@ void add(const Model& model, const Linear& linear, const Operand& x, const float
     if (!norm) return multiply(linear, x, tokens, {Output::ADD, residual, n});
     float* added = workspace().added.floats(tokens * n);
     multiply(linear, x, tokens, {Output::STORE, added, n});
-    for_rows(tokens, n,
-             [&](int64_t token) { add_rmsnorm_row(added + token * n, norm, n, model.eps, residual + token * n); });
+    add_normed(model, added, norm, tokens, residual);
 }
 
 // Normalised rows, in the format of the weights they meet next.
@@ -115,35 +115,32 @@ void add_attention(const Model& model, const Layer& layer, const Step& step, flo
     multiply(layer.qkv, normed(model, layer.qkv, residual, layer.input_norm, step.tokens), step.tokens,
              {Output::STORE, qkv, width});
     rotate_and_store(model, layer, step, qkv, width);
-    Scoring scoring = {model.attention_scale, model.softcap, layer.window, nullptr};
+    Scoring scoring = {model.attention_scale, model.softcap, layer.window, layer.sinks};
     attend(qkv, width, layer.cache, step.rows[layer.group], scoring, model.heads, out, size);
     add(model, layer.o, operand_from(layer.o, out, step.tokens), layer.attention_norm, step.tokens, residual);
 }
 
-// Adds a layer's MLP to the residual. Gated rows go straight into the format that `down` reads; only quantised formats
-// need all of a row before they know its scale.
+// Adds a layer's MLP to the residual.
 void add_mlp(const Model& model, const Layer& layer, const Step& step, float* residual) {
-    Workspace& space = workspace();
+    GatedRows& gated = workspace().gated;
     const Linear& down = layer.down;
     Operand x = normed(model, layer.gate_up, residual, layer.post_norm, step.tokens);
-    if (is_quantised(down.format)) {
-        float* gated = space.gated.floats(step.tokens * down.k);
-        multiply(layer.gate_up, x, step.tokens, {Output::GATE, gated, down.k, model.gate});
-        add(model, down, operand_from(down, gated, step.tokens), layer.mlp_norm, step.tokens, residual);
-        return;
-    }
-    int64_t stride = operand_stride(down.format, down.k),
-            size = down.format == FLOAT32 ? 4 : int64_t(sizeof(Bfloats::Input));
-    Operand gated = {space.gated.bytes(stride * step.tokens), stride, nullptr};
-    if (down.k * size != stride)
-        for (int64_t token = 0; token < step.tokens; token++)
-            std::memset(gated.rows + token * stride + down.k * size, 0, size_t(stride - down.k * size));
-    if (down.format == FLOAT32)
-        multiply(layer.gate_up, x, step.tokens,
-                 {Output::GATE, reinterpret_cast<float*>(gated.rows), stride / 4, model.gate});
-    else
-        multiply(layer.gate_up, x, step.tokens, {Output::GATE, nullptr, stride, model.gate, gated.rows});
-    add(model, down, gated, layer.mlp_norm, step.tokens, residual);
+    gated.begin(down.format, down.k, step.tokens);
+    multiply(layer.gate_up, x, step.tokens, gated.output(0, step.tokens, down.k, model.gate));
+    add(model, down, gated.finish(), layer.mlp_norm, step.tokens, residual);
+}
+
+// Adds a layer's mixture to the residual, normalised first where there is a norm.
+void add_experts(const Model& model, const Layer& layer, const Step& step, float* residual) {
+    int64_t n = model.hidden;
+    float* x = workspace().normed.floats(step.tokens * n);
+    for_rows(step.tokens, n,
+             [&](int64_t token) { rmsnorm_row(residual + token * n, layer.post_norm, n, model.eps, x + token * n); });
+    if (!layer.mlp_norm) return add_mixture(*layer.mixture, x, step.tokens, residual);
+    float* added = workspace().added.floats(step.tokens * n);
+    std::memset(added, 0, size_t(step.tokens * n) * sizeof *added);
+    add_mixture(*layer.mixture, x, step.tokens, added);
+    add_normed(model, added, layer.mlp_norm, step.tokens, residual);
 }
 
 }  // namespace
@@ -188,7 +185,7 @@ void forward(const Model& model, const Step& step, float* hidden) {
     embed(model, step, residual);
     for (int64_t i = 0; i < model.layer_count; i++) {
         add_attention(model, model.layers[i], step, residual);
-        add_mlp(model, model.layers[i], step, residual);
+        (model.layers[i].mixture ? add_experts : add_mlp)(model, model.layers[i], step, residual);
     }
     for_rows(step.tokens, model.hidden, [&](int64_t token) {
         const float* row = residual + token * model.hidden;

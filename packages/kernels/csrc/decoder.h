@@ -4,23 +4,26 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "mixture.h"
 
 struct Layer {
     Linear qkv, o, gate_up, down;  // gate_up's panels alternate
+    const Mixture* mixture;        // or null; where there is one it takes the place of gate_up and down
     const float* input_norm;
     const float* post_norm;
     const float* q_norm;          // or null, as those that follow
     const float* k_norm;
     const float* attention_norm;  // of what attention adds
     const float* mlp_norm;        // of what the MLP adds
-    const float* rope;            // [positions, rotary_dim]: cosines, then sines
+    const float* sinks;           // [heads], of attention
+    const float* rope;            // [positions, rotary_dim]: cosines, then sines; never null
     Cache cache;
     int64_t window;  // 0: none
     int64_t group;   // which of a step's `Rows`
 };
 
 struct Model {
-    int64_t layer_count, hidden, heads, kv_heads, head_dim, intermediate, vocab;
+    int64_t layer_count, hidden, heads, kv_heads, head_dim, vocab;
     int64_t positions, rotary_dim;  // of the tables
     const float* norm;
     const Layer* layers;

@@ -30,6 +30,16 @@ inline F32 act(F32 x, int64_t gate) {
     return x / (exp(-slope) + 1.0f);
 }
 
+constexpr float LIMIT = 7, SLOPE = 1.702f;  // of clamped gates
+
+inline F32 act_and_mul(F32 gate, F32 up, int64_t kind) {
+    if (kind != CLAMPED) return act(gate, kind) * up;
+    gate = gate > broadcast(LIMIT) ? broadcast(LIMIT) : gate;  // a NaN passes this, and what follows
+    up = up > broadcast(LIMIT) ? broadcast(LIMIT) : up;
+    up = up < broadcast(-LIMIT) ? broadcast(-LIMIT) : up;
+    return (up + 1.0f) * (gate / (exp(gate * -SLOPE) + 1.0f));
+}
+
 // Scales and bias of one row of sums, then where they go. `sums` is [width * PARTS].
 template <class Format>
 void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel, int width,
@@ -53,7 +63,7 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
             for (int part = 0; part < PARTS; part++) {
                 int64_t column = (panel + pair) / 2 * PANEL + part * LANES;
                 int64_t count = linear.n / 2 - column;
-                F32 gated = act(values[pair * PARTS + part], output.gate) * values[(pair + 1) * PARTS + part];
+                F32 gated = act_and_mul(values[pair * PARTS + part], values[(pair + 1) * PARTS + part], output.gate);
                 if (count > LANES) count = LANES;
                 if (count <= 0) continue;
                 if (output.rows)
@@ -101,20 +111,53 @@ void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_
     }
 }
 
+int64_t panel_count(const Linear& linear, const Output& output) {
+    int64_t halves = output.mode == Output::GATE ? 2 : 1;  // each of which has whole panels
+    return halves * round_up(linear.n / halves, PANEL) / PANEL;
+}
+
+// Calls body(first, last) for rows that stay in a cache together.
+template <class Body>
+void for_chunks(int64_t m, int64_t stride, const Body& body) {
+    int64_t chunk = std::max(ROWS, round_up(CHUNK_BYTES / std::max<int64_t>(stride, 1), ROWS));
+    for (int64_t first = 0; first < m; first += chunk) body(first, std::min(first + chunk, m));
+}
+
+// Pairs of panels that are worth a task of their own.
+template <class Format>
+int64_t grain_of(const Linear& linear) {
+    int64_t pair_bytes = 2 * panel_bytes<Format>(linear.k);
+    return round_up(GRAIN_BYTES, pair_bytes) / pair_bytes;
+}
+
 template <class Format>
 void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Output& output) {
-    int64_t halves = output.mode == Output::GATE ? 2 : 1;  // each of which has whole panels
-    int64_t panels = halves * round_up(linear.n / halves, PANEL) / PANEL;
-    int64_t pairs = (panels + 1) / 2, pair_bytes = 2 * panel_bytes<Format>(linear.k);
-    int64_t chunk = std::max(ROWS, round_up(CHUNK_BYTES / std::max<int64_t>(x.stride, 1), ROWS));
-    int64_t grain = round_up(GRAIN_BYTES, pair_bytes) / pair_bytes;
-    for (int64_t first = 0; first < m; first += chunk) {
-        int64_t last = first + chunk < m ? first + chunk : m;
+    int64_t panels = panel_count(linear, output), pairs = (panels + 1) / 2, grain = grain_of<Format>(linear);
+    for_chunks(m, x.stride, [&](int64_t first, int64_t last) {
         pool::run_pieces(pairs, grain, [&](int64_t from, int64_t to) {
             int64_t end = 2 * to < panels ? 2 * to : panels;
             multiply_part<Format>(linear, x, first, last, 2 * from, end, output);
         });
-    }
+    });
+}
+
+// The pairs of all products are numbered one after another, and a task may reach over several.
+template <class Format>
+void multiply_several(const Product* products, int64_t count) {
+    int64_t all = 0;
+    for (int64_t i = 0; i < count; i++) all += (panel_count(*products[i].linear, products[i].output) + 1) / 2;
+    pool::run_pieces(all, grain_of<Format>(*products[0].linear), [&](int64_t from, int64_t to) {
+        for (int64_t i = 0, begin = 0, pairs; begin < to; i++, begin += pairs) {
+            const Product& product = products[i];
+            int64_t panels = panel_count(*product.linear, product.output);
+            pairs = (panels + 1) / 2;
+            if (begin + pairs <= from) continue;
+            int64_t panel = 2 * std::max<int64_t>(from - begin, 0), end = std::min(2 * (to - begin), panels);
+            for_chunks(product.m, product.x.stride, [&](int64_t first, int64_t last) {
+                multiply_part<Format>(*product.linear, product.x, first, last, panel, end, product.output);
+            });
+        }
+    });
 }
 
 void fill_bytes(const float* x, int64_t k, const Operand& operand, int64_t m) {
@@ -177,6 +220,16 @@ void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& o
         case BFLOAT16: return multiply_all<Bfloats>(linear, x, m, output);
         case INT8: return multiply_all<Bytes>(linear, x, m, output);
         default: return multiply_all<Nibbles>(linear, x, m, output);
+    }
+}
+
+void multiply(const Product* products, int64_t count) {
+    if (count == 1) return multiply(*products[0].linear, products[0].x, products[0].m, products[0].output);
+    switch (count ? products[0].linear->format : FLOAT32) {
+        case FLOAT32: return multiply_several<Floats>(products, count);
+        case BFLOAT16: return multiply_several<Bfloats>(products, count);
+        case INT8: return multiply_several<Bytes>(products, count);
+        default: return multiply_several<Nibbles>(products, count);
     }
 }
 

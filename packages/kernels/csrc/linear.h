@@ -23,6 +23,9 @@ struct Operand {
     char* rows;
     int64_t stride;
     float* scales;  // of quantised formats: what one step of each row means
+
+    // Those from a row on.
+    Operand from(int64_t row) const { return {rows + row * stride, stride, scales + row}; }
 };
 
 int64_t operand_stride(int64_t format, int64_t k);
@@ -30,8 +33,8 @@ int64_t operand_stride(int64_t format, int64_t k);
 // Writes a row of floats into row m of an operand.
 void fill_operand(int64_t format, const float* x, int64_t k, const Operand& operand, int64_t m);
 
-// What a gate goes through before an up is multiplied by it.
-enum Gate : int64_t { SILU = 0, GELU_TANH = 1 };
+// What a gate goes through before an up is multiplied by it: see `act_and_mul` in ops/activation.py.
+enum Gate : int64_t { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };
 
 // Where products go.
 struct Output {
@@ -47,6 +50,17 @@ struct Output {
 };
 
 void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& output);
+
+// One of several that are multiplied side by side.
+struct Product {
+    const Linear* linear;
+    Operand x;
+    int64_t m;
+    Output output;
+};
+
+// The same for weights of one format, in one parallel loop over the panels of all.
+void multiply(const Product* products, int64_t count);
 
 // Row `index` of the matrix, as floats.
 void unpack_row(const Linear& linear, int64_t index, float* out);

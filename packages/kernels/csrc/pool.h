@@ -31,4 +31,14 @@ void run_pieces(int64_t count, int64_t grain, const F& body) {
     run(pieces, [&](int64_t piece) { body(count * piece / pieces, count * (piece + 1) / pieces); });
 }
 
+constexpr int64_t GRAIN = 1 << 14;  // elements of simple work that are worth another thread
+
+// body(row) for each of so many rows of so many elements of simple work.
+template <class F>
+void for_rows(int64_t rows, int64_t elements, const F& body) {
+    run_pieces(rows, (GRAIN + elements - 1) / elements, [&](int64_t from, int64_t to) {
+        for (int64_t row = from; row < to; row++) body(row);
+    });
+}
+
 }  // namespace pool

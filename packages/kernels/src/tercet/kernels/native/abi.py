@@ -12,7 +12,7 @@ from tercet.kernels.ops.activation import Gate
 FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3
 FORMATS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
 """Number formats by dtype; 4 bits have none."""
-GATES: dict[Gate, int] = {"silu": 0, "gelu_tanh": 1}
+GATES: dict[Gate, int] = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
 """`Gate` of linear.h."""
 
 
@@ -68,12 +68,23 @@ class Filter(Structure):
     _fields_ = (*_ints("top_k"), ("top_p", c_float), ("floor", c_float))
 
 
+class Mixture(Structure):
+    """`Mixture` of mixture.h."""
+
+    _fields_ = (
+        *_ints("count", "top_k", "renormalise", "gate"),
+        *[(name, Linear) for name in ("router", "shared_gate")],
+        *_pointers("gate_up", "down"),
+    )
+
+
 class Layer(Structure):
     """`Layer` of decoder.h."""
 
     _fields_ = (
         *[(name, Linear) for name in ("qkv", "o", "gate_up", "down")],
-        *_pointers("input_norm", "post_norm", "q_norm", "k_norm", "attention_norm", "mlp_norm", "rope"),
+        *_pointers("mixture", "input_norm", "post_norm", "q_norm", "k_norm", "attention_norm", "mlp_norm"),
+        *_pointers("sinks", "rope"),
         ("cache", Cache),
         *_ints("window", "group"),
     )
@@ -83,7 +94,7 @@ class Model(Structure):
     """`Model` of decoder.h."""
 
     _fields_ = (
-        *_ints("layer_count", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab"),
+        *_ints("layer_count", "hidden", "heads", "kv_heads", "head_dim", "vocab"),
         *_ints("positions", "rotary_dim"),
         *_pointers("norm", "layers", "embedding"),
         *_ints("embedding_format"),
@@ -119,6 +130,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "packed_bytes": (_I, [_I, _I, _I]),
     "pack": (None, [_P, _I, _I, _I, POINTER(Packing)]),
     "linear": (None, [POINTER(Linear), _P, _I, _P]),
+    "mixture": (None, [POINTER(Mixture), _P, _I, _P]),
     "unpack_rows": (None, [POINTER(Linear), _P, _I, _P]),
     "forward": (None, [POINTER(Model), POINTER(Step), _P]),
     "argmax": (None, [_P, _I, _I, _P, _P]),
@@ -152,7 +164,7 @@ def declare(library: ctypes.CDLL) -> dict[str, Any]:
         if result is None:
             function.errcheck = check
         functions[name] = function
-    shared = Model, Layer, Step, Rows, Scoring, Filter, Packing, Meeting
+    shared = Model, Layer, Step, Rows, Scoring, Filter, Packing, Meeting, Mixture
     if functions["struct_bytes"]() != sum(map(ctypes.sizeof, shared)):
         raise AttributeError("it was compiled from other sources")
     return functions

@@ -12,9 +12,11 @@ from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.check import Pair, make_batch
 from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.native.library import load_library
-from tercet.kernels.native.linear import Quantization, pack_linear
+from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear
+from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantise_int4, quantise_weight
+from tercet.kernels.ops.moe import ExpertBiases, fused_moe, route
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import store_kv
@@ -52,6 +54,7 @@ class _Layer:
     norms: tuple[torch.Tensor, ...]  # before each half, of queries and of keys, and perhaps of what each half adds
     window: int
     table: torch.Tensor
+    sinks: torch.Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,7 @@ class _Kind:
     embedding_scale: float = 1.0
     attention_scale: float = _HEAD_DIM**-0.5
     softcap: float = 0.0
+    sinks: bool = False
 
 
 _GEMMA = _Kind(
@@ -97,7 +101,8 @@ def _random_layer(window: int, theta: float, kind: _Kind) -> _Layer:
     qkv, o, gate_up, down = (torch.randn(shape) / shape[1] ** 0.5 for shape in (*shapes, (_HIDDEN, _INNER)))
     sizes = (_HIDDEN, _HIDDEN, _HEAD_DIM, _HEAD_DIM, *([_HIDDEN] * 2 if kind.norms_after else []))
     norms = tuple(torch.randn(size) for size in sizes)
-    return _Layer(qkv, o, gate_up, down, norms, window, rope_cache(32, _HEAD_DIM, theta))
+    sinks = torch.randn(_HEADS) if kind.sinks else None
+    return _Layer(qkv, o, gate_up, down, norms, window, rope_cache(32, _HEAD_DIM, theta), sinks)
 
 
 def _native(
@@ -112,14 +117,14 @@ def _native(
         DecoderLayer(
             qkv=pack(layer.qkv),
             o=pack(layer.o),
-            gate_up=pack(layer.gate_up, interleave=True),
-            down=pack(layer.down),
+            mlp=PackedMLP(pack(layer.gate_up, interleave=True), pack(layer.down)),
             input_norm=layer.norms[0],
             post_norm=layer.norms[1],
             q_norm=layer.norms[2],
             k_norm=layer.norms[3],
             attention_norm=layer.norms[4] if kind.norms_after else None,
             mlp_norm=layer.norms[5] if kind.norms_after else None,
+            sinks=layer.sinks,
             rope=layer.table if layer is not layers[0] else None,
             window=layer.window,
         )
@@ -160,10 +165,24 @@ def _run_layer(
     attention = ReferenceAttention()
     attention.plan(batch)
     scale, window = kind.attention_scale, layer.window
-    seen = attention.attend(q, cache[0], cache[1], scale=scale, window=window, softcap=kind.softcap).float()
-    hidden = hidden + _normed(linear(seen.flatten(1), layer.o), layer.norms[4:5])
+    seen = attention.attend(q, cache[0], cache[1], scale=scale, window=window, softcap=kind.softcap, sinks=layer.sinks)
+    hidden = hidden + _normed(linear(seen.float().flatten(1), layer.o), layer.norms[4:5])
     gated = act_and_mul(linear(rmsnorm(hidden, layer.norms[1], _EPS), layer.gate_up), kind.gate)
     return hidden + _normed(linear(gated, layer.down), layer.norms[5:6])
+
+
+def _mixture(gate: Gate) -> Pair:
+    """Of no token, a few and many; of six experts two for each."""
+    router, biases = torch.randn(6, _HIDDEN), ExpertBiases(torch.randn(6, 2 * _INNER), torch.randn(6, _HIDDEN))
+    gate_up, down = (torch.randn(6, n, k) / k**0.5 for n, k in ((2 * _INNER, _HIDDEN), (_HIDDEN, _INNER)))
+    pack = partial(pack_linear, load_library())
+    gate_ups = map(partial(pack, interleave=True), gate_up, biases.gate_up)
+    experts = list(map(PackedMLP, gate_ups, map(pack, down, biases.down)))
+    mixture = Mixture(pack(router), experts, top_k=2, renormalise=True, gate=gate)
+    xs = [torch.randn(tokens, _HIDDEN) for tokens in (0, 1, 5, 300)]
+    routed = [route(linear(x, router), 2, renormalise=True) for x in xs]
+    expected = [fused_moe(x, *to, gate_up, down, gate=gate, biases=biases) for x, to in zip(xs, routed, strict=True)]
+    return torch.cat([mixture(x) for x in xs]), torch.cat(expected)
 
 
 def _normed(x: torch.Tensor, norms: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -180,4 +199,7 @@ CHECKS: dict[str, Callable[[], Pair]] = {
     "native linear int4": partial(_linears, torch.float32, "int4"),
     "native decoder": partial(_decoder, _Kind()),
     "native decoder of Gemma": partial(_decoder, _GEMMA),
+    "native decoder with sinks": partial(_decoder, _Kind(sinks=True)),
+    "native mixture of experts": partial(_mixture, "silu"),
+    "native mixture of experts, clamped": partial(_mixture, "clamped"),
 }

@@ -9,18 +9,18 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.cpu import cache_of, rows_of
 from tercet.kernels.native import abi
-from tercet.kernels.native.linear import PackedLinear
+from tercet.kernels.native.linear import PackedLinear, PackedMLP, check_shape
+from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.ops.activation import Gate
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DecoderLayer:
-    """The weights of one layer: pre-norm attention, then a gated MLP whose `gate_up` was packed interleaved."""
+    """The weights of one layer: pre-norm attention, then one gated MLP or a mixture of them."""
 
     qkv: PackedLinear
     o: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
+    mlp: PackedMLP | Mixture
     input_norm: torch.Tensor  # float32 [hidden], as the other norms
     post_norm: torch.Tensor
     q_norm: torch.Tensor | None = None  # [head_dim]
@@ -28,6 +28,7 @@ class DecoderLayer:
     attention_norm: torch.Tensor | None = None
     """Of what attention adds, and below of what the MLP adds."""
     mlp_norm: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None  # [heads]
     rope: torch.Tensor | None = None
     """In place of the model's."""
     window: int = 0
@@ -110,23 +111,26 @@ def _check_caches(layers: Sequence[DecoderLayer], shapes: Sequence[torch.Size]) 
 def _layer(weights: DecoderWeights, layer: DecoderLayer, cache: tuple[torch.Tensor, torch.Tensor]) -> abi.Layer:
     pages = cache_of(*cache, page_size=cache[0].shape[1])
     hidden, queries = weights.head.struct.k, weights.heads * weights.head_dim
-    inner = layer.gate_up.outputs // 2
-    shapes = [
-        (layer.qkv, queries + 2 * pages.kv_heads * pages.head_dim, hidden),
-        (layer.o, hidden, queries),
-        (layer.gate_up, 2 * inner, hidden),
-        (layer.down, hidden, inner),
-    ]
+    shapes = [(layer.qkv, queries + 2 * pages.kv_heads * pages.head_dim, hidden), (layer.o, hidden, queries)]
+    if isinstance(layer.mlp, Mixture):
+        shapes.append((layer.mlp.router, layer.mlp.router.outputs, hidden))
+        mlp, mixture = (abi.Linear(), abi.Linear()), ctypes.addressof(layer.mlp.struct)
+    else:
+        inner = layer.mlp.gate_up.outputs // 2
+        shapes += [(layer.mlp.gate_up, 2 * inner, hidden), (layer.mlp.down, hidden, inner)]
+        mlp, mixture = (layer.mlp.gate_up.struct, layer.mlp.down.struct), None
     for linear, outputs, inputs in shapes:
-        if (linear.outputs, linear.struct.k) != (outputs, inputs):
-            raise ValueError(f"a layer's weights are {[linear.outputs, linear.struct.k]}, not {[outputs, inputs]}")
+        check_shape(linear, outputs, inputs)
     if pages.head_dim != weights.head_dim or weights.heads % pages.kv_heads:
         raise ValueError("the cache does not fit the model's heads")
     norms = [layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm, layer.attention_norm, layer.mlp_norm]
-    sizes = [hidden, hidden, weights.head_dim, weights.head_dim, hidden, hidden]
-    pointers = [_floats(norm, size) if norm is not None else None for norm, size in zip(norms, sizes, strict=True)]
-    structs = (linear.struct for linear, _, _ in shapes)
-    return abi.Layer(*structs, *pointers, _table(weights, layer), pages, layer.window, layer.group)
+    sizes = [hidden, hidden, weights.head_dim, weights.head_dim, hidden, hidden, weights.heads]
+    vectors = zip((*norms, layer.sinks), sizes, strict=True)
+    pointers = [_floats(vector, size) if vector is not None else None for vector, size in vectors]
+    table = _table(weights, layer)
+    return abi.Layer(
+        layer.qkv.struct, layer.o.struct, *mlp, mixture, *pointers, table, pages, layer.window, layer.group
+    )
 
 
 def _table(weights: DecoderWeights, layer: DecoderLayer) -> int:
@@ -143,9 +147,8 @@ def _model(weights: DecoderWeights, layers: "ctypes.Array[abi.Layer]", *, kv_hea
     head, embedding, rope = weights.head.struct, weights.embedding, weights.rope
     if embedding is not None and (embedding.shape != (head.n, head.k) or not embedding.is_contiguous()):
         raise ValueError(f"an embedding {list(embedding.shape)} beside a head {[head.n, head.k]}")
-    inner = weights.layers[0].gate_up.outputs // 2
     return abi.Model(
-        *(len(layers), head.k, weights.heads, kv_heads, weights.head_dim, inner, head.n),
+        *(len(layers), head.k, weights.heads, kv_heads, weights.head_dim, head.n),
         *(*rope.shape, _floats(weights.norm, head.k)),
         ctypes.cast(layers, ctypes.c_void_p),
         *((None, 0) if embedding is None else (embedding.data_ptr(), abi.FORMATS[embedding.dtype])),

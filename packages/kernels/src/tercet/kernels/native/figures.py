@@ -13,7 +13,7 @@ from tercet.kernels.bench import HEAD_DIM, PAGE_SIZE, Figure, measure
 from tercet.kernels.check import make_batch
 from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.native.library import load_library
-from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
+from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear
 from tercet.kernels.ops.rope import rope_cache
 
 _FORMATS: dict[str, Quantization] = {"bfloat16": "none", "int8": "int8", "int4": "int4"}
@@ -57,16 +57,16 @@ def _decoder(name: str, quantization: Quantization, hidden: int, batches: tuple[
         weight = torch.randn(outputs, inputs).bfloat16()
         return pack_linear(load_library(), weight, quantization=quantization, interleave=interleave)
 
+    mlps = [PackedMLP(pack(2 * inner, hidden, interleave=True), pack(hidden, inner)) for _ in range(2)]
     layers = [
         DecoderLayer(
             qkv=pack((heads + 2 * kv_heads) * HEAD_DIM, hidden),
             o=pack(hidden, heads * HEAD_DIM),
-            gate_up=pack(2 * inner, hidden, interleave=True),
-            down=pack(hidden, inner),
+            mlp=mlp,
             input_norm=torch.ones(hidden),
             post_norm=torch.ones(hidden),
         )
-        for _ in range(2)
+        for mlp in mlps
     ]
     weights = DecoderWeights(
         layers=layers,
@@ -81,7 +81,7 @@ def _decoder(name: str, quantization: Quantization, hidden: int, batches: tuple[
     shape = (2, most * _CONTEXT // PAGE_SIZE, PAGE_SIZE, kv_heads, HEAD_DIM)
     caches = [torch.randn(shape).bfloat16() for _ in layers]
     decoder = NativeDecoder(weights, [(cache[0], cache[1]) for cache in caches])
-    linears = [linear for layer in layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    linears = [linear for layer, mlp in zip(layers, mlps, strict=True) for linear in (layer.qkv, layer.o, *mlp)]
     parameters = sum(linear.outputs * int(linear.struct.k) for linear in linears)
     for rows in batches:
         batch = make_batch([(1, _CONTEXT)] * rows, PAGE_SIZE, _CPU)

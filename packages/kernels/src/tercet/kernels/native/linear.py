@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -57,6 +57,13 @@ class PackedLinear:
         return out
 
 
+class PackedMLP(NamedTuple):
+    """The weights of a gated MLP."""
+
+    gate_up: PackedLinear  # interleaved
+    down: PackedLinear
+
+
 def pack_linear(
     library: Library,
     weight: torch.Tensor | Sequence[torch.Tensor],
@@ -87,6 +94,12 @@ def pack_linear(
         library.functions.pack(piece.data_ptr(), abi.FORMATS[dtype], *piece.shape, ctypes.byref(packing))
         start += 1 if interleave else _padded(len(piece)) // _PANEL
     return PackedLinear(library, abi.Linear(outputs, inputs, form, *pointers), panels, scales, offsets, spread)
+
+
+def check_shape(linear: PackedLinear, outputs: int, inputs: int) -> None:
+    """Raise ValueError for weights of another shape."""
+    if (linear.outputs, linear.struct.k) != (outputs, inputs):
+        raise ValueError(f"a layer's weights are {[linear.outputs, linear.struct.k]}, not {[outputs, inputs]}")
 
 
 def _pieces(weight: torch.Tensor | Sequence[torch.Tensor], interleave: bool) -> list[torch.Tensor]:

@@ -1,0 +1,195 @@
+"""Mixtures of packed experts against plain torch ones: few tokens and many, experts with none of them and with all."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tercet.kernels.native.library import Library
+from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear
+from tercet.kernels.native.mixture import Mixture
+from tercet.kernels.ops.activation import Gate, act_and_mul
+from tercet.kernels.ops.linear import linear_int4, linear_int8, quantise_int4, quantise_weight
+from tercet.kernels.ops.moe import ExpertBiases, by_expert, fused_moe, route
+
+TOKENS = [1, 2, 7, 41, 700]
+"""The last are more than a wave, whatever experts they have."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Of a mixture, as plain tensors."""
+
+    router: torch.Tensor
+    router_bias: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    biases: ExpertBiases
+
+    @classmethod
+    def random(cls, count: int, hidden: int, size: int, dtype: torch.dtype = torch.float32) -> "Weights":
+        shapes = [(count, hidden), (count,), (count, 2 * size, hidden), (count, hidden, size)]
+        router, router_bias, gate_up, down = ((torch.randn(shape) * 3 / shape[-1] ** 0.5).to(dtype) for shape in shapes)
+        return cls(
+            router, router_bias, gate_up, down, ExpertBiases(torch.randn(count, 2 * size), torch.randn(count, hidden))
+        )
+
+    def pack(self, library: Library, top_k: int, *, quantization: Quantization = "none", **how: Any) -> Mixture:
+        pack = partial(pack_linear, library, quantization=quantization)
+        gate_ups = map(partial(pack, interleave=True), self.gate_up, self.biases.gate_up)
+        experts = list(map(PackedMLP, gate_ups, map(pack, self.down, self.biases.down)))
+        router = pack_linear(library, self.router, self.router_bias)
+        return Mixture(router, experts, **{"top_k": top_k, "renormalise": True, **how})
+
+    def route(self, x: torch.Tensor, top_k: int, *, renormalise: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = torch.nn.functional.linear(x, self.router.float(), self.router_bias.float())
+        return route(logits, top_k, renormalise=renormalise)
+
+    def expected(self, x: torch.Tensor, top_k: int, *, renormalise: bool = True, gate: Gate = "silu") -> torch.Tensor:
+        routed = self.route(x, top_k, renormalise=renormalise)
+        return fused_moe(x, *routed, self.gate_up.float(), self.down.float(), gate=gate, biases=self.biases)
+
+
+def error(actual: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((actual - exact).abs().max() / exact.abs().max())
+
+
+@pytest.mark.parametrize(("count", "top_k", "hidden", "size"), [(6, 3, 48, 32), (1, 1, 33, 17), (20, 2, 64, 100)])
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_equals_torch(library: Library, count: int, top_k: int, hidden: int, size: int, *, renormalise: bool) -> None:
+    weights = Weights.random(count, hidden, size)
+    mixture = weights.pack(library, top_k, renormalise=renormalise)
+    for tokens in TOKENS:
+        x = torch.randn(tokens, hidden)
+        assert error(mixture(x), weights.expected(x, top_k, renormalise=renormalise)) < 1e-5
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh", "clamped"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_gates(library: Library, gate: Gate, dtype: torch.dtype) -> None:
+    weights = Weights.random(5, 50, 24, dtype)
+    x = (4 * torch.randn(30, 50)).to(dtype).float()  # gates and ups beyond the limits of clamped ones
+    actual = weights.pack(library, 5, gate=gate)(x)
+    assert error(actual, weights.expected(x, 5, gate=gate)) < (1e-5 if dtype == torch.float32 else 0.01)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_experts_equal_torch_and_routers_are_not_rounded(library: Library, quantization: Quantization) -> None:
+    weights, top_k = Weights.random(7, 70, 40), 3
+    rounded, multiply = {"int8": (quantise_weight, linear_int8), "int4": (quantise_int4, linear_int4)}[quantization]
+
+    def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
+        gate_up, down = weights.gate_up[expert], weights.down[expert]
+        acted = act_and_mul(multiply(rows, *rounded(gate_up), weights.biases.gate_up[expert]), "silu")
+        return multiply(acted, *rounded(down), weights.biases.down[expert])
+
+    mixture = weights.pack(library, top_k, quantization=quantization)
+    for tokens in TOKENS:
+        x = torch.randn(tokens, 70)
+        exact = by_expert(x, *weights.route(x, top_k), 7, one)
+        assert error(mixture(x), exact) < 0.02  # of what is gated, a number may be rounded the other way
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_experts_without_tokens_and_with_all_of_them(library: Library, dtype: torch.dtype) -> None:
+    weights = Weights.random(9, 40, 30, dtype)
+    weights.router_bias[:] = torch.tensor([0, 0, 99, 0, 0, 0, 50, 0, 0])
+    x = torch.randn(20, 40).to(dtype).float()
+    for top_k in (1, 2, 9):
+        experts = weights.route(x, top_k)[1]
+        assert len(set(experts.flatten().tolist())) == top_k
+        actual = weights.pack(library, top_k)(x)
+        assert error(actual, weights.expected(x, top_k)) < (1e-5 if dtype == torch.float32 else 0.01)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_a_shared_expert_of_another_size(library: Library, quantization: Quantization) -> None:
+    weights, shared = Weights.random(6, 48, 32), Weights.random(1, 48, 72)
+    gate = torch.randn(1, 48)
+    own = PackedMLP(
+        pack_linear(library, shared.gate_up[0], interleave=True, quantization=quantization),
+        pack_linear(library, shared.down[0], quantization=quantization),
+    )
+    mixture = weights.pack(library, 2, quantization=quantization, shared=(pack_linear(library, gate), own))
+    for tokens in TOKENS:
+        x = torch.randn(tokens, 48)
+        acted = act_and_mul(x @ shared.gate_up[0].T, "silu") @ shared.down[0].T
+        exact = weights.expected(x, 2) + (x @ gate.T).sigmoid() * acted
+        assert error(mixture(x), exact) < (1e-5 if quantization == "none" else 0.3)
+
+
+def test_of_experts_that_are_equally_likely_the_first_are_taken(library: Library) -> None:
+    weights = Weights.random(40, 32, 16)
+    weights.router.zero_()
+    weights.router_bias.zero_()
+    weights.router_bias[7] = 1
+    x = torch.randn(5, 32)
+    probabilities = weights.router_bias.softmax(0)[[7, 0, 1]]
+    exact = fused_moe(
+        x,
+        (probabilities / probabilities.sum()).expand(5, 3),
+        torch.tensor([[7, 0, 1]]).expand(5, 3),
+        weights.gate_up,
+        weights.down,
+        biases=weights.biases,
+    )
+    assert error(weights.pack(library, 3)(x), exact) < 1e-5
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_no_token_changes_another_nor_do_threads(library: Library, quantization: Quantization) -> None:
+    weights = Weights.random(12, 96, 48)
+    mixture = weights.pack(library, 4, quantization=quantization)
+    x, before = torch.randn(600, 96), library.threads
+    together = []
+    try:
+        for threads in (1, 2, 5):
+            library.set_threads(threads)
+            together.append(mixture(x))
+    finally:
+        library.set_threads(before)
+    assert all(torch.equal(each, together[0]) for each in together)
+    assert torch.equal(torch.cat([mixture(rows) for rows in torch.split(x[:9], 1)]), together[0][:9])
+    assert torch.equal(torch.cat([mixture(rows) for rows in torch.split(x, 250)]), together[0])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_stays_with_its_token(library: Library, value: float) -> None:
+    weights = Weights.random(6, 40, 24)
+    mixture, x = weights.pack(library, 3), torch.randn(8, 40)
+    right = mixture(x)
+    x[3, 5] = value
+    wrong = mixture(x)
+    others = [row for row in range(8) if row != 3]
+    assert torch.equal(wrong[others], right[others])
+    assert wrong[3].isnan().any()
+
+
+def test_what_does_not_fit_together_is_refused(library: Library) -> None:
+    weights, other = Weights.random(4, 32, 16), Weights.random(1, 32, 20)
+    for top_k in (0, 5):
+        with pytest.raises(ValueError, match="of 4 experts"):
+            weights.pack(library, top_k)
+    mixture = weights.pack(library, 2)
+    with pytest.raises(ValueError, match=r"expected float32 \[tokens, 32\]"):
+        mixture(torch.randn(3, 31))
+    pack = partial(pack_linear, library)
+    gate_up, down = pack(weights.gate_up[0], interleave=True), pack(weights.down[0])
+    good = PackedMLP(gate_up, down)
+    for experts in (
+        [good] * 3,
+        [*[good] * 3, PackedMLP(gate_up, pack(other.down[0]))],
+        [*[good] * 3, PackedMLP(gate_up, pack(torch.randn(31, 16)))],
+        [*[good] * 3, PackedMLP(pack(torch.randn(32, 31), interleave=True), down)],
+    ):
+        with pytest.raises(ValueError, match="a layer's weights are"):
+            Mixture(mixture.router, experts, top_k=2, renormalise=True)
+    rounded = PackedMLP(gate_up, pack(weights.down[0], quantization="int8"))
+    with pytest.raises(ValueError, match="of one format"):
+        Mixture(mixture.router, [*[good] * 3, rounded], top_k=2, renormalise=True)
+    with pytest.raises(ValueError, match="a layer's weights are"):
+        weights.pack(library, 2, shared=(pack(torch.randn(2, 32)), good))
+    with pytest.raises(ValueError, match="of one format"):
+        weights.pack(library, 2, shared=(pack(torch.randn(1, 32).bfloat16()), good))
