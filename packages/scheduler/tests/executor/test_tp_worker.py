@@ -205,10 +205,13 @@ def test_int8_takes_other_weights(options: WorkerOptions, experts: bool) -> None
 
 
 @pytest.mark.skipif(bool(missing_library()), reason=missing_library())
-def test_a_model_with_experts_runs_on_torch_and_says_so_once(
-    options: WorkerOptions, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("architecture", "why"), [("MixtralForCausalLM", ""), ("OlmoeForCausalLM", "native kernels norm no heads together")]
+)
+def test_experts_run_on_native_kernels_or_on_torch_which_is_said_once(
+    options: WorkerOptions, caplog: pytest.LogCaptureFixture, architecture: str, why: str
 ) -> None:
-    config = {**CONFIG, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = {**CONFIG, "architectures": [architecture], "num_local_experts": 4, "num_experts_per_tok": 2}
     (options.model / "config.json").write_text(json.dumps(config), encoding="utf-8")
     results = []
     for backend in ("cpu", "torch_native"):
@@ -216,7 +219,7 @@ def test_a_model_with_experts_runs_on_torch_and_says_so_once(
         results.append([worker.submit(plan).result().token_ids for plan in (prefill(), *decodes(6))])
     assert results[0] == results[1]
     said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert said == ["native kernels run no mixture of experts: MixtralForCausalLM runs on torch but for what they know"]
+    assert said == ([f"{why}: {architecture} runs on torch but for what they know"] if why else [])
 
 
 def test_a_cache_of_8_bits_has_room_for_twice_the_tokens_of_16(

@@ -9,15 +9,15 @@ tensor, too, but outputs are its last dimension, gates and ups by turns: they ar
 Of models that read images, too, what reads text is served, and its names begin otherwise.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from tercet.scheduler.models.linear import FusedLinear
+from tercet.scheduler.models.linear import FusedLinear, Lent
 from tercet.scheduler.models.moe import ExpertLinear, Experts
 from tercet.scheduler.models.shard import Cut
 
@@ -146,12 +146,35 @@ class ExpertNames:
             result |= {f"{path}.{number}.{name}": row for name, row in zip(names, rows, strict=True)}
         return result
 
+    def borrowers(self, path: str, experts: Experts) -> dict[str, Callable[[Lent], None]]:
+        """Who is lent the tensor of each name of a weight of the experts at `path`."""
+        if self.parts is None:
+            return {
+                f"{path}.{name}": partial(self._lend_all, linear)
+                for name, linear in (("gate_up_proj", experts.gate_up_proj), ("down_proj", experts.down_proj))
+            }
+        linears = ((experts.gate_up_proj, 0), (experts.gate_up_proj, 1), (experts.down_proj, 0))
+        return {
+            f"{path}.{number}.{name}.weight": partial(linear.lend, number, run)
+            for number in range(len(experts.down_proj.weight))
+            for name, (linear, run) in zip(self.parts, linears, strict=True)
+        }
+
+    def _lend_all(self, linear: ExpertLinear, lent: Lent) -> None:
+        if self.by_turns:
+            lent = lent._replace(rows=lent.rows.transpose(1, 2))
+        linear.lend_all(lent, by_turns=self.by_turns)
+
     def put_in_order(self, model: nn.Module) -> None:
-        """Bring gates before ups where they were stored by turns: in biases and in weights in full, once read."""
+        """Bring gates before ups where they were stored by turns: in biases and in weights in full, once read.
+
+        What is lent comes in order when it is taken.
+        """
         for module in model.modules() if self.by_turns else ():
             if isinstance(module, Experts):
                 linear = module.gate_up_proj
-                for tensor in (linear.weight.data, None if linear.bias is None else linear.bias.data):
+                weight = None if linear.is_lent else linear.weight.data
+                for tensor in (weight, None if linear.bias is None else linear.bias.data):
                     for rows in () if tensor is None or tensor.is_meta else tensor:
                         rows.copy_(in_order(rows))
 

@@ -80,7 +80,7 @@ def load_weights(
     if tied_head:
         _check_tied_head(directory, files, targets[_EMBEDDING].memory.dtype)
     tally = Tally(progress, files)
-    fill(files, targets, tally, borrowers=_matrices(model, stored) if lend else {}, later=quantised)
+    fill(files, targets, tally, borrowers=_borrowers(model, stored) if lend else {}, later=quantised)
     ExpertNames.of(stored).put_in_order(model)
     _load_quantised(linears, files, targets[_EMBEDDING].memory, tally, dequantised=dequantised)
     finish(model)
@@ -103,14 +103,14 @@ def fill(
     targets: Mapping[str, Place],
     tally: Tally,
     *,
-    borrowers: Mapping[str, tuple[Matrix, int | None]] = {},
+    borrowers: Mapping[str, Callable[[Lent], None]] = {},
     later: Container[str] = (),
 ) -> None:
     """Copy each stored tensor that has a target, by its name in the files, or what belongs there of it.
 
     The others count as read.
 
-    What somebody borrows is lent instead, and counts when it is taken; what is read `later` counts then.
+    What somebody borrows is lent to them instead, and counts when it is taken; what is read `later` counts then.
     """
     for path, header in files.items():
         with safe_open(path, framework="pt") as file:  # tensors are views of the mapped file
@@ -119,8 +119,7 @@ def fill(
                     continue
                 read = partial(tally.add, tensor)
                 if name in targets and name in borrowers:
-                    matrix, run = borrowers[name]
-                    matrix.lend(run, Lent(targets[name].held(file.get_tensor(tensor.name)), read))
+                    borrowers[name](Lent(targets[name].held(file.get_tensor(tensor.name)), read))
                     continue
                 if name in targets:
                     place = targets[name]
@@ -135,17 +134,19 @@ def finish(model: nn.Module) -> None:
             module.when_loaded()
 
 
-def _matrices(model: nn.Module, stored: Collection[str]) -> dict[str, tuple[Matrix, int | None]]:
-    """The name a checkpoint has for each run of rows of a matrix; None stands for all of them."""
-    found: dict[str, tuple[Matrix, int | None]] = {}
-    names = FusedNames.of(stored)
-    for path, module in model.named_modules():
+def _borrowers(model: nn.Module, stored: Collection[str]) -> dict[str, Callable[[Lent], None]]:
+    """Who is lent the tensor of each name that a checkpoint has for rows of a matrix, or of an expert's."""
+    found: dict[str, Callable[[Lent], None]] = {}
+    names, experts = FusedNames.of(stored), ExpertNames.of(stored)
+    for path, module in experts.modules(model):
         if isinstance(module, FusedLinear):
             parts = names.parts(path, module)
             runs = [None] if len(parts) == 1 else range(len(parts))
-            found |= {f"{part}.weight": (module, run) for run, part in zip(runs, parts, strict=True)}
+            found |= {f"{part}.weight": partial(module.lend, run) for run, part in zip(runs, parts, strict=True)}
         elif isinstance(module, Matrix):
-            found[f"{path}.weight"] = module, 0
+            found[f"{path}.weight"] = partial(module.lend, 0)
+        elif isinstance(module, Experts):
+            found |= experts.borrowers(path, module)
     return found
 
 

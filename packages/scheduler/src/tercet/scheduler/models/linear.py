@@ -42,7 +42,7 @@ class Matrix(OpsModule):
             return
         for index, rows in enumerate(torch.split(lent.rows, self._runs)):
             last = index == len(self._runs) - 1
-            self._lent[index] = Lent(rows, lent.taken if last else _nothing)
+            self._lent[index] = Lent(rows, lent.taken if last else nothing)
 
     def take(self) -> list[torch.Tensor]:
         """The runs of rows in the weight's dtype, of which the module keeps nothing."""
@@ -158,5 +158,5 @@ class RowParallelLinear(Linear):
         return super().onto(x, residual, after)
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Of a weight that is taken in several runs, for all but the last."""

@@ -1,5 +1,7 @@
 """A mixture of experts: the MLP of a layer in which a router chooses a few of many for each token."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -8,19 +10,33 @@ from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.moe_config import MoeConfig
 from tercet.scheduler.models.layer_ops import OpsModule
 from tercet.scheduler.models.layers import GatedMLP
-from tercet.scheduler.models.linear import Linear
+from tercet.scheduler.models.linear import Lent, Linear, nothing
 from tercet.scheduler.models.norms import RMSNorm
 from tercet.scheduler.models.parameters import empty_parameter
 from tercet.scheduler.models.shard import Cut, Shard
 
 
 class ExpertLinear(nn.Module):
-    """One projection of all experts of a layer. Of a quantised model it is on no device until it is loaded."""
+    """One projection of all experts of a layer. Of a quantised model it is on no device until it is loaded.
+
+    An expert's outputs are `runs` runs of rows, of one size. Until they are taken away they may lie where they were
+    found, as those of a `Matrix`.
+    """
 
     def __init__(
-        self, experts: int, inputs: int, outputs: int, *, dtype: torch.dtype, quantised: bool, bias: bool = False
+        self,
+        experts: int,
+        inputs: int,
+        outputs: int,
+        *,
+        dtype: torch.dtype,
+        quantised: bool,
+        bias: bool = False,
+        runs: int = 1,
     ) -> None:
         super().__init__()
+        self.runs = runs
+        self._lent: dict[tuple[int, int], Lent] = {}
         self.weight = empty_parameter(experts, outputs, inputs, dtype=dtype, device="meta" if quantised else None)
         self.bias = empty_parameter(experts, outputs, dtype=dtype) if bias else None
         self.quantised: QuantisedExperts | None = None
@@ -29,6 +45,36 @@ class ExpertLinear(nn.Module):
     def value(self) -> ExpertWeights:
         """What is computed with."""
         return self.weight if self.quantised is None else self.quantised
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether any of it lies somewhere else."""
+        return bool(self._lent)
+
+    def lend(self, expert: int, run: int, lent: Lent) -> None:
+        """Leave a run of an expert's rows where it is, in whatever dtype, until it is taken."""
+        self._lent[expert, run] = lent
+
+    def lend_all(self, lent: Lent, *, by_turns: bool = False) -> None:
+        """The same of all experts' rows [experts, outputs, inputs], whose runs may be stored row by row by turns."""
+        experts, last = len(lent.rows), self.runs - 1
+        for run in range(self.runs):
+            rows = lent.rows[:, run :: self.runs] if by_turns else lent.rows.chunk(self.runs, 1)[run]
+            for expert in range(experts):
+                taken = lent.taken if (expert, run) == (experts - 1, last) else nothing
+                self.lend(expert, run, Lent(rows[expert], taken))
+
+    def take(self) -> Iterator[list[torch.Tensor]]:
+        """Each expert's runs of rows in the weight's dtype, of which the module keeps nothing in the end."""
+        for expert, weight in enumerate(self.weight.data):
+            runs = list(weight.chunk(self.runs))
+            lent = {run: self._lent.pop((expert, run)) for run in range(self.runs) if (expert, run) in self._lent}
+            for run, there in lent.items():
+                runs[run] = there.rows.to(self.weight.dtype)
+            yield runs
+            for there in lent.values():
+                there.taken()
+        self.weight.data = torch.empty(0)
 
 
 class Experts(nn.Module):
@@ -45,8 +91,10 @@ class Experts(nn.Module):
         size, hidden = len(held), config.hidden_size
         quantised = config.quantization is not None
         self.gate_up_proj, self.down_proj = (
-            ExpertLinear(moe.experts, inputs, outputs, dtype=config.dtype, quantised=quantised, bias=moe.bias)
-            for inputs, outputs in ((hidden, 2 * size), (size, hidden))
+            ExpertLinear(
+                moe.experts, inputs, outputs, dtype=config.dtype, quantised=quantised, bias=moe.bias, runs=runs
+            )
+            for inputs, outputs, runs in ((hidden, 2 * size, 2), (size, hidden, 1))
         )
 
     @property

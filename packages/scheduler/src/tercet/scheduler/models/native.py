@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, overload
 
 import torch
@@ -11,23 +12,29 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.memory import give_back
 from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
+from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear
+from tercet.kernels.native.mixture import Mixture
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models import decoder
 from tercet.scheduler.models.layers import Attention, GatedMLP
 from tercet.scheduler.models.linear import Linear
+from tercet.scheduler.models.moe import ExpertLinear, MixtureOfExperts
 from tercet.scheduler.models.norms import RMSNorm
 from tercet.scheduler.models.shard import WHOLE, Shard
 
 _DTYPES = (torch.float32, torch.bfloat16)
+_NORMS_OF_PROJECTIONS = ("OlmoeForCausalLM",)
+"""Architectures that normalise all heads of the queries, and of the keys, as one."""
 
 
 def missing_native(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOLE) -> str:
     """Why native kernels cannot run a model over keys and values of a dtype; empty where they can."""
     if shard.size > 1:
         return "native kernels run no part of a model"
-    if config.moe is not None:
-        return "native kernels run no mixture of experts"
+    if config.architecture in _NORMS_OF_PROJECTIONS:
+        return "native kernels norm no heads together"
+    if config.moe is not None and config.quantization is not None and config.quantization.method == "mxfp4":
+        return "native kernels run no experts in few bits"
     for dtype, what in ((config.dtype, "weights"), (cached, "keys and values")):
         if dtype not in _DTYPES:
             return f"native kernels do not read {what} in {str(dtype).removeprefix('torch.')}"
@@ -94,7 +101,8 @@ class NativeCausalLM:
 
     def _bind(self, pool: Pool) -> NativeDecoder:
         config, body = self._model.config, self._model.model
-        _, attention, mlp = _parts(body.layers[0])
+        attention = _parts(body.layers[0])[1]
+        gates = [mlp.gate for _, _, mlp in map(_parts, body.layers) if isinstance(mlp, GatedMLP)]
         layers = [replace(layer, group=pool.group_of[index]) for index, layer in enumerate(self._layers)]
         weights = DecoderWeights(
             layers=layers,
@@ -105,7 +113,7 @@ class NativeCausalLM:
             heads=config.heads,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
-            gate=mlp.gate,
+            gate=gates[0] if gates else "silu",  # mixtures have their own
             embedding_scale=body.embed_tokens.scale,
             attention_scale=attention.scale,
             softcap=attention.softcap,
@@ -117,29 +125,55 @@ class NativeCausalLM:
         return DecoderLayer(
             qkv=self._pack(attention.qkv_proj),
             o=self._pack(attention.o_proj),
-            gate_up=self._pack(mlp.gate_up_proj, interleave=True),
-            down=self._pack(mlp.down_proj),
+            mlp=self._pack_mixture(mlp) if isinstance(mlp, MixtureOfExperts) else self._pack_mlp(mlp),
             input_norm=_norm(norms.attention),
             post_norm=_norm(norms.mlp),
             q_norm=_norm(attention.q_norm),
             k_norm=_norm(attention.k_norm),
             attention_norm=_norm(norms.after_attention),
             mlp_norm=_norm(norms.after_mlp),
+            sinks=None if attention.sinks is None else attention.sinks.data.float(),
             rope=attention.rotary.cache,
             window=self._model.config.window_of(index),
         )
 
-    def _pack(self, linear: Linear, *, interleave: bool = False) -> PackedLinear:
+    def _pack_mlp(self, mlp: GatedMLP) -> PackedMLP:
+        return PackedMLP(self._pack(mlp.gate_up_proj, interleave=True), self._pack(mlp.down_proj))
+
+    def _pack_mixture(self, mlp: MixtureOfExperts) -> Mixture:
+        """Routers are never rounded: which experts a token has would change."""
+        gate_ups = self._pack_experts(mlp.experts.gate_up_proj, interleave=True)
+        downs = self._pack_experts(mlp.experts.down_proj)
+        shared = None
+        if mlp.shared_expert is not None and mlp.shared_expert_gate is not None:
+            shared = self._pack(mlp.shared_expert_gate, rounded=False), self._pack_mlp(mlp.shared_expert)
+        return Mixture(
+            self._pack(mlp.gate, rounded=False),
+            list(map(PackedMLP, gate_ups, downs)),
+            top_k=mlp.top_k,
+            renormalise=mlp.renormalise,
+            gate=mlp.expert_gate,
+            shared=shared,
+        )
+
+    def _pack_experts(self, experts: ExpertLinear, *, interleave: bool = False) -> list[PackedLinear]:
+        """Pack one expert's weight after another, so that none but one is there twice; leave the module without."""
+        biases = [None] * len(experts.weight) if experts.bias is None else experts.bias.data
+        pack = partial(pack_linear, self._library, quantization=self._quantization, interleave=interleave)
+        return [pack(runs, bias) for runs, bias in zip(experts.take(), biases, strict=True)]
+
+    def _pack(self, linear: Linear, *, interleave: bool = False, rounded: bool = True) -> PackedLinear:
         """Pack a module's weights, and leave it without."""
         bias = None if linear.bias is None else linear.bias.data
-        return pack_linear(self._library, linear.take(), bias, quantization=self._quantization, interleave=interleave)
+        quantization = self._quantization if rounded else "none"
+        return pack_linear(self._library, linear.take(), bias, quantization=quantization, interleave=interleave)
 
 
-def _parts(layer: nn.Module) -> tuple[decoder.Norms, Attention, GatedMLP]:
+def _parts(layer: nn.Module) -> tuple[decoder.Norms, Attention, GatedMLP | MixtureOfExperts]:
     """What a layer is made of."""
     if not isinstance(layer, decoder.DecoderLayer):
         raise TypeError(f"{type(layer).__name__} is not a layer that native kernels know")
-    if not isinstance(layer.mlp, GatedMLP):
+    if not isinstance(layer.mlp, GatedMLP | MixtureOfExperts):
         raise TypeError(f"{type(layer.mlp).__name__} is not an MLP that native kernels know")
     return layer.norms, layer.self_attn, layer.mlp
 
