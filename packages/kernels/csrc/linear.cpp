@@ -141,12 +141,14 @@ void multiply_all(const Linear& linear, const Operand& x, int64_t m, const Outpu
     });
 }
 
-// The pairs of all products are numbered one after another, and a task may reach over several.
+// The pairs of all products are numbered one after another, and a task may reach over several. Some have more rows than
+// others, hence many tasks.
 template <class Format>
 void multiply_several(const Product* products, int64_t count) {
+    constexpr int64_t TASKS = 16;  // of each thread
     int64_t all = 0;
     for (int64_t i = 0; i < count; i++) all += (panel_count(*products[i].linear, products[i].output) + 1) / 2;
-    pool::run_pieces(all, grain_of<Format>(*products[0].linear), [&](int64_t from, int64_t to) {
+    auto multiply_pairs = [&](int64_t from, int64_t to) {
         for (int64_t i = 0, begin = 0, pairs; begin < to; i++, begin += pairs) {
             const Product& product = products[i];
             int64_t panels = panel_count(*product.linear, product.output);
@@ -157,7 +159,8 @@ void multiply_several(const Product* products, int64_t count) {
                 multiply_part<Format>(*product.linear, product.x, first, last, panel, end, product.output);
             });
         }
-    });
+    };
+    pool::run_pieces(all, grain_of<Format>(*products[0].linear), multiply_pairs, TASKS);
 }
 
 void fill_bytes(const float* x, int64_t k, const Operand& operand, int64_t m) {

@@ -22,10 +22,10 @@ void run(int64_t tasks, const F& body) {
         const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// body(first, last) over pieces of [0, count), each of at least `grain` elements.
+// body(first, last) over pieces of [0, count), each of at least `grain` elements, and up to `each` pieces for a thread.
 template <class F>
-void run_pieces(int64_t count, int64_t grain, const F& body) {
-    int64_t most = 4 * threads();
+void run_pieces(int64_t count, int64_t grain, const F& body, int64_t each = 4) {
+    int64_t most = each * threads();
     int64_t pieces = count / (grain > 0 ? grain : 1);
     pieces = pieces < 1 ? 1 : pieces > most ? most : pieces;
     run(pieces, [&](int64_t piece) { body(count * piece / pieces, count * (piece + 1) / pieces); });

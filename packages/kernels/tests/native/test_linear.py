@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.linear import Quantization, pack_linear
+from tercet.kernels.native.linear import Quantization, pack_linear, pack_linears
 from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantise_int4, quantise_weight
 
 SIZES = [(1, 1), (16, 32), (7, 100), (50, 64), (160, 576), (33, 1000)]
@@ -214,3 +214,17 @@ def test_a_nan_among_weights_shows_in_its_output_alone(
     assert out[:, 17].isnan().all()
     others = [column for column in range(40) if column != 17]
     assert torch.equal(out[:, others], healthy[:, others])
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_linears_that_are_packed_side_by_side_are_the_same(library: Library, quantization: Quantization) -> None:
+    weights, bias, x = torch.randn(3, 50, 33), torch.randn(50), torch.randn(4, 33)
+    for interleave in (False, True):
+        apart = [
+            pack_linear(library, weight, bias, quantization=quantization, interleave=interleave) for weight in weights
+        ]
+        together = pack_linears(library, iter(weights), [bias] * 3, quantization=quantization, interleave=interleave)
+        assert len({linear.panels.untyped_storage().data_ptr() for linear in together}) == 1
+        for one, other in zip(apart, together, strict=True):
+            assert torch.equal(one.panels, other.panels)
+            assert torch.equal(one(x), other(x))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear
+from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear, pack_linears
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.linear import linear_int4, linear_int8, quantise_int4, quantise_weight
@@ -37,9 +37,9 @@ class Weights:
         )
 
     def pack(self, library: Library, top_k: int, *, quantization: Quantization = "none", **how: Any) -> Mixture:
-        pack = partial(pack_linear, library, quantization=quantization)
-        gate_ups = map(partial(pack, interleave=True), self.gate_up, self.biases.gate_up)
-        experts = list(map(PackedMLP, gate_ups, map(pack, self.down, self.biases.down)))
+        pack = partial(pack_linears, library, quantization=quantization)
+        gate_ups = pack(self.gate_up, list(self.biases.gate_up), interleave=True)
+        experts = list(map(PackedMLP, gate_ups, pack(self.down, list(self.biases.down))))
         router = pack_linear(library, self.router, self.router_bias)
         return Mixture(router, experts, **{"top_k": top_k, "renormalise": True, **how})
 

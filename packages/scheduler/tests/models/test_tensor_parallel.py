@@ -125,6 +125,13 @@ def test_a_cut_below_another() -> None:
     assert (both.held, both.stored_shape([10, 3])) == (10, (20, 3))
 
 
+def test_cuts_that_adjoin_are_one_run_which_is_no_copy() -> None:
+    stored = torch.arange(20)
+    assert Cut.all(12).below(Cut.all(8)).of(stored).data_ptr() == stored.data_ptr()
+    apart = Cut.span(12, range(1, 3)).below(Cut.span(8, range(2)))
+    assert apart.of(stored).tolist() == [0, 1, 9, 10]
+
+
 def test_a_vocabulary_that_is_no_multiple() -> None:
     spans = [Shard(rank, 4).uneven_span(10) for rank in range(4)]
     assert spans == [range(3), range(3, 6), range(6, 9), range(9, 10)]

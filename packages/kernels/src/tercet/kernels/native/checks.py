@@ -199,7 +199,7 @@ CHECKS: dict[str, Callable[[], Pair]] = {
     "native linear int4": partial(_linears, torch.float32, "int4"),
     "native decoder": partial(_decoder, _Kind()),
     "native decoder of Gemma": partial(_decoder, _GEMMA),
-    "native decoder with sinks": partial(_decoder, _Kind(sinks=True)),
-    "native mixture of experts": partial(_mixture, "silu"),
-    "native mixture of experts, clamped": partial(_mixture, "clamped"),
+    "native decoder, sinks": partial(_decoder, _Kind(sinks=True)),
+    "native experts": partial(_mixture, "silu"),
+    "native experts, clamped": partial(_mixture, "clamped"),
 }

@@ -1,8 +1,9 @@
 """Packed weights of linear layers: laid out once, when a model is loaded, as the native kernels read them."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from tercet.kernels.native.library import Library
 Quantization = Literal["none", "int8", "int4"]
 """What weights are rounded to: int8 with a scale for each output, int4 with one for every 32 inputs of an output."""
 
+_LINE = 64
+"""Bytes that a processor reads at once."""
 _PANEL = 16
 """Outputs of a panel: see csrc/format.h."""
 
@@ -71,11 +74,13 @@ def pack_linear(
     *,
     quantization: Quantization = "none",
     interleave: bool = False,
+    allocate: Callable[[int], torch.Tensor] | None = None,
 ) -> PackedLinear:
     """Pack weight [n, k] (float32 or bfloat16) and bias [n]; with a `quantization` weights are rounded to its bits.
 
     The weight may come as pieces of its rows, so that nobody has to join them. `interleave` is for a gate-up projection
-    [2 * m, k]: panels of gate and of up alternate, as the decoder reads them.
+    [2 * m, k]: panels of gate and of up alternate, as the decoder reads them. `allocate` gives panels so many bytes of
+    zeros, in place of memory of their own.
     """
     pieces = _pieces(weight, interleave)
     dtype, inputs = pieces[0].dtype, pieces[0].shape[1]
@@ -83,7 +88,7 @@ def pack_linear(
     if bias is not None and bias.shape != (outputs,):
         raise ValueError(f"a bias {list(bias.shape)} for {outputs} outputs")
     form = {"none": abi.FORMATS[dtype], "int8": abi.INT8, "int4": abi.INT4}[quantization]
-    panels = zeros([int(library.functions.packed_bytes(padded, inputs, form))], torch.uint8)
+    panels = (allocate or _zeros)(int(library.functions.packed_bytes(padded, inputs, form)))
     scales = torch.empty(padded, dtype=torch.float32) if form == abi.INT8 else None  # those of int4 are in the panels
     offsets = torch.empty(padded, dtype=torch.int32) if form == abi.INT8 else None
     spread = None if bias is None else _spread(bias.float(), interleave)
@@ -94,6 +99,34 @@ def pack_linear(
         library.functions.pack(piece.data_ptr(), abi.FORMATS[dtype], *piece.shape, ctypes.byref(packing))
         start += 1 if interleave else _padded(len(piece)) // _PANEL
     return PackedLinear(library, abi.Linear(outputs, inputs, form, *pointers), panels, scales, offsets, spread)
+
+
+def pack_linears(
+    library: Library,
+    weights: Iterable[torch.Tensor | Sequence[torch.Tensor]],
+    biases: Sequence[torch.Tensor | None],
+    *,
+    quantization: Quantization = "none",
+    interleave: bool = False,
+) -> list[PackedLinear]:
+    """Pack weights of one shape, each with its bias, as `pack_linear` does: one after another into one run of memory.
+
+    So those that are smaller than a huge page lie on huge pages, too.
+    """
+    run: list[torch.Tensor] = []
+
+    def allocate(size: int) -> torch.Tensor:
+        step = -(-size // _LINE) * _LINE
+        if not run:
+            run.extend(_zeros(step * len(biases)).view(len(biases), step))
+        return run.pop(0)[:size]
+
+    pack = partial(pack_linear, library, quantization=quantization, interleave=interleave, allocate=allocate)
+    return [pack(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def _zeros(size: int) -> torch.Tensor:
+    return zeros([size], torch.uint8)
 
 
 def check_shape(linear: PackedLinear, outputs: int, inputs: int) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol, overload
 
 import torch
@@ -12,7 +11,7 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.memory import give_back
 from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear
+from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear, pack_linears
 from tercet.kernels.native.mixture import Mixture
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models import decoder
@@ -158,9 +157,10 @@ class NativeCausalLM:
 
     def _pack_experts(self, experts: ExpertLinear, *, interleave: bool = False) -> list[PackedLinear]:
         """Pack one expert's weight after another, so that none but one is there twice; leave the module without."""
-        biases = [None] * len(experts.weight) if experts.bias is None else experts.bias.data
-        pack = partial(pack_linear, self._library, quantization=self._quantization, interleave=interleave)
-        return [pack(runs, bias) for runs, bias in zip(experts.take(), biases, strict=True)]
+        biases = [None] * len(experts.weight) if experts.bias is None else list(experts.bias.data)
+        return pack_linears(
+            self._library, experts.take(), biases, quantization=self._quantization, interleave=interleave
+        )
 
     def _pack(self, linear: Linear, *, interleave: bool = False, rounded: bool = True) -> PackedLinear:
         """Pack a module's weights, and leave it without."""

@@ -120,8 +120,11 @@ class Cut:
 
     def below(self, other: "Cut") -> "Cut":
         """Of what lies below what another is of, in one tensor: both."""
-        shifted = (range(run.start + other.whole, run.stop + other.whole) for run in self.runs)
-        return Cut(other.whole + self.whole, (*other.runs, *shifted), self.dim)
+        runs = list(other.runs)
+        for run in self.runs:
+            begin = runs.pop().start if runs and runs[-1].stop == run.start + other.whole else run.start + other.whole
+            runs.append(range(begin, run.stop + other.whole))  # one with what it adjoins
+        return Cut(other.whole + self.whole, tuple(runs), self.dim)
 
     def of(self, stored: torch.Tensor) -> torch.Tensor:
         """What is held of a stored tensor: a view, if it is one run."""
