@@ -107,24 +107,28 @@ class ExpertNames:
 
         Where all experts are in one tensor, a weight that has no memory yet is left out: it is read otherwise.
         """
-        gate_up, down = experts.gate_up_proj, experts.down_proj
         if self.parts is None:
-            places: dict[str, Place] = {}
-            for name, linear, cut in (
-                (f"{path}.gate_up_proj", gate_up, self.rows_up(experts).along(1)),
-                (f"{path}.down_proj", down, experts.columns.along(2)),
-            ):
-                if linear.bias is not None:
-                    places[f"{name}_bias"] = Place(linear.bias.data, cut if linear is gate_up else None)
-                if not linear.weight.is_meta:
-                    whole = Place(linear.weight.data, cut)
-                    turned = Place(linear.weight.data.transpose(1, 2), cut.along(3 - cut.dim))
-                    places[name] = turned if self.by_turns else whole
-            return places
-        up, came_down = self.rows(path, experts, gate_up), self.rows(path, experts, down)
-        return {f"{prefix}.weight": Place(row, experts.columns) for prefix, row in up.items()} | {
-            f"{prefix}.weight": Place(row, experts.columns.along(1)) for prefix, row in came_down.items()
-        }
+            return self._in_one(path, experts)
+        places: dict[str, Place] = {}
+        for linear, dim in ((experts.gate_up_proj, 0), (experts.down_proj, 1)):
+            cut = experts.columns.along(dim)
+            rows = self.rows(path, experts, linear)
+            places |= {f"{prefix}.weight": Place(row, cut) for prefix, row in rows.items()}
+        return places
+
+    def _in_one(self, path: str, experts: Experts) -> dict[str, Place]:
+        """The same where all experts are in one tensor."""
+        gate_up, down = experts.gate_up_proj, experts.down_proj
+        rows, columns = self.rows_up(experts).along(1), experts.columns.along(2)
+        places: dict[str, Place] = {}
+        for name, linear, cut in (("gate_up_proj", gate_up, rows), ("down_proj", down, columns)):
+            if linear.bias is not None:
+                places[f"{path}.{name}_bias"] = Place(linear.bias.data, cut if linear is gate_up else None)
+            if linear.weight.is_meta:
+                continue
+            whole, turned = Place(linear.weight.data, cut), Place(linear.weight.data.mT, cut.along(3 - cut.dim))
+            places[f"{path}.{name}"] = turned if self.by_turns else whole
+        return places
 
     def rows_up(self, experts: Experts) -> Cut:
         """What is held of the rows of gates and ups of one expert, as they are stored in one tensor."""

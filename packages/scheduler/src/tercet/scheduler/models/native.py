@@ -11,13 +11,14 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.memory import give_back
 from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear, pack_linears
+from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear
 from tercet.kernels.native.mixture import Mixture
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models import decoder
 from tercet.scheduler.models.layers import Attention, GatedMLP
 from tercet.scheduler.models.linear import Linear
-from tercet.scheduler.models.moe import ExpertLinear, MixtureOfExperts
+from tercet.scheduler.models.moe import MixtureOfExperts
+from tercet.scheduler.models.native_linear import pack_experts
 from tercet.scheduler.models.norms import RMSNorm
 from tercet.scheduler.models.shard import WHOLE, Shard
 
@@ -141,8 +142,8 @@ class NativeCausalLM:
 
     def _pack_mixture(self, mlp: MixtureOfExperts) -> Mixture:
         """Routers are never rounded: which experts a token has would change."""
-        gate_ups = self._pack_experts(mlp.experts.gate_up_proj, interleave=True)
-        downs = self._pack_experts(mlp.experts.down_proj)
+        gate_ups = pack_experts(self._library, mlp.experts.gate_up_proj, self._quantization, interleave=True)
+        downs = pack_experts(self._library, mlp.experts.down_proj, self._quantization)
         shared = None
         if mlp.shared_expert is not None and mlp.shared_expert_gate is not None:
             shared = self._pack(mlp.shared_expert_gate, rounded=False), self._pack_mlp(mlp.shared_expert)
@@ -153,13 +154,6 @@ class NativeCausalLM:
             renormalise=mlp.renormalise,
             gate=mlp.expert_gate,
             shared=shared,
-        )
-
-    def _pack_experts(self, experts: ExpertLinear, *, interleave: bool = False) -> list[PackedLinear]:
-        """Pack one expert's weight after another, so that none but one is there twice; leave the module without."""
-        biases = [None] * len(experts.weight) if experts.bias is None else list(experts.bias.data)
-        return pack_linears(
-            self._library, experts.take(), biases, quantization=self._quantization, interleave=interleave
         )
 
     def _pack(self, linear: Linear, *, interleave: bool = False, rounded: bool = True) -> PackedLinear:

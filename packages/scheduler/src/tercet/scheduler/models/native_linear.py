@@ -5,14 +5,14 @@ from torch import nn
 
 from tercet.kernels.memory import give_back
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
+from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear, pack_linears
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
 from tercet.kernels.ops.projection import Norm, Weight, normed_sum
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import TorchLayerOps
 from tercet.scheduler.models.linear import Linear
-from tercet.scheduler.models.moe import Experts, MixtureOfExperts
+from tercet.scheduler.models.moe import ExpertLinear, Experts, MixtureOfExperts
 
 
 class NativeLinear(nn.Module):
@@ -77,19 +77,8 @@ class NativeExperts(TorchLayerOps):
     def __init__(self, library: Library, experts: Experts, quantization: Quantization) -> None:
         """Takes the weights away."""
         self._gate_up, self._down = (
-            [
-                pack_linear(
-                    library,
-                    weight,
-                    None if linear.bias is None else linear.bias.data[expert],
-                    quantization=quantization,
-                )
-                for expert, weight in enumerate(linear.weight.data)
-            ]
-            for linear in (experts.gate_up_proj, experts.down_proj)
+            pack_experts(library, linear, quantization) for linear in (experts.gate_up_proj, experts.down_proj)
         )
-        for linear in (experts.gate_up_proj, experts.down_proj):
-            linear.weight.data = torch.empty(0)
 
     def fused_moe(
         self,
@@ -108,6 +97,14 @@ class NativeExperts(TorchLayerOps):
             return self._down[expert](act_and_mul(self._gate_up[expert](rows.float()), gate))
 
         return by_expert(x, weights, experts, len(self._down), one)
+
+
+def pack_experts(
+    library: Library, experts: ExpertLinear, quantization: Quantization, *, interleave: bool = False
+) -> list[PackedLinear]:
+    """Pack one expert's weight after another, so that none but one is there twice; leave the module without."""
+    biases = [None] * len(experts.weight) if experts.bias is None else experts.bias.data
+    return pack_linears(library, experts.take(), list(biases), quantization=quantization, interleave=interleave)
 
 
 def _product(packed: PackedLinear, x: torch.Tensor) -> torch.Tensor:
