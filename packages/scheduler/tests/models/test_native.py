@@ -106,6 +106,43 @@ def test_float32(native_family: Path, reference: Callable[..., Any], tokens: tor
     assert torch.equal(Served(native_family).logits(tokens, [9, 1, 17, 13, 1]), whole)  # to the bit, in any chunks
 
 
+def mixed(pool: KVPool, rows: list[tuple[int, int]]) -> Any:
+    """A step of rows, each the first token and the number of tokens of a sequence with pages of its own."""
+    batches = []
+    for group in range(len(pool.groups)):
+        pages = torch.randperm(PAGES, generator=torch.Generator().manual_seed(group)).int().view(len(rows), -1)
+        positions = [torch.arange(start, start + count) for start, count in rows]
+        slots = [
+            own.long()[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for own, at in zip(pages, positions, strict=True)
+        ]
+        counts, lengths = [count for _, count in rows], [start + count for start, count in rows]
+        batches.append(
+            AttentionBatch(
+                query_start=torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
+                kv_lens=torch.tensor(lengths, dtype=torch.int32),
+                page_table=pages,
+                slot_mapping=torch.cat(slots),
+                page_size=PAGE_SIZE,
+                host_query_lens=counts,
+                host_kv_lens=lengths,
+            )
+        )
+    return SimpleNamespace(pool=pool, attention=batches, positions=torch.cat(positions))
+
+
+@torch.inference_mode()
+def test_a_row_is_the_same_beside_another(native_family: Path, tokens: torch.Tensor) -> None:
+    served, (one, other) = Served(native_family), torch.split(tokens, [22, 19])
+    parts = []
+    for rows in ([(0, 21), (0, 1)], [(21, 1), (1, 18)]):  # a prompt beside a token, then the other way round
+        ids = [sequence[start : start + count] for sequence, (start, count) in zip((one, other), rows, strict=True)]
+        step = mixed(served.pool, rows)
+        hidden = served.model(torch.cat(ids), step.positions, step)
+        parts.append(torch.split(served.model.compute_logits(hidden), [count for _, count in rows]))
+    for together, sequence in zip(zip(*parts, strict=True), (one, other), strict=True):
+        assert torch.equal(torch.cat(together), Served(native_family).logits(sequence, [len(sequence)]))
+
+
 def test_bfloat16_rounds_less_than_transformers(
     native_family: Path, reference: Callable[..., Any], tokens: torch.Tensor
 ) -> None:
