@@ -1,6 +1,7 @@
 // The rows between the two halves of an MLP: what gate_up makes of inputs, and down reads.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "buffer.h"

@@ -1,6 +1,7 @@
 """Native kernels run every architecture as transformers does, in each number format."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,11 @@ from tercet.kernels.native.linear import Quantization
 from tercet.kernels.ops.linear import quantise_int4
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.executor.weights import load_weights
-from tercet.scheduler.models.native import NativeCausalLM
+from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.shard import WHOLE, Shard
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 
@@ -243,3 +246,24 @@ def test_what_is_not_in_the_model_is_refused_before_anything_is_written(checkpoi
         with pytest.raises(ValueError, match=r"not in the vocabulary|past the last"):
             served.model(tokens, step.positions + start, step)
     assert all(not cache.any() for layer in range(3) for cache in served.pool.layer(layer))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "dtype", "shard", "why"),
+    [
+        ("gpt_oss", {}, torch.float32, WHOLE, ""),
+        ("gpt_oss", {"quantization": StoredQuantization(method="mxfp4")}, torch.float32, WHOLE, "experts in few bits"),
+        ("mixtral", {"quantization": StoredQuantization(method="awq")}, torch.float32, WHOLE, ""),
+        ("mixtral", {}, torch.float32, Shard(0, 2), "no part of a model"),
+        ("mixtral", {}, torch.float16, WHOLE, "do not read keys and values in float16"),
+        ("mixtral", {"dtype": torch.float16}, torch.float32, WHOLE, "do not read weights in float16"),
+        ("olmoe", {}, torch.float32, WHOLE, "norm no heads together"),
+    ],
+)
+def test_what_native_kernels_do_not_run(
+    checkpoints: Callable[[str], Path], name: str, changes: Any, dtype: torch.dtype, shard: Shard, why: str
+) -> None:
+    config = replace(ModelConfig.load(checkpoints(name)), **changes)
+    reason = missing_native(config, dtype, shard)
+    assert bool(reason) == bool(why)
+    assert why in reason

@@ -205,6 +205,14 @@ def test_experts_are_put_in_full(kind: str, full: tuple[str, ...], tmp_path: Pat
     torch.testing.assert_close(logits(model), logits(plain), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["awq", "deepseek"])
+@pytest.mark.parametrize("full", [(), (SOME,)], ids=["all", "all but one"])
+def test_experts_that_are_put_in_full_are_served(kind: str, full: tuple[str, ...], tmp_path: Path) -> None:
+    other = write(kind, tmp_path / "model", full=("block_sparse_moe.gate", *full), mixture=True)
+    ours, theirs = (served(directory, "float32") for directory in (tmp_path / "model", other))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_a_missing_scale_of_an_expert_is_named(tmp_path: Path) -> None:
     write("awq", tmp_path / "model", full=("block_sparse_moe.gate",), mixture=True)
     path = tmp_path / "model" / "model.safetensors"
