@@ -170,6 +170,15 @@ def test_tokenizer_files_are_given_while_the_model_still_loads(
         assert ready.ready.limits.grammars == ""
 
 
+def wait_for_beat(listener: Listener, awaited: Callable[[Heartbeat], bool]) -> None:
+    """Until the scheduler's heartbeat is the awaited one."""
+    while True:
+        beat = listener.wait_for(Heartbeat, "scheduler-0", PATIENCE).message
+        assert isinstance(beat, Heartbeat)
+        if awaited(beat):
+            return
+
+
 def test_a_process_serves_and_finishes_what_it_holds_before_it_leaves(
     network: Network, start: Start, checkpoints: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -184,9 +193,9 @@ def test_a_process_serves_and_finishes_what_it_holds_before_it_leaves(
     frontend.node.send("scheduler-0", PauseGenerationReq(id="p"))
     frontend.node.send("scheduler-0", request("held", PROMPT, max_new_tokens=300))
     frontend.wait_for(ControlReply, timeout=PATIENCE)
+    wait_for_beat(frontend, lambda beat: "held" in beat.held.rids)  # or it would have nothing to stay for
     process.send_signal(signal.SIGTERM)
-    while (beat := frontend.wait_for(Heartbeat, "scheduler-0", PATIENCE).message).phase != Phase.DRAINING:  # type: ignore[union-attr]
-        assert isinstance(beat, Heartbeat)
+    wait_for_beat(frontend, lambda beat: beat.phase == Phase.DRAINING)
     frontend.node.send("scheduler-0", request("late", PROMPT))
     refused = frontend.wait_for(Rejected, timeout=PATIENCE).message
     assert isinstance(refused, Rejected)
