@@ -15,14 +15,10 @@
 
 namespace {
 
-constexpr int64_t GRAIN = 1 << 14;
-
 // Runs body(row, T) over rows of n elements of a dtype.
 template <class Body>
 void for_rows(int64_t rows, int64_t n, int64_t dtype, const Body& body) {
-    pool::run_pieces(rows, (GRAIN + n - 1) / (n > 0 ? n : 1), [&](int64_t from, int64_t to) {
-        for (int64_t row = from; row < to; row++) dtype == FLOAT32 ? body(row, float()) : body(row, Bf16());
-    });
+    pool::for_rows(rows, n, [&](int64_t row) { dtype == FLOAT32 ? body(row, float()) : body(row, Bf16()); });
 }
 
 template <class T>

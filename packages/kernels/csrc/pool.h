@@ -36,7 +36,7 @@ constexpr int64_t GRAIN = 1 << 14;  // elements of simple work that are worth an
 // body(row) for each of so many rows of so many elements of simple work.
 template <class F>
 void for_rows(int64_t rows, int64_t elements, const F& body) {
-    run_pieces(rows, (GRAIN + elements - 1) / elements, [&](int64_t from, int64_t to) {
+    run_pieces(rows, (GRAIN + elements - 1) / (elements > 0 ? elements : 1), [&](int64_t from, int64_t to) {
         for (int64_t row = from; row < to; row++) body(row);
     });
 }
