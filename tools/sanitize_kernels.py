@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
             **os.environ,
             "LD_PRELOAD": " ".join(libraries),
             "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",  # leaks are Python's own
-            "PYTHONPATH": folder,
+            "PYTHONPATH": os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH")))),
         }
         timed = f"--ignore={KERNELS / 'tests/native/test_speed.py'}"  # sanitizers are slow, and unevenly
         command = [sys.executable, "-m", "pytest", "-p", "sanitized", timed, *map(str, TESTS), *arguments]
