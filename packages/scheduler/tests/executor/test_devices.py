@@ -35,6 +35,13 @@ def test_a_gpu_that_is_not_there_is_refused_by_name(name: str) -> None:
         take_device(name)
 
 
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_a_gpu_where_there_is_none_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=f"--device {name}: this machine has no GPU"):
+        take_device(name)
+
+
 @pytest.mark.parametrize("name", ["auto", "auto:5"])
 def test_without_gpus_any_scheduler_is_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

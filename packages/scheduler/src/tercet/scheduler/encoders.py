@@ -29,12 +29,8 @@ def build_torch(
 ) -> ServedEncoder:
     """The real thing."""
     with settling_in():
-        import torch
-
         from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"--device {options.device}: this machine has no such device")
     if options.quantization != "none":
         raise ConfigError(f"--quantization {options.quantization} is for models that generate")
     if options.kv_cache_dtype != "auto":

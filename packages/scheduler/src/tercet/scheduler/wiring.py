@@ -80,14 +80,10 @@ def build_torch(
 ) -> Executor:
     """The real thing."""
     with settling_in():
-        import torch
-
         from tercet.scheduler.executor.tp_worker import TpModelWorker
         from tercet.scheduler.executor.worker_options import WorkerOptions
         from tercet.scheduler.models.registry import is_ours, named_architecture
 
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"--device {options.device}: this machine has no such device")
     size = options.tensor_parallel_size
     architecture = named_architecture(read_json(path / "config.json"))
     if size > 1 and not is_ours(architecture):

@@ -11,6 +11,8 @@ def first_gpu(name: str) -> int | None:
     kind, _, number = name.partition(":")
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return None
+    if not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: this machine has no GPU that torch can use")
     first, count = int(number or 0), torch.cuda.device_count()
     if number and first >= count:
         raise ValueError(f"--device {name}: this machine's GPUs are {count}, the first of them number 0")

@@ -4,7 +4,6 @@ import logging
 
 import torch
 
-from tercet.kernels.native.abi import FORMATS
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampler_ops
@@ -21,7 +20,7 @@ from tercet.scheduler.model_files import read_json
 from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, use_ops
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
-from tercet.scheduler.models.native_linear import NativeProjection, use_native_linears, use_native_projections
+from tercet.scheduler.models.native_linear import NativeProjection, unread, use_native_linears, use_native_projections
 from tercet.scheduler.models.registry import build_model, is_ours, named_architecture
 from tercet.scheduler.models.shard import WHOLE, Shard
 
@@ -48,7 +47,7 @@ def load_model(
     """The model, or this process's part of it, with its weights, on native kernels where they know it."""
     if device.type == "cpu":
         limit_torch(options.threads)
-    no_linears = _unknown_to_native(config) if native else _why_not_native(device)
+    no_linears = unread(config.dtype, "weights") if native else _why_not_native(device)
     if options.quantization != "none" and no_linears:
         raise ValueError(f"quantization {options.quantization} needs native kernels: {no_linears}")
     if options.threads is not None and native:
@@ -84,13 +83,6 @@ def _in_full(config: ModelConfig, device: torch.device) -> bool:
 def _why_not_native(device: torch.device) -> str:
     """Why a worker's attention, and so all of its model, is not on native kernels."""
     return (device.type == "cpu" and missing_library()) or "they come with attention backend 'cpu'"
-
-
-def _unknown_to_native(config: DecoderShape) -> str:
-    """Why native kernels do not even compute the linear layers of a model; empty where they do."""
-    if config.dtype not in FORMATS:
-        return f"native kernels do not read weights in {str(config.dtype).removeprefix('torch.')}"
-    return ""
 
 
 def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *, native: bool) -> Model:

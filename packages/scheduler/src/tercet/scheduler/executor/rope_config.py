@@ -1,7 +1,8 @@
 """What a config.json says of rotary position embedding, in the older form and in that of transformers 5."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
@@ -87,12 +88,7 @@ def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], family: Famil
                 high_freq_factor=high,
             )
         case "yarn":
-            original = _original_context(fields, config, family)
-            return RopeScaling(
-                type=kind,
-                factor=fields.number("factor", Fields(config).count("max_position_embeddings") / original),
-                original_max_position_embeddings=original,
-                attention_factor=fields.number("attention_factor") if fields.has("attention_factor") else None,
+            return _stretched(kind, fields, config, family)(
                 beta_fast=fields.number("beta_fast", 32.0),
                 beta_slow=fields.number("beta_slow", 1.0),
                 mscale=fields.number("mscale") if fields.has("mscale") else 0.0,
@@ -100,14 +96,8 @@ def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], family: Famil
                 truncate=fields.flag("truncate", True),
             )
         case "longrope":
-            original = _original_context(fields, config, family)
-            return RopeScaling(
-                type=kind,
-                factor=fields.number("factor", Fields(config).count("max_position_embeddings") / original),
-                original_max_position_embeddings=original,
-                attention_factor=fields.number("attention_factor") if fields.has("attention_factor") else None,
-                short_factor=fields.numbers("short_factor"),
-                long_factor=fields.numbers("long_factor"),
+            return _stretched(kind, fields, config, family)(
+                short_factor=fields.numbers("short_factor"), long_factor=fields.numbers("long_factor")
             )
         case _:  # "dynamic" begins to scale where the context length ends
             return None
@@ -119,6 +109,18 @@ def context_length_of(fields: Fields, scaling: RopeScaling | None) -> int:
     if scaling is None or scaling.type != "yarn":
         return length
     return max(length, int(scaling.original_max_position_embeddings * scaling.factor))
+
+
+def _stretched(kind: str, fields: Fields, config: Mapping[str, Any], family: Family) -> Callable[..., RopeScaling]:
+    """Makes a scaling of what it reads of its own: of those that also attend more or less the further they stretch."""
+    original = _original_context(fields, config, family)
+    return partial(
+        RopeScaling,
+        type=kind,
+        factor=fields.number("factor", Fields(config).count("max_position_embeddings") / original),
+        original_max_position_embeddings=original,
+        attention_factor=fields.number("attention_factor") if fields.has("attention_factor") else None,
+    )
 
 
 def _original_context(fields: Fields, config: Mapping[str, Any], family: Family) -> int:

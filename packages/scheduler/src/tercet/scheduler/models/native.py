@@ -18,11 +18,10 @@ from tercet.scheduler.models import decoder
 from tercet.scheduler.models.layers import Attention, GatedMLP
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.moe import MixtureOfExperts
-from tercet.scheduler.models.native_linear import pack_experts
+from tercet.scheduler.models.native_linear import pack_experts, unread
 from tercet.scheduler.models.norms import RMSNorm
 from tercet.scheduler.models.shard import WHOLE, Shard
 
-_DTYPES = (torch.float32, torch.bfloat16)
 _NORMS_OF_PROJECTIONS = ("OlmoeForCausalLM",)
 """Architectures that normalise all heads of the queries, and of the keys, as one."""
 
@@ -35,10 +34,7 @@ def missing_native(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOL
         return "native kernels norm no heads together"
     if config.moe is not None and config.quantization is not None and config.quantization.method == "mxfp4":
         return "native kernels run no experts in few bits"
-    for dtype, what in ((config.dtype, "weights"), (cached, "keys and values")):
-        if dtype not in _DTYPES:
-            return f"native kernels do not read {what} in {str(dtype).removeprefix('torch.')}"
-    return ""
+    return unread(config.dtype, "weights") or unread(cached, "keys and values")
 
 
 class Pool(Protocol):

@@ -15,6 +15,13 @@ from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.moe import ExpertLinear, Experts, MixtureOfExperts
 
 
+def unread(dtype: torch.dtype, what: str) -> str:
+    """Why native kernels do not read `what` is of a dtype; empty where they do."""
+    if dtype in (torch.float32, torch.bfloat16):
+        return ""
+    return f"native kernels do not read {what} in {str(dtype).removeprefix('torch.')}"
+
+
 class NativeLinear(nn.Module):
     """Takes the place of a `torch.nn.Linear`. `weight` is empty: there for whoever asks for its dtype."""
 
