@@ -16,6 +16,7 @@ from tercet.protocol.values import (
     Load,
     LogprobParams,
     Logprobs,
+    LoRAAdapter,
     ModelIdentity,
     ModelLimits,
     Phase,
@@ -120,6 +121,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """Run while nothing else runs: earlier attempts may have killed a scheduler."""
     hold: bool = False
     """With `alone`: do not start before an attempt without it, which answers ReadyAlone. Since 1.1."""
+    lora: LoRAAdapter | None = None
+    """Since 1.1: send it only to a scheduler whose `ModelLimits.max_loras` is not 0."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
@@ -169,6 +172,23 @@ class ContinueGenerationReq(Message, frozen=True, kw_only=True):
     id: str
 
 
+class LoadLoRAAdapterReq(Message, frozen=True, kw_only=True):
+    """Read an adapter, so that the answer says what its files are, and its first request finds it read. Since 1.1.
+
+    Nothing depends on it: a scheduler reads whatever adapter a request names.
+    """
+
+    id: str
+    adapter: LoRAAdapter
+
+
+class UnloadLoRAAdapterReq(Message, frozen=True, kw_only=True):
+    """Forget an adapter that was read. Requests that have come with it are still run. Since 1.1."""
+
+    id: str
+    adapter: LoRAAdapter
+
+
 class TokenizerFilesReq(Message, frozen=True, kw_only=True):
     """Asks a scheduler for the files that turn its model's text into ids and back. Answered also while weights load."""
 
@@ -205,6 +225,8 @@ class ControlReply(Message, frozen=True, kw_only=True):
     id: str
     ok: bool
     message: str = ""
+    sha256: str = ""
+    """Of the files of an adapter that was read. Since 1.1."""
 
 
 class TokenizerFiles(Message, frozen=True, kw_only=True):
@@ -289,7 +311,7 @@ class BatchStrOutput(Message, frozen=True, kw_only=True):
 # Unions: what each link carries, and what each inbox therefore decodes.
 
 Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
-ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq
+ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq | LoadLoRAAdapterReq | UnloadLoRAAdapterReq
 FrontendToScheduler = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq | TokenizerFilesReq
 SchedulerToFrontend = Rejected | ReadyAlone | ControlReply | TokenizerFiles | BatchEmbeddingOutput
 SchedulerToDetokenizer = BatchTokenIDOutput | TokenizerFiles

@@ -116,6 +116,15 @@ class Grammar(msgspec.Struct, frozen=True):
     text: str
 
 
+class LoRAAdapter(msgspec.Struct, frozen=True):
+    """Low-rank weights that are added to those of a scheduler's model. Since 1.1."""
+
+    path: str
+    """A directory on the scheduler's machine, or a name at Hugging Face."""
+    sha256: str = ""
+    """Of its files: with others there it is not run. Empty only where a scheduler is asked for it."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens of one request are chosen. The frontend has validated every value.
 
@@ -206,6 +215,8 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers in the vector of one input, for tasks that give vectors."""
     labels: list[str] = []
     """Names of a classifier's scores, in order."""
+    max_loras: int = 0
+    """How many adapters can run side by side; 0 where none can."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):

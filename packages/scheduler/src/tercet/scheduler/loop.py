@@ -9,9 +9,11 @@ from tercet.protocol.messages import (
     AbortReq,
     ContinueGenerationReq,
     FlushCacheReq,
+    LoadLoRAAdapterReq,
     PauseGenerationReq,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
+    UnloadLoRAAdapterReq,
 )
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
 from tercet.protocol.values import Grammar, Held, Load, Phase
@@ -147,6 +149,8 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                     | FlushCacheReq()
                     | PauseGenerationReq()
                     | ContinueGenerationReq()
+                    | LoadLoRAAdapterReq()
+                    | UnloadLoRAAdapterReq()
                 ):
                     arrivals.append(Arrival(source, message))
                 case PeerDown(peer, _, reason):

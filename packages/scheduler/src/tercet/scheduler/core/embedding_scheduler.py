@@ -13,12 +13,15 @@ from tercet.protocol.messages import (
     AbortReq,
     ContinueGenerationReq,
     ControlReply,
+    ControlReq,
     FlushCacheReq,
+    LoadLoRAAdapterReq,
     PauseGenerationReq,
     ReadyAlone,
     Rejected,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
+    UnloadLoRAAdapterReq,
 )
 from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, belongs, pack_ints
 from tercet.scheduler.core.asked_aborts import AskedAborts
@@ -82,11 +85,14 @@ class EmbeddingScheduler:
                     self._refuse(source, message, "invalid_request", "this model generates no text", outputs)
                 case AbortReq():
                     self._abort(source, message, outputs)
-                case FlushCacheReq():
-                    outputs.tell(source, ControlReply(id=message.id, ok=True, message="an encoder caches nothing"))
-                case PauseGenerationReq() | ContinueGenerationReq():
-                    self.paused_by = source if isinstance(message, PauseGenerationReq) else ""
-                    outputs.tell(source, ControlReply(id=message.id, ok=True))
+                case (
+                    FlushCacheReq()
+                    | PauseGenerationReq()
+                    | ContinueGenerationReq()
+                    | LoadLoRAAdapterReq()
+                    | UnloadLoRAAdapterReq()
+                ):
+                    self._obey(source, message, outputs)
                 case PeerGone(peer):
                     self._drop_frontend(peer)
                 case PeerBlocked(peer):
@@ -101,6 +107,19 @@ class EmbeddingScheduler:
                     assert_never(message)
         self._offer(outputs)
         return outputs.take()
+
+    def _obey(self, source: str, order: ControlReq, outputs: EmbeddingOutputs) -> None:
+        ok, told = True, ""
+        match order:
+            case FlushCacheReq():
+                told = "an encoder caches nothing"
+            case PauseGenerationReq() | ContinueGenerationReq():
+                self.paused_by = source if isinstance(order, PauseGenerationReq) else ""
+            case LoadLoRAAdapterReq() | UnloadLoRAAdapterReq():
+                ok, told = False, "an encoder runs no adapters"
+            case _:
+                assert_never(order)
+        outputs.tell(source, ControlReply(id=order.id, ok=ok, message=told))
 
     def schedule(self) -> EncodePlan | None:
         """Plan the next step, if there is one: inputs in order, as many as the budget holds, but one at least."""

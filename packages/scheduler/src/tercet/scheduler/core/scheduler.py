@@ -11,12 +11,15 @@ from tercet.protocol.messages import (
     AbortReq,
     ContinueGenerationReq,
     ControlReply,
+    ControlReq,
     FlushCacheReq,
+    LoadLoRAAdapterReq,
     PauseGenerationReq,
     ReadyAlone,
     Rejected,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
+    UnloadLoRAAdapterReq,
 )
 from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, pack_ints, unpack_ints
 from tercet.scheduler.core.config import (
@@ -93,12 +96,14 @@ class Scheduler:
                     outputs.tell(source, Rejected(rid=rid, attempt=attempt, code="invalid_request", message=why))
                 case AbortReq():
                     self.intake.abort(source, message, outputs)
-                case FlushCacheReq():
-                    freed = self.memory.flush()
-                    outputs.tell(source, ControlReply(id=message.id, ok=True, message=f"{freed} pages freed"))
-                case PauseGenerationReq() | ContinueGenerationReq():
-                    self.paused_by = source if isinstance(message, PauseGenerationReq) else ""
-                    outputs.tell(source, ControlReply(id=message.id, ok=True))
+                case (
+                    FlushCacheReq()
+                    | PauseGenerationReq()
+                    | ContinueGenerationReq()
+                    | LoadLoRAAdapterReq()
+                    | UnloadLoRAAdapterReq()
+                ):
+                    self._obey(source, message, outputs)
                 case PeerGone():
                     self.intake.drop_frontend(message.peer)
                     if self.paused_by == message.peer:
@@ -113,6 +118,19 @@ class Scheduler:
                     assert_never(message)
         self._offer(outputs)
         return outputs.take()
+
+    def _obey(self, source: str, order: ControlReq, outputs: Outputs) -> None:
+        ok, told = True, ""
+        match order:
+            case FlushCacheReq():
+                told = f"{self.memory.flush()} pages freed"
+            case PauseGenerationReq() | ContinueGenerationReq():
+                self.paused_by = source if isinstance(order, PauseGenerationReq) else ""
+            case LoadLoRAAdapterReq() | UnloadLoRAAdapterReq():
+                ok, told = False, "this scheduler runs no adapters"
+            case _:
+                assert_never(order)
+        outputs.tell(source, ControlReply(id=order.id, ok=ok, message=told))
 
     def schedule(self) -> Plan | None:
         """Plan the next step, if there is one."""

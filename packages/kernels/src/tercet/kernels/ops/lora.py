@@ -1,0 +1,82 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685) of a linear layer: tokens of one step may each have another, or none.
+
+What an adapter adds to x @ weight.T is x @ a.T @ b, its scale being part of b. Every adapter has a *place* in two
+tensors that hold those of all.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+LONGEST_RUN = 16
+"""Tokens of one `Run`, at most: as many rows as a tensor core takes."""
+
+
+class Run(NamedTuple):
+    """Tokens [start, stop) of a step, all of whom have the adapter at one place."""
+
+    place: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class LoRAWeights:
+    """The adapters of one layer. One that is of a lower rank is zero beyond it, and so is a place that has none."""
+
+    a: torch.Tensor  # [places, parts * rank, inputs]
+    b: torch.Tensor  # [places, rank, outputs]
+    parts: tuple[int, ...]
+    """Outputs of each of the projections that the layer is made of; each has `rank` rows of `a` to itself."""
+
+    @property
+    def rank(self) -> int:
+        """The highest that an adapter can have."""
+        return self.b.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class LoRARows:
+    """Which tokens of a step have an adapter."""
+
+    runs: Sequence[Run]
+    """In the order of tokens. Nobody is in two."""
+    table: torch.Tensor  # int32 [runs, 3]: the same, where the weights are
+    ranks: Sequence[int]
+    """Of the adapter at each place."""
+
+    @cached_property
+    def by_place(self) -> dict[int, torch.Tensor | slice]:
+        """All tokens of each place, int64."""
+        tokens: dict[int, list[int]] = {}
+        for place, start, stop in self.runs:
+            tokens.setdefault(place, []).extend(range(start, stop))
+        return {place: _index(found, self.table.device) for place, found in tokens.items()}
+
+
+def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None:
+    """Add to out [tokens, outputs] what adapters give of x [tokens, inputs]; float32 from one to the other."""
+    for place, tokens in rows.by_place.items():
+        rank = rows.ranks[place]
+        for outputs, a, b in _parts(weights, place, rank):
+            added = x[tokens].float() @ a.float().T @ b.float()
+            out[tokens, outputs] = (out[tokens, outputs].float() + added).to(out.dtype)
+
+
+def _parts(weights: LoRAWeights, place: int, rank: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Of each projection: its outputs, its rows of a [rank, inputs], its columns of b [rank, outputs]."""
+    start = 0
+    for index, size in enumerate(weights.parts):
+        outputs = slice(start, start + size)
+        first = index * weights.rank
+        yield outputs, weights.a[place, first : first + rank], weights.b[place, :rank, outputs]
+        start += size
+
+
+def _index(tokens: list[int], device: torch.device) -> torch.Tensor | slice:
+    if tokens[-1] - tokens[0] + 1 == len(tokens):
+        return slice(tokens[0], tokens[-1] + 1)
+    return torch.tensor(tokens, device=device)

@@ -1,0 +1,65 @@
+"""Adapters of a linear layer, held against the definition: a merged weight for each token."""
+
+import pytest
+import torch
+
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Run, add_lora
+
+INPUTS, RANK = 24, 4
+PARTS = (8, 4, 4)
+
+
+def weights_of(ranks: list[int], parts: tuple[int, ...], dtype: torch.dtype = torch.float32) -> LoRAWeights:
+    generator = torch.Generator().manual_seed(1)
+    a = torch.zeros(len(ranks), len(parts) * RANK, INPUTS)
+    b = torch.zeros(len(ranks), RANK, sum(parts))
+    for place, rank in enumerate(ranks):
+        for part in range(len(parts)):
+            a[place, part * RANK : part * RANK + rank] = torch.randn(rank, INPUTS, generator=generator)
+        b[place, :rank] = torch.randn(rank, sum(parts), generator=generator)
+    return LoRAWeights(a.to(dtype), b.to(dtype), parts)
+
+
+def merged(weights: LoRAWeights, place: int) -> torch.Tensor:
+    """What is added to the weight [outputs, inputs]."""
+    rows, start = [], 0
+    for part, size in enumerate(weights.parts):
+        a = weights.a[place, part * RANK : (part + 1) * RANK].double()
+        b = weights.b[place, :, start : start + size].double()
+        rows.append(b.T @ a)
+        start += size
+    return torch.cat(rows)
+
+
+def rows_of(runs: list[Run], ranks: list[int]) -> LoRARows:
+    return LoRARows(runs, torch.tensor(runs, dtype=torch.int32).view(-1, 3), ranks)
+
+
+@pytest.mark.parametrize("parts", [(16,), PARTS])
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [],
+        [Run(0, 0, 7)],
+        [Run(1, 2, 5)],
+        [Run(0, 0, 2), Run(2, 2, 3), Run(0, 5, 6), Run(1, 6, 7)],
+    ],
+)
+def test_every_token_has_its_own_adapter_added(parts: tuple[int, ...], runs: list[Run]) -> None:
+    ranks = [4, 1, 3]
+    weights = weights_of(ranks, parts)
+    x, out = torch.randn(7, INPUTS), torch.randn(7, sum(parts))
+    expected = out.double()
+    for place, start, stop in runs:
+        for token in range(start, stop):
+            expected[token] += merged(weights, place) @ x[token].double()
+    add_lora(out, x, weights, rows_of(runs, ranks))
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_are_rounded_once() -> None:
+    weights = weights_of([4], (16,), torch.bfloat16)
+    x, out = torch.randn(5, INPUTS).bfloat16(), torch.randn(5, 16).bfloat16()
+    exact = out.double() + x.double() @ merged(weights, 0).T
+    add_lora(out, x, weights, rows_of([Run(0, 0, 5)], [4]))
+    assert torch.equal(out, exact.float().bfloat16())
