@@ -14,7 +14,7 @@ from tercet.scheduler import wiring
 from tercet.scheduler.__main__ import main
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
-from tercet.scheduler.ports import Advance, Executor, GrammarReader, Pending
+from tercet.scheduler.ports import AdapterReader, Advance, Executor, GrammarReader, Pending
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -28,6 +28,10 @@ class FragileExecutor:
     @property
     def capacity(self) -> Capacity:
         return self._executor.capacity
+
+    @property
+    def adapters(self) -> AdapterReader | None:
+        return self._executor.adapters
 
     @property
     def grammars(self) -> GrammarReader | None:

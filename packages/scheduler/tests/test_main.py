@@ -160,6 +160,8 @@ SAMPLES: dict[type, dict[str, object]] = {
         "max_queued_requests": 10,
         "disable_radix_cache": True,
         "overlap": 1,
+        "max_loras": 3,
+        "max_lora_rank": 16,
     },
 }
 

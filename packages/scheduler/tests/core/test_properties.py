@@ -20,13 +20,32 @@ from tercet.protocol.messages import (
     PauseGenerationReq,
     TokenizedGenerateReqInput,
 )
-from tercet.protocol.values import FinishType, Grammar, GrammarKind, LogprobParams, Resume, pack_ints, unpack_ints
-from tercet.scheduler.core.config import CoreConfig, CoreMessage, PeerBlocked, PeerDrained, PeerGone, PolicyName
+from tercet.protocol.values import (
+    FinishType,
+    Grammar,
+    GrammarKind,
+    LogprobParams,
+    LoRAAdapter,
+    Resume,
+    pack_ints,
+    unpack_ints,
+)
+from tercet.scheduler.core.config import (
+    AdapterPending,
+    AdapterRead,
+    CoreConfig,
+    CoreMessage,
+    PeerBlocked,
+    PeerDrained,
+    PeerGone,
+    PolicyName,
+)
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
 FRONTENDS = ("frontend-0", "frontend-1")
 DETOKENIZERS = ("detokenizer-0", "detokenizer-1")
+ADAPTERS = [LoRAAdapter(f"/adapters/{number}", f"{number:064x}") for number in range(4)]
 VOCABULARY = range(1, 50)
 
 
@@ -117,6 +136,7 @@ class World(Driver):
             alone=chance.random() < 0.05,
             logprobs=chance.choice([None, None, LogprobParams(), LogprobParams(prompt=True)]),
             grammar=chance.choice([None, None, Grammar(GrammarKind.REGEX, "")]),
+            lora=chance.choice([None, None, *ADAPTERS]) if self.core.capacity.adapters else None,
         )
         self.send(self.sent[rid], source=self.source[rid])
 
@@ -181,6 +201,9 @@ class World(Driver):
             ContinueGenerationReq(id="c"),
             ContinueGenerationReq(id="c"),
             FlushCacheReq(id="f"),
+            AdapterPending(ADAPTERS[0]),
+            AdapterRead(ADAPTERS[0]),
+            AdapterRead(ADAPTERS[0]),
         ]
         self.send(chance.choice(messages), source=chance.choice(FRONTENDS))
 
@@ -193,7 +216,7 @@ class World(Driver):
 
     def finish(self) -> None:
         """Let everything go its way, and look at every answer."""
-        self.send(ContinueGenerationReq(id="c"), *map(PeerDrained, DETOKENIZERS))
+        self.send(ContinueGenerationReq(id="c"), AdapterRead(ADAPTERS[0]), *map(PeerDrained, DETOKENIZERS))
         self.run()
         self.assert_empty()
         for rid, wanted in self.sent.items():
@@ -241,6 +264,7 @@ class World(Driver):
     slots=st.integers(1, 8),
     budget=st.integers(1, 40),
     groups=st.integers(1, 2),
+    adapters=st.integers(0, 3),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_choice_gets_its_tokens_and_one_final_answer(
@@ -253,11 +277,12 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
     slots: int,
     budget: int,
     groups: int,
+    adapters: int,
 ) -> None:
     chance = random.Random(seed)
     pages = max(pages // page_size, 4)
     capacity = msgspec.structs.replace(
-        small_capacity(page_size=page_size, slots=slots, grammars="countdown"),
+        small_capacity(page_size=page_size, slots=slots, grammars="countdown", adapters=adapters),
         groups=[CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)],
     )
     reserve = chance.choice([0.0, 0.7])

@@ -1,6 +1,6 @@
 """Every architecture against transformers, through the paged pool: whole prompts, chunks, decodes and mixtures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_config import ModelConfig
@@ -48,6 +49,10 @@ class Paged:
         self.lengths = [0] * sequences
         self.model = model
 
+    def lora(self, rows: Sequence[tuple[int, torch.Tensor]]) -> LoRARows | None:
+        """Which of the tokens of (sequence, its next tokens) have an adapter: none."""
+        return None
+
     @torch.inference_mode()
     def step(self, *rows: tuple[int, torch.Tensor]) -> list[torch.Tensor]:
         """The logits of (sequence, its next tokens) for each row: float32 [tokens, vocab]."""
@@ -77,6 +82,7 @@ class Paged:
             attention=[attention],
             backends=[TorchNativeAttention()],
             pool=self.pool,
+            lora=self.lora(rows),
         )
         hidden = self.model(batch.input_ids, batch.positions, batch)
         return list(torch.split(self.model.compute_logits(hidden), counts))

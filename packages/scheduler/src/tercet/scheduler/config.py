@@ -15,6 +15,8 @@ MOST_THREADS = 1024
 """More cores than any machine lends one process."""
 MOST_PROCESSES = 64
 """More GPUs than any machine has."""
+MOST_LORAS = 1024
+MOST_LORA_RANK = 512
 
 
 class ConfigError(ValueError):
@@ -124,8 +126,16 @@ class ScheduleOptions:
     """Do not share cached prefixes between requests."""
     overlap: Literal[0, 1] | None = None
     """Steps in flight while the next one is planned; otherwise 0, and 1 on a GPU."""
+    max_loras: int = 0
+    """Adapters that can run side by side, each in as many requests as there are; 0 refuses them."""
+    max_lora_rank: int = 64
+    """The highest rank that an adapter can have: memory for so much is set aside."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.max_loras <= MOST_LORAS:
+            raise ConfigError(f"--max-loras must be 0 to {MOST_LORAS}, not {self.max_loras}")
+        if not 1 <= self.max_lora_rank <= MOST_LORA_RANK:
+            raise ConfigError(f"--max-lora-rank must be 1 to {MOST_LORA_RANK}, not {self.max_lora_rank}")
         for option in ("max_running_requests", "chunked_prefill_size", "max_queued_requests"):
             value = getattr(self, option)
             if value is not None and value < 1:

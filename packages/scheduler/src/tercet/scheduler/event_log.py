@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from tercet.protocol.values import Grammar, Held, Load
+from tercet.protocol.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
@@ -87,6 +87,10 @@ class RecordingScheduler:
     def grammars(self) -> set[Grammar]:
         """As the core says."""
         return self._core.grammars()
+
+    def adapters(self) -> set[LoRAAdapter]:
+        """As the core says."""
+        return self._core.adapters()
 
     def load(self) -> Load:
         """As the core says."""

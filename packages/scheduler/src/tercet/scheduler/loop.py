@@ -16,11 +16,12 @@ from tercet.protocol.messages import (
     UnloadLoRAAdapterReq,
 )
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
-from tercet.protocol.values import Grammar, Held, Load, Phase
-from tercet.scheduler.core.config import Arrival, Drain, GrammarPending, GrammarRead, PeerGone
+from tercet.protocol.values import Grammar, Held, Load, LoRAAdapter, Phase
+from tercet.scheduler.core.config import Arrival, Drain, PeerGone
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.outbox import Outbox
-from tercet.scheduler.ports import GrammarReader, Pending, Runner
+from tercet.scheduler.ports import AdapterReader, GrammarReader, Pending, Runner
+from tercet.scheduler.reading import of_adapters, of_grammars
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 PUBLISH_INTERVAL = 0.2
 """Seconds between two reports of load and held requests; heartbeats repeat the last one."""
 RETRY_INTERVAL = 0.005
-"""Seconds an idle loop waits before it offers a blocked peer its backlog again, or asks whether a grammar is read."""
+"""Seconds an idle loop waits before it offers a blocked peer its backlog again, or asks whether something is read."""
 
 
 PlanT = TypeVar("PlanT")
@@ -48,6 +49,7 @@ class Core(Protocol[PlanT_co, ResultT_contra]):
     def schedule(self) -> PlanT_co | None: ...  # noqa: D102
     def commit(self, result: ResultT_contra) -> list[Outgoing]: ...  # noqa: D102
     def grammars(self) -> set[Grammar]: ...  # noqa: D102
+    def adapters(self) -> set[LoRAAdapter]: ...  # noqa: D102
     def load(self) -> Load: ...  # noqa: D102
     def held(self) -> dict[str, Held]: ...  # noqa: D102
 
@@ -70,6 +72,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         *,
         overlap: int = 0,
         grammars: GrammarReader | None = None,
+        adapters: AdapterReader | None = None,
         prepare: Callable[[], bool] = lambda: False,
     ) -> None:
         """`prepare` does a part of what makes later steps faster, and says whether there is more to do."""
@@ -80,7 +83,9 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._board = board
         self._clock = clock
         self._overlap = overlap
-        self._grammars = grammars
+        self._grammars = of_grammars(grammars, core.grammars)
+        self._adapters = of_adapters(adapters, core.adapters)
+        self._forget = (lambda _: None) if adapters is None else adapters.forget
         self._prepare = prepare
         self._in_flight: deque[Pending[ResultT]] = deque()
         self._published = float("-inf")
@@ -100,7 +105,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def turn(self) -> None:
         """Take what arrived, start the next step, finish the oldest."""
         core, outbox, in_flight = self._core, self._outbox, self._in_flight
-        news = [*outbox.flush(), *self._grammars_read()]
+        news = [*outbox.flush(), *self._grammars.news(), *self._adapters.news()]
         if self.draining and self._board.drain():
             news.append(Arrival("", Drain()))
         arrivals = [*news, *self._arrivals(0 if news else self._wait())]
@@ -120,7 +125,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
-        if self._outbox.backlog or self._core.runnable or (self._grammars is not None and self._grammars.busy):
+        if self._outbox.backlog or self._core.runnable or self._grammars.busy or self._adapters.busy:
             return RETRY_INTERVAL
         self._publish(now=True)
         self._board.enter(Phase.COMPILING)
@@ -133,8 +138,8 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if now or time - self._published >= PUBLISH_INTERVAL:
             self._published = time
             self._board.publish(self._core.load(), self._core.held())
-            if self._grammars is not None:
-                self._grammars.keep(self._core.grammars())
+            self._grammars.tidy()
+            self._adapters.tidy()
 
     def _arrivals(self, wait: float | None) -> list[Arrival]:
         """What arrived, as the core takes it."""
@@ -142,15 +147,19 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         for source, message, _ in self._drain(wait):
             match message:
                 case TokenizedGenerateReqInput():
-                    arrivals += [Arrival(source, message), *self._wanted(message.sampling.grammar)]
+                    arrivals.append(Arrival(source, message))
+                    arrivals += [*self._grammars.want(message.sampling.grammar), *self._adapters.want(message.lora)]
+                case LoadLoRAAdapterReq(adapter=adapter):
+                    arrivals += [Arrival(source, message), *self._adapters.want(adapter)]
+                case UnloadLoRAAdapterReq(adapter=adapter):
+                    self._forget(adapter)
+                    arrivals.append(Arrival(source, message))
                 case (
                     TokenizedEmbeddingReqInput()
                     | AbortReq()
                     | FlushCacheReq()
                     | PauseGenerationReq()
                     | ContinueGenerationReq()
-                    | LoadLoRAAdapterReq()
-                    | UnloadLoRAAdapterReq()
                 ):
                     arrivals.append(Arrival(source, message))
                 case PeerDown(peer, _, reason):
@@ -162,18 +171,3 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                 case _:
                     pass  # membership, which the node has dealt with
         return arrivals
-
-    def _wanted(self, grammar: Grammar | None) -> list[Arrival]:
-        """What there is to say of the grammar of a request that has arrived."""
-        if grammar is None or self._grammars is None:
-            return []
-        if not self._grammars.want(grammar):
-            return [Arrival("", GrammarPending(grammar))]
-        fault = self._grammars.fault(grammar)
-        return [Arrival("", GrammarRead(grammar, fault))] if fault else []
-
-    def _grammars_read(self) -> list[Arrival]:
-        grammars = self._grammars
-        if grammars is None:
-            return []
-        return [Arrival("", GrammarRead(grammar, grammars.fault(grammar))) for grammar in grammars.take_read()]

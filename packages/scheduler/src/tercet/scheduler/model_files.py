@@ -72,16 +72,34 @@ def resolve_model(name: str) -> Path:
     return _download(name)
 
 
+def resolve_adapter(name: str) -> Path:
+    """The same of an adapter. Raises ModelError."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists() or not _HUB_ID.fullmatch(name):
+        raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id")
+    return _download(name)
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """The object in a JSON file. Raises ModelError."""
     try:
-        value = json.loads(path.read_bytes())
+        return parse_json(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+
+
+def parse_json(content: bytes, name: str) -> dict[str, Any]:
+    """The object in the content of a JSON file of that name. Raises ModelError."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{name} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object")
+        raise ModelError(f"{name} holds no JSON object")
     return value
 
 

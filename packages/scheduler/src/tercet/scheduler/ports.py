@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
-from tercet.protocol.values import Grammar
+from tercet.protocol.values import Grammar, LoRAAdapter
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 
@@ -34,28 +34,47 @@ class Runner(Protocol[PlanT_contra, ResultT_co]):
         ...
 
 
-class GrammarReader(Protocol):
-    """Reads the grammars of choices before they are planned: see `tercet.scheduler.grammar.desk`."""
+WantedT = TypeVar("WantedT")
+
+
+class Reader(Protocol[WantedT]):
+    """Reads what choices need before they are planned, in threads of its own, each thing once for all who need it."""
 
     @property
     def busy(self) -> bool:
         """Whether `take_read` has something to tell, now or later."""
         ...
 
-    def want(self, grammar: Grammar) -> bool:
-        """Whether a grammar is read; if it is not, begin, and tell in `take_read`."""
+    def want(self, wanted: WantedT) -> bool:
+        """Whether it is read; if it is not, begin, and tell in `take_read`."""
         ...
 
-    def take_read(self) -> list[Grammar]:
-        """Those that were not read when they were wanted, and are by now; each is told once."""
+    def take_read(self) -> list[WantedT]:
+        """What was not read when it was wanted, and is by now; each is told once."""
         ...
 
-    def fault(self, grammar: Grammar) -> str:
-        """Why a grammar that was read cannot be followed, for whoever sent it; empty if it can."""
+    def fault(self, read: WantedT) -> str:
+        """Why something that was read is of no use, for whoever sent it; empty if it is."""
         ...
 
-    def keep(self, wanted: Collection[Grammar]) -> None:
+    def keep(self, wanted: Collection[WantedT]) -> None:
         """Forget the others."""
+        ...
+
+
+GrammarReader = Reader[Grammar]
+"""See `tercet.scheduler.grammar.desk`."""
+
+
+class AdapterReader(Reader[LoRAAdapter], Protocol):
+    """See `tercet.scheduler.executor.adapter_desk`."""
+
+    def sha256(self, adapter: LoRAAdapter) -> str:
+        """Of the files of an adapter that was read; empty if that failed."""
+        ...
+
+    def forget(self, adapter: LoRAAdapter) -> None:
+        """Do not keep it for requests to come."""
         ...
 
 
@@ -70,6 +89,11 @@ class Executor(Runner[Plan, StepResult], Protocol):
     @property
     def grammars(self) -> GrammarReader | None:
         """What must be read before it can be planned goes there first."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterReader | None:
+        """The same of adapters; None where none can be run."""
         ...
 
     def prepare(self) -> bool:

@@ -105,6 +105,8 @@ def build_torch(
         threads=options.threads,
         overlap=schedule.steps_ahead(gpu=gpu) > 0,
         grammar_backend=options.grammar_backend,
+        max_loras=schedule.max_loras,
+        max_lora_rank=schedule.max_lora_rank,
     )
     if size == 1:
         return TpModelWorker(worker, report, advance)
@@ -137,6 +139,7 @@ def build_fake(
         context_length=length,
         vocab_size=vocab_size,
         eos_token_ids=[],
+        adapters=schedule.max_loras,
     )
     return FakeExecutor(capacity, verify=False)
 
@@ -277,13 +280,16 @@ class SchedulerProcess:
                 core if log is None else RecordingScheduler(core, log),
                 executor,
                 grammars=executor.grammars,
+                adapters=executor.adapters,
                 prepare=executor.prepare,
             ),
             _limits(found, executor.capacity, tokens),
         )
 
     def _encoding(self, found: Found, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
-        """The same of a model that gives vectors or scores."""
+        """The same of a model that gives vectors or scores. Raises ConfigError for adapters."""
+        if self._schedule.max_loras:
+            raise ConfigError(f"--max-loras {self._schedule.max_loras}: {found.name} generates no text")
         build = ENCODERS[self._model.executor]
         served = _checked(lambda: build(self._model, found.task, found.path, self._reporter(), self._board.advance))
         stack.callback(served.encoder.close)
@@ -366,6 +372,7 @@ def _limits(found: Found, capacity: Capacity, tokens: int) -> ModelLimits:
         max_total_tokens=tokens,
         eos_token_ids=capacity.eos_token_ids,
         grammars=capacity.grammars,
+        max_loras=capacity.adapters,
     )
 
 

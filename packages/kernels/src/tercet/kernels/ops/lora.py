@@ -48,6 +48,15 @@ class LoRARows:
     ranks: Sequence[int]
     """Of the adapter at each place."""
 
+    def part(self, tokens: slice) -> "LoRARows | None":
+        """Those of some of the tokens [start, stop), counted from the first of these; None if there are none."""
+        first, last = tokens.start, tokens.stop
+        cut = [Run(place, max(start, first) - first, min(stop, last) - first) for place, start, stop in self.runs]
+        runs = [run for run in cut if run.start < run.stop]
+        if not runs:
+            return None
+        return LoRARows(runs, torch.tensor(runs, dtype=torch.int32).to(self.table.device), self.ranks)
+
     @cached_property
     def by_place(self) -> dict[int, torch.Tensor | slice]:
         """All tokens of each place, int64."""

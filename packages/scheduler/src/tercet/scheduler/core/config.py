@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from tercet.protocol.messages import AbortReq, ControlReq, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
-from tercet.protocol.values import Grammar
+from tercet.protocol.values import Grammar, LoRAAdapter
 
 
 class PolicyName(StrEnum):
@@ -73,13 +73,28 @@ class GrammarRead(msgspec.Struct, frozen=True, tag=True):
     fault: str = ""
 
 
+class AdapterPending(msgspec.Struct, frozen=True, tag=True):
+    """An adapter is being read: admit no choice that has it."""
+
+    adapter: LoRAAdapter
+
+
+class AdapterRead(msgspec.Struct, frozen=True, tag=True):
+    """An adapter was asked for and is read; with a `fault`, refuse what would have it."""
+
+    adapter: LoRAAdapter
+    fault: str = ""
+    sha256: str = ""
+    """Of its files."""
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """The scheduler is leaving: finish what is held, refuse the rest."""
 
 
 Asked = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq
 """What frontends ask of a core, of whichever kind: each answers also what only the other can do."""
-Obstacle = PeerBlocked | PeerDrained | GrammarPending | GrammarRead
+Obstacle = PeerBlocked | PeerDrained | GrammarPending | GrammarRead | AdapterPending | AdapterRead
 """What comes between a choice and its plan, and that it is gone."""
 CoreMessage = Asked | PeerGone | Obstacle | Drain
 

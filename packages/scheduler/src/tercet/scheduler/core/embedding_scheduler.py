@@ -23,9 +23,11 @@ from tercet.protocol.messages import (
     TokenizedGenerateReqInput,
     UnloadLoRAAdapterReq,
 )
-from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, belongs, pack_ints
+from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, LoRAAdapter, belongs, pack_ints
 from tercet.scheduler.core.asked_aborts import AskedAborts
 from tercet.scheduler.core.config import (
+    AdapterPending,
+    AdapterRead,
     Arrival,
     CoreConfig,
     Drain,
@@ -101,8 +103,8 @@ class EmbeddingScheduler:
                     self.blocked_peers.discard(peer)
                 case Drain():
                     self.draining = True
-                case GrammarPending() | GrammarRead():
-                    pass  # a vector follows no grammar
+                case GrammarPending() | GrammarRead() | AdapterPending() | AdapterRead():
+                    pass  # a vector follows no grammar and has no adapter
                 case _:
                     assert_never(message)
         self._offer(outputs)
@@ -199,6 +201,10 @@ class EmbeddingScheduler:
         }
 
     def grammars(self) -> set[Grammar]:
+        """None."""
+        return set()
+
+    def adapters(self) -> set[LoRAAdapter]:
         """None."""
         return set()
 

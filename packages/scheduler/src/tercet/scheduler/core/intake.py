@@ -3,14 +3,22 @@
 from collections.abc import Sequence
 
 from tercet.protocol.messages import AbortReq, Rejected, TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, FinishType, Grammar, Resume, pack_ints, unpack_ints
+from tercet.protocol.values import (
+    FinishReason,
+    FinishType,
+    Grammar,
+    LoRAAdapter,
+    Resume,
+    pack_ints,
+    unpack_ints,
+)
 from tercet.scheduler.core.asked_aborts import AskedAborts
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_at_arrival
 from tercet.scheduler.core.outputs import Outputs
 from tercet.scheduler.core.plan import Capacity
 from tercet.scheduler.core.queue import WaitingQueue
-from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.request import Req, namespace_of
 from tercet.scheduler.core.roster import Roster
 from tercet.scheduler.core.screening import fault_in, strange_ids
 
@@ -29,6 +37,7 @@ class Intake:
     ) -> None:
         self._vocab_size = capacity.vocab_size
         self._reads_grammars = bool(capacity.grammars)
+        self._runs_adapters = bool(capacity.adapters)
         self._ends = [token for token in capacity.eos_token_ids if 0 <= token < capacity.vocab_size]
         self._longest = min(longest, capacity.context_length)
         """Tokens of prompt and output that one choice can ever have."""
@@ -93,13 +102,21 @@ class Intake:
     def refuse(self, grammar: Grammar, fault: str, outputs: Outputs) -> None:
         """Refuse what would follow a grammar that cannot be followed. What has begun ends as its executor finds."""
         followers = [req for req in self._roster if req.sampling.grammar == grammar and req.finish is None]
-        for (frontend, rid), attempt in {(req.frontend, req.rid): req.attempt for req in followers}.items():
+        self._refuse_all(followers, "invalid_grammar", f"The grammar is refused: {fault}.", outputs)
+
+    def refuse_adapter(self, adapter: LoRAAdapter, fault: str, outputs: Outputs) -> None:
+        """Refuse what would have an adapter that cannot be read. What has begun has it."""
+        users = [req for req in self._roster if req.adapter == adapter and req.finish is None]
+        self._refuse_all(users, "invalid_lora", f"The adapter is refused: {fault}.", outputs)
+
+    def _refuse_all(self, asked: Sequence[Req], code: str, why: str, outputs: Outputs) -> None:
+        """Refuse the requests of choices, unless they have begun."""
+        for (frontend, rid), attempt in {(req.frontend, req.rid): req.attempt for req in asked}.items():
             reqs = self._roster.choices(frontend, rid).values()
             if any(req.slot >= 0 or req.opened or req.finish is not None for req in reqs):
                 continue
             self._counters.rejected += 1
-            why = f"The grammar is refused: {fault}."
-            refused = Rejected(rid=rid, attempt=attempt, code="invalid_grammar", message=why, retry=True)
+            refused = Rejected(rid=rid, attempt=attempt, code=code, message=why, retry=True)
             outputs.tell(frontend, refused)
             for req in reqs:
                 self._roster.end(req, FinishReason(FinishType.ABORT), None)
@@ -142,6 +159,8 @@ class Intake:
             return rejected("invalid_request", "this scheduler reads no grammars")
         ids = unpack_ints(request.input_ids)
         known = [unpack_ints(choice.output_ids) for choice in request.resume]
+        if request.lora is not None and not self._runs_adapters:
+            return rejected("invalid_lora", "this scheduler runs no adapters", retry=True)
         total = len(ids) + max([request.sampling.max_new_tokens, *map(len, known)])
         if total > self._longest or any(len(part) > request.sampling.max_new_tokens for part in known):
             message = f"prompt and output together have {total} tokens; at most {self._longest} are possible here"
@@ -158,7 +177,9 @@ def _continues(req: Req, request: TokenizedGenerateReqInput, output_ids: Sequenc
     count = len(output_ids)
     if count > req.output_tokens or (req.logprobs is not None and req.output_tokens - count > len(req.token_logprobs)):
         return False
-    if req.sampling != request.sampling or req.logprobs != request.logprobs or req.salt != request.cache_salt:
+    if (req.sampling, req.logprobs, req.adapter) != (request.sampling, request.logprobs, request.lora):
+        return False
+    if req.salt != namespace_of(request):
         return False
     known = req.cache_key(req.prompt_tokens + count)
     return known == bytes(request.input_ids) + pack_ints(output_ids)

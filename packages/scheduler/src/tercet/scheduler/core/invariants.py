@@ -10,7 +10,24 @@ from tercet.scheduler.core.scheduler import Scheduler
 
 def violations(core: Scheduler) -> list[str]:
     """Every broken invariant, in words; empty when all is well."""
-    return [*_slots(core), *_requests(core), *_pages(core), *_in_flight(core), *_tree(core)]
+    return [*_slots(core), *_adapters(core), *_requests(core), *_pages(core), *_in_flight(core), *_tree(core)]
+
+
+def _adapters(core: Scheduler) -> list[str]:
+    """Whoever runs with an adapter has its place, and counts among its users."""
+    adapters = core.memory.adapters
+    found = []
+    running = [req for req in core.planner.running if req.adapter is not None]
+    if adapters.users != Counter(req.adapter for req in running):
+        found.append("the users of adapters are miscounted")
+    if adapters.count != core.capacity.adapters:
+        found.append(f"{adapters.count} places for adapters of {core.capacity.adapters}")
+    found += [
+        f"{req.rid}/{req.index} is not at the place of its adapter"
+        for req in running
+        if req.adapter is not None and adapters.place_of(req.adapter) != req.place
+    ]
+    return found
 
 
 def _slots(core: Scheduler) -> list[str]:

@@ -1,4 +1,4 @@
-"""What running requests hold: slots, pages and locked prefixes, and when each may be used again.
+"""What running requests hold: slots, pages, locked prefixes and adapters, and when each may be used again.
 
 A plan in flight may still read or write the pages it names. So pages enter the prefix cache or the free list, and slots
 are reused, only when the last plan naming them has committed: a request is released then, and pages it gave up before
@@ -8,6 +8,7 @@ wait in `_retired` until that step.
 from collections import deque
 from collections.abc import Iterable
 
+from tercet.scheduler.core.adapter_places import AdapterPlaces
 from tercet.scheduler.core.pages import PageLists, PagePools
 from tercet.scheduler.core.plan import Capacity, PageCopy, PageUpdate
 from tercet.scheduler.core.prefix_cache import ChunkCache, PrefixCache
@@ -24,6 +25,7 @@ class KVMemory:
         self.pools = PagePools(group.pages for group in capacity.groups)
         self.cache: PrefixCache = RadixCache(capacity.page_size, groups) if radix_cache else ChunkCache(groups)
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
+        self.adapters = AdapterPlaces(capacity.adapters)
         self.updates: list[PageUpdate] = []
         """Page table changes that the next plan must carry."""
         self.retired: deque[tuple[int, PageLists]] = deque()
@@ -54,7 +56,7 @@ class KVMemory:
         Uses what the prefix cache has, and its leader's prompt pages: full ones are shared, a partial one is copied.
         Sets `computed` to the tokens that need no computing. Returns the copies to make, or None with nothing changed.
         """
-        if not self.free_slots:
+        if not self.free_slots or not self.adapters.has_room(req.adapter):
             return None
         match = self.cache.match(req.salt, req.cache_key(req.reusable))
         self.cache.lock(match.node)
@@ -72,6 +74,7 @@ class KVMemory:
         self._append(req, self.pools.allocate(needed))
         req.node, req.shared = match.node, match.count
         req.slot = self.free_slots.pop()
+        req.place = -1 if req.adapter is None else self.adapters.take(req.adapter)
         req.room = len(req.pages[0]) * self.page_size
         req.computed = full * self.page_size
         self.updates.append(PageUpdate(req.slot, 0, [list(group) for group in req.pages]))
@@ -129,6 +132,8 @@ class KVMemory:
         self.pools.release([group[max(valid, existing) :] for group in req.pages])
         self.cache.unlock(req.node)
         self.free_slots.append(req.slot)
+        if req.adapter is not None:
+            self.adapters.give_back(req.adapter)
         self.updates = [update for update in self.updates if update.slot != req.slot]
         req.forget_memory()
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tercet.protocol.values import Logprobs, SamplingParams
+from tercet.protocol.values import Logprobs, LoRAAdapter, SamplingParams
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
@@ -25,6 +25,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []
     grammars: str = ""
     """What reads grammars, as name and version; empty where nothing does."""
+    adapters: int = 0
+    """Places for adapters, each of which many choices can use."""
 
 
 class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,15 @@ class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = -1
     """How many alternatives to report beside each sampled token; -1 reports nothing."""
     prompt_logprobs: bool = False
+    adapter: int = -1
+    """The place of the choice's adapter; -1 is none."""
+
+
+class AdapterLoad(msgspec.Struct, frozen=True):
+    """Bring an adapter to a place, from which on it is that of all who have the place."""
+
+    place: int
+    adapter: LoRAAdapter
 
 
 class PageUpdate(msgspec.Struct, frozen=True):
@@ -76,9 +87,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in this order: introduce, pages, copies, rows. Rows that decode come first."""
+    """One step. Applied in this order: adapters, introduce, pages, copies, rows. Rows that decode come first."""
 
     step: int
+    adapters: list[AdapterLoad] = []
     introduce: list[SlotInit] = []
     pages: list[PageUpdate] = []
     copies: list[PageCopy] = []

@@ -1,7 +1,9 @@
 """`Planner`: which tokens of which choices the next step computes."""
 
-from tercet.protocol.values import Grammar
+from tercet.protocol.values import Grammar, LoRAAdapter
 from tercet.scheduler.core.config import (
+    AdapterPending,
+    AdapterRead,
     CoreConfig,
     GrammarPending,
     GrammarRead,
@@ -113,6 +115,7 @@ class Planner:
         self.running: dict[Req, None] = {}
         self.blocked_peers: set[str] = set()
         self.pending_grammars: set[Grammar] = set()
+        self.pending_adapters: set[LoRAAdapter] = set()
 
     def plan(self, step: int) -> tuple[Plan, list[Req]] | None:
         """The next step, or None when there is nothing to compute, or when it is better to wait for a result."""
@@ -137,9 +140,17 @@ class Planner:
             return None
         memory = self._memory
         updates, memory.updates = memory.updates, []
+        loads, memory.adapters.loads = memory.adapters.loads, []
         self._reserve = max(self._config.reserve_floor, self._reserve * RESERVE_DECAY)
         draft.tell(self._counters)
-        plan = Plan(step=step, introduce=draft.introduce, pages=updates, copies=draft.copies, rows=draft.rows)
+        plan = Plan(
+            step=step,
+            adapters=loads,
+            introduce=draft.introduce,
+            pages=updates,
+            copies=draft.copies,
+            rows=draft.rows,
+        )
         return plan, draft.reqs
 
     def heed(self, message: Obstacle) -> None:
@@ -153,12 +164,18 @@ class Planner:
                 self.pending_grammars.add(grammar)
             case GrammarRead(grammar=grammar):
                 self.pending_grammars.discard(grammar)
+            case AdapterPending(adapter):
+                self.pending_adapters.add(adapter)
+            case AdapterRead(adapter=adapter):
+                self.pending_adapters.discard(adapter)
 
     def is_blocked(self, req: Req) -> bool:
-        """Whether the output of a choice has nowhere to go now, or its grammar is not read yet."""
+        """Whether the output of a choice has nowhere to go now, or its grammar or adapter is not read yet."""
         if req.detokenizer in self.blocked_peers:
             return True
-        return bool(self.pending_grammars) and req.slot < 0 and req.sampling.grammar in self.pending_grammars
+        if req.slot >= 0:
+            return False
+        return req.sampling.grammar in self.pending_grammars or req.adapter in self.pending_adapters
 
     def _plan_decodes(self, draft: Draft, step: int) -> list[Req]:
         """One token for every choice that has just one to compute; returns those that found no page for it.
@@ -229,6 +246,8 @@ class Planner:
     def _admit(self, draft: Draft, step: int) -> None:
         """Let waiting choices in, in order, until budget, slots or memory are short. Nobody jumps a line for memory.
 
+        Whose adapter finds no place is passed over, until its patience is at an end.
+
         Beside those that were held back only the short ones start, of the first that wait.
         """
         admitted: list[Req] = []
@@ -241,6 +260,10 @@ class Planner:
                     continue
                 if req.hold or (self.running and (req.alone or any(other.alone for other in self.running))):
                     break
+                if not self._memory.adapters.has_room(req.adapter):
+                    if req.passed_over >= self._config.patience:
+                        break  # or those whose adapters are at hand could take turns for ever
+                    continue
                 if draft.held_back and not draft.is_short(self._memory.missing(req)):
                     continue
                 copies = self._memory.admit(req, reserve + self._foreseen(req) if self.running else 0)
@@ -278,6 +301,7 @@ class Planner:
                 suppressed_ids=sorted(req.stop_ids) if req.sampling.min_new_tokens else [],
                 top_logprobs=-1 if logprobs is None else logprobs.top,
                 prompt_logprobs=req.to_score,
+                adapter=req.place,
             )
         )
         draft.add(req, step)

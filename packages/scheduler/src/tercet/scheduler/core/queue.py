@@ -56,6 +56,6 @@ class WaitingQueue:
     def count_passed_over(self, admitted: list[Req]) -> None:
         """Age everyone who was passed over by a later arrival in this step."""
         latest = max(req.arrival for req in admitted)
-        for req in self._rest:
+        for req in self:
             if req.arrival < latest:
                 req.passed_over += 1

@@ -9,8 +9,13 @@ from tercet.scheduler.core.pages import PageLists
 from tercet.scheduler.core.prefix_cache import Node, PrefixCache
 
 
+def namespace_of(request: TokenizedGenerateReqInput) -> str:
+    """Whose cached prefixes a request can share: they are of one tenant and one adapter."""
+    return f"{request.lora.sha256 if request.lora else ''}/{request.cache_salt}"
+
+
 class Req:
-    """One choice. It waits, holds a slot and pages while it runs, and may be retracted to wait again.
+    """One choice. It waits, holds a slot, pages and its adapter while it runs, and may be retracted to wait again.
 
     Numbers of tokens, all counted from the start of the prompt:
     `len(tokens)` are known, `length` adds those being sampled in flight, `computed` have their keys and values planned,
@@ -18,6 +23,7 @@ class Req:
     """
 
     __slots__ = (
+        "adapter",
         "alone",
         "arrival",
         "attempt",
@@ -44,6 +50,7 @@ class Req:
         "opened",
         "pages",
         "passed_over",
+        "place",
         "priority",
         "prompt_logprobs",
         "prompt_tokens",
@@ -76,7 +83,8 @@ class Req:
         self.guided = request.sampling.grammar is not None
         self.logprobs = request.logprobs
         self.priority = request.priority
-        self.salt = request.cache_salt
+        self.adapter = request.lora
+        self.salt = namespace_of(request)
         self.resumed = bool(request.resume)
         """Whether it goes on with what an earlier attempt began, and so goes before new choices."""
         self.end = 0
@@ -117,6 +125,7 @@ class Req:
     def forget_memory(self) -> None:
         """Hold no slot, no page and no computed token."""
         self.slot = -1
+        self.place = -1
         self.pages: PageLists = []
         self.node: Node | None = None
         self.shared = 0

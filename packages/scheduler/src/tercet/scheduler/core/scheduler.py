@@ -21,13 +21,17 @@ from tercet.protocol.messages import (
     TokenizedGenerateReqInput,
     UnloadLoRAAdapterReq,
 )
-from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, pack_ints, unpack_ints
+from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, LoRAAdapter, pack_ints, unpack_ints
+from tercet.scheduler.core.adapter_orders import AdapterOrders
 from tercet.scheduler.core.config import (
+    AdapterPending,
+    AdapterRead,
     Arrival,
     CoreConfig,
     Drain,
     GrammarPending,
     GrammarRead,
+    Obstacle,
     PeerBlocked,
     PeerDrained,
     PeerGone,
@@ -61,6 +65,7 @@ class Scheduler:
         self.in_flight: deque[tuple[Plan, list[Req]]] = deque()
         self.paused_by = ""
         """The frontend that paused generation; whoever continues it, or the end of that frontend, ends the pause."""
+        self.orders = AdapterOrders()
         self._steps = 0
         self._steady = SteadyRows()
 
@@ -106,12 +111,13 @@ class Scheduler:
                     self._obey(source, message, outputs)
                 case PeerGone():
                     self.intake.drop_frontend(message.peer)
+                    self.orders.drop_frontend(message.peer)
                     if self.paused_by == message.peer:
                         self.paused_by = ""
-                case PeerBlocked() | PeerDrained() | GrammarPending() | GrammarRead():
-                    self.planner.heed(message)
-                    if isinstance(message, GrammarRead) and message.fault:
-                        self.intake.refuse(message.grammar, message.fault, outputs)
+                case (
+                    PeerBlocked() | PeerDrained() | GrammarPending() | GrammarRead() | AdapterPending() | AdapterRead()
+                ):
+                    self._heed(message, outputs)
                 case Drain():
                     self.intake.draining = True
                 case _:
@@ -120,6 +126,9 @@ class Scheduler:
         return outputs.take()
 
     def _obey(self, source: str, order: ControlReq, outputs: Outputs) -> None:
+        if isinstance(order, LoadLoRAAdapterReq) and self.capacity.adapters:
+            self.orders.note(source, order)
+            return
         ok, told = True, ""
         match order:
             case FlushCacheReq():
@@ -127,10 +136,20 @@ class Scheduler:
             case PauseGenerationReq() | ContinueGenerationReq():
                 self.paused_by = source if isinstance(order, PauseGenerationReq) else ""
             case LoadLoRAAdapterReq() | UnloadLoRAAdapterReq():
-                ok, told = False, "this scheduler runs no adapters"
+                ok = bool(self.capacity.adapters)
+                told = "" if ok else "this scheduler runs no adapters"
             case _:
                 assert_never(order)
         outputs.tell(source, ControlReply(id=order.id, ok=ok, message=told))
+
+    def _heed(self, message: Obstacle, outputs: Outputs) -> None:
+        self.planner.heed(message)
+        if isinstance(message, GrammarRead) and message.fault:
+            self.intake.refuse(message.grammar, message.fault, outputs)
+        if isinstance(message, AdapterRead):
+            self.orders.answer(message, outputs)
+            if message.fault:
+                self.intake.refuse_adapter(message.adapter, message.fault, outputs)
 
     def schedule(self) -> Plan | None:
         """Plan the next step, if there is one."""
@@ -194,6 +213,10 @@ class Scheduler:
     def grammars(self) -> set[Grammar]:
         """Those that choices held here follow."""
         return {req.sampling.grammar for req in self.roster if req.sampling.grammar is not None}
+
+    def adapters(self) -> set[LoRAAdapter]:
+        """Those that choices held here have, and those that are asked for."""
+        return {*self.orders, *(req.adapter for req in self.roster if req.adapter is not None)}
 
     def load(self) -> Load:
         """How busy it is."""

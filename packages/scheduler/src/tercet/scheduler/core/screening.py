@@ -3,10 +3,11 @@
 Whatever passes here can neither raise in the core or the executor nor overflow a field of an output row.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 
 from tercet.protocol.messages import TokenizedGenerateReqInput
-from tercet.protocol.values import LogprobParams, SamplingParams
+from tercet.protocol.values import LogprobParams, LoRAAdapter, SamplingParams
 
 LONGEST_NAME = 512
 """Characters of a request's id, its salt and its detokenizer."""
@@ -18,9 +19,12 @@ LONGEST_GRAMMAR = 1 << 20
 """Characters of a grammar."""
 INT32 = 2**31 - 1
 UINT64 = 2**64 - 1
+LONGEST_PATH = 4096
+"""Characters of an adapter's."""
 LARGE = 1e6
 """Larger reals would only overflow."""
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _REALS: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, LARGE),
     ("top_p", 0.0, 1.0),
@@ -40,6 +44,7 @@ def fault_in(request: TokenizedGenerateReqInput, vocab_size: int) -> str | None:
     return (
         _out_of_range(numbers)
         or _fault_in_choices(request)
+        or (_fault_in_adapter(request.lora) if request.lora else None)
         or _fault_in_sampling(request.sampling, vocab_size)
         or (_fault_in_logprobs(request.logprobs, vocab_size) if request.logprobs else None)
     )
@@ -59,6 +64,14 @@ def _fault_in_choices(request: TokenizedGenerateReqInput) -> str | None:
         return "the choices to resume are repeated or are not choices of this request"
     if any(len(part) % 4 for part in (request.input_ids, *(choice.output_ids for choice in request.resume))):
         return "a buffer of token ids is torn"
+    return None
+
+
+def _fault_in_adapter(adapter: LoRAAdapter) -> str | None:
+    if not 0 < len(adapter.path) <= LONGEST_PATH:
+        return f"the adapter's path has {len(adapter.path)} characters; 1 to {LONGEST_PATH} are allowed"
+    if not _SHA256.fullmatch(adapter.sha256):
+        return "the adapter's sha256 is none"
     return None
 
 

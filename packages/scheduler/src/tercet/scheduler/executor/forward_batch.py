@@ -7,6 +7,7 @@ from enum import Enum, auto
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, NewTokens, RotatingBackend
+from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.models.layer_ops import LayerCache
 
@@ -39,6 +40,7 @@ class ForwardBatch:
     backends: Sequence[AttentionBackend]  # of each cache group, planned for this step
     rotating: Sequence[RotatingBackend | None]  # those of them that rotate what is new; none unless all decode
     pool: KVPool
+    lora: LoRARows | None = None  # which tokens have an adapter
 
     @classmethod
     def planned(
@@ -50,6 +52,7 @@ class ForwardBatch:
         attention: Sequence[AttentionBatch],
         backends: Sequence[AttentionBackend],
         pool: KVPool,
+        lora: LoRARows | None = None,
     ) -> "ForwardBatch":
         """A step of such rows, for which its backends are planned: until they are for another."""
         for backend, group in zip(backends, attention, strict=True):
@@ -65,6 +68,7 @@ class ForwardBatch:
             backends=backends,
             rotating=[each if decodes and isinstance(each, RotatingBackend) else None for each in backends],
             pool=pool,
+            lora=lora,
         )
 
     def part(self, tokens: slice) -> "ForwardBatch":
@@ -79,6 +83,7 @@ class ForwardBatch:
             attention=[_part(group, tokens) for group in self.attention],
             backends=self.backends,
             pool=self.pool,
+            lora=None if self.lora is None else self.lora.part(tokens),
         )
 
     def attend(

@@ -1,6 +1,7 @@
 """Loading a model: ours or transformers', on native kernels, fused ones or plain torch."""
 
 import logging
+from typing import NamedTuple
 
 import torch
 
@@ -18,13 +19,26 @@ from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weig
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.models import hugging_face
+from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, use_ops
+from tercet.scheduler.models.lora import LoRABank
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.native_linear import NativeProjection, unread, use_native_linears, use_native_projections
 from tercet.scheduler.models.registry import build_model, is_ours, named_architecture
 from tercet.scheduler.models.shard import WHOLE, Shard
 
 logger = logging.getLogger(__name__)
+
+
+_LORA_TODO = "native kernels run no adapters"
+
+
+class Loaded(NamedTuple):
+    """What a worker runs."""
+
+    model: Model
+    adapters: LoRABank | None = None
+    """Where those lie that it can run."""
 
 
 def shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:
@@ -43,7 +57,7 @@ def load_model(
     native: bool,
     progress: Progress | None,
     shard: Shard = WHOLE,
-) -> Model:
+) -> Loaded:
     """The model, or this process's part of it, with its weights, on native kernels where they know it."""
     if device.type == "cpu":
         limit_torch(options.threads)
@@ -53,14 +67,15 @@ def load_model(
     if options.threads is not None and native:
         load_library().set_threads(options.threads)
     if not isinstance(config, ModelConfig):
-        return _hosted(options, config, device, native=not no_linears)
-    why_torch = no_linears or missing_native(config, shape.dtype, shard)
+        return Loaded(_hosted(options, config, device, native=not no_linears))
+    why_torch = no_linears or missing_native(config, shape.dtype, shard) or _LORA_TODO * bool(options.max_loras)
     model = build_model(config, device, shard)
     in_full = _in_full(config, device)
     if options.load_format == "dummy":
         dummy_weights(model, quantization=None if in_full else config.quantization)
     else:
         load_weights(model, options.model, progress, dequantised=in_full, lend=not why_torch)
+    bank = _bank(options, config, model, device)
     if device.type == "cuda":
         release_cached()  # what loading needed for a while is free again, for the KV cache
     if why_torch:
@@ -69,10 +84,22 @@ def load_model(
         use_ops(model, layer_ops(device))
         if not no_linears and use_native_projections(model, load_library(), options.quantization):
             torch.set_num_threads(1)
-        return model
+        if bank is not None:
+            bank.attach(model)
+        return Loaded(model, bank)
     packed = NativeCausalLM(model, load_library(), quantization=options.quantization)
     torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
-    return packed
+    return Loaded(packed, bank)
+
+
+def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: torch.device) -> LoRABank | None:
+    """Memory for adapters, in float32 on a CPU."""
+    if not options.max_loras:
+        return None
+    dtype = torch.float32 if device.type == "cpu" else config.dtype
+    bank = LoRABank(model, options.max_loras, options.max_lora_rank, dtype, device)
+    logger.info("%d adapters of rank %d: up to %.2f GiB", options.max_loras, options.max_lora_rank, bank.bytes / 2**30)
+    return bank
 
 
 def _in_full(config: ModelConfig, device: torch.device) -> bool:
@@ -86,7 +113,9 @@ def _why_not_native(device: torch.device) -> str:
 
 
 def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *, native: bool) -> Model:
-    """A model that runs on transformers' modules, with linear layers on `native` kernels."""
+    """A model that runs on transformers' modules, with linear layers on `native` kernels. It has no adapters."""
+    if options.max_loras:
+        raise ValueError(f"max_loras {options.max_loras}: models on transformers' own modules run no adapters")
     model = hugging_face.load(options.model, shape, device, dummy=options.load_format == "dummy")
     if native:
         use_native_linears(model, load_library(), options.quantization)

@@ -13,7 +13,9 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.ops import sampler_ops
+from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
+from tercet.scheduler.executor.adapters import Adapters
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.sampler import Agree, Sampled, Sampler, SamplingOps, joined
@@ -78,6 +80,7 @@ class ModelRunner:
         device: torch.device,
         sampling_ops: SamplingOps = sampler_ops,
         grammars: SlotGrammars | None = None,
+        adapters: Adapters | None = None,
         release: Callable[[], None] = release_cached,
         graphs: Callable[[SlotTables, Sampler], Replays] | None = None,
         agree: Agree = lambda tokens: tokens,
@@ -105,13 +108,17 @@ class ModelRunner:
         self.graphs = None if graphs is None else graphs(self._tables, self._sampler)
         self._sampling_ops = sampling_ops
         self._grammars = grammars
+        self._adapters = adapters
         self._release = release
         self._sampling = divided("rows to sample", release)
         self._scoring = divided("positions to score", release)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
-        """Run one step: introduce, pages, copies, rows. Returns before an accelerator has finished it."""
+        """Run one step: adapters, introduce, pages, copies, rows. Returns before an accelerator has finished it."""
+        if self._adapters is not None:
+            self._adapters.load(plan.adapters)
+            self._adapters.introduce(plan.introduce)
         if plan.introduce:
             self._introduce(plan.introduce)
         self._tables.update_pages(plan.pages)
@@ -120,8 +127,10 @@ class ModelRunner:
         sampling_rows = inputs.sampling_rows
         slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
         guided = self._grammars.begin(slots) if self._grammars else None  # fills masks meanwhile
-        hidden = self._forward(inputs)
-        sampled = self._sample(hidden, inputs, slots, guided)
+        lora = None if self._adapters is None else self._adapters.rows(plan.rows)
+        replays = None if lora is not None else self.graphs
+        hidden = self._forward(inputs, lora, replays)
+        sampled = self._sample(hidden, inputs, slots, guided, replays)
         prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
         settle = None
         if guided is not None:
@@ -138,9 +147,9 @@ class ModelRunner:
         if self._grammars is not None:
             self._grammars.introduce(inits)
 
-    def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        """[tokens, hidden]."""
-        if self.graphs is not None and (hidden := self.graphs.replay(inputs)) is not None:
+    def _forward(self, inputs: StepInputs, lora: LoRARows | None, replays: Replays | None) -> torch.Tensor:
+        """[tokens, hidden]. What was recorded has no adapters."""
+        if replays is not None and (hidden := replays.replay(inputs)) is not None:
             return hidden
         ids = self._tables.ids_at(inputs.places)
         batch = ForwardBatch.planned(
@@ -150,17 +159,23 @@ class ModelRunner:
             attention=inputs.attention,
             backends=self._backends,
             pool=self._pool,
+            lora=lora,
         )
         return self._model(ids, inputs.positions, batch)
 
     def _sample(
-        self, hidden: torch.Tensor, inputs: StepInputs, slots: Array, guided: GuidedRows | None
+        self,
+        hidden: torch.Tensor,
+        inputs: StepInputs,
+        slots: Array,
+        guided: GuidedRows | None,
+        replays: Replays | None,
     ) -> Sampled | None:
         """Sample for the slots of the rows that want it, and give each its new token."""
         if not len(slots):
             return None
-        if self.graphs is not None and not self._guided[slots].any():
-            tokens = self.graphs.replay_sampling(inputs)
+        if replays is not None and not self._guided[slots].any():
+            tokens = replays.replay_sampling(inputs)
             if tokens is not None:
                 return Sampled(tokens, None)
         run = partial(self._sample_rows, hidden, inputs, slots, guided)

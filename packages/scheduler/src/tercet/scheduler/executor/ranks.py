@@ -10,6 +10,7 @@ import torch
 
 from tercet.kernels.native.library import available_cores
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
+from tercet.scheduler.executor.adapter_desk import AdapterDesk
 from tercet.scheduler.executor.cpu_threads import allowed_cores, bind_to, core_share
 from tercet.scheduler.executor.devices import first_gpu, take_device
 from tercet.scheduler.executor.follower_process import OnEnd
@@ -84,6 +85,11 @@ class Ranks:
     def grammars(self) -> GrammarDesk | None:
         """Where grammars are read before they are planned: here alone."""
         return self._worker.grammars
+
+    @property
+    def adapters(self) -> AdapterDesk | None:
+        """Where adapters are read before they are planned. The others read theirs when they are told to."""
+        return self._worker.adapters
 
     @property
     def pids(self) -> list[int]:

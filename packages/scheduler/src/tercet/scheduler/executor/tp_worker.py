@@ -14,6 +14,8 @@ from tercet.kernels.attention.select import attention_backend, graph_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
+from tercet.scheduler.executor.adapter_desk import AdapterDesk
+from tercet.scheduler.executor.adapters import Adapters
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.devices import take_device
@@ -79,7 +81,8 @@ class TpModelWorker:
         scales = _kv_scales(options, config, shape)
         self._grammars = _grammars(options, config)
         native = backend is CpuAttention
-        model = load_model(options, config, shape, device, native=native, progress=progress, shard=shard)
+        model, bank = load_model(options, config, shape, device, native=native, progress=progress, shard=shard)
+        self._adapters = None if bank is None else Adapters(bank, options.slots, device)
         ops = sampling_ops(model, device, native=native)
         given = options.kv_cache_bytes
         if given is None:
@@ -102,6 +105,7 @@ class TpModelWorker:
             device=device,
             sampling_ops=ops,
             grammars=self._grammars,
+            adapters=self._adapters,
             graphs=graphs,
             agree=conduct.agree,
             divided=conduct.divided,
@@ -121,6 +125,11 @@ class TpModelWorker:
         """Where grammars are read before they are planned."""
         return None if self._grammars is None else self._grammars.desk
 
+    @property
+    def adapters(self) -> AdapterDesk | None:
+        """Where adapters are read before they are planned; None where none can be run."""
+        return None if self._adapters is None else self._adapters.desk
+
     def submit(self, plan: Plan) -> PendingStep:
         """Start a step. Steps run in the order they are submitted."""
         if self._thread is not None:
@@ -130,6 +139,8 @@ class TpModelWorker:
     def follow(self, plan: Plan) -> None:
         """Run a step for whose result another process is asked. Raises what the forward raises."""
         self._execute(plan)
+        if self._adapters is not None and plan.adapters:
+            self._adapters.desk.keep(())  # that process knows who still has which
 
     def force(self, slot: int, first: int, tokens: Sequence[int]) -> None:
         """Give a slot what another process, whose grammars say so, gave it: see `ModelRunner.force`."""
@@ -155,8 +166,9 @@ class TpModelWorker:
         """Let steps that were submitted finish, and start no more."""
         if self._thread is not None:
             self._thread.shutdown()
-        if self._grammars is not None:
-            self._grammars.close()
+        for each in (self._grammars, self._adapters):
+            if each is not None:
+                each.close()
 
 
 def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], StepOutput]:
@@ -192,6 +204,7 @@ def _capacity(
         vocab_size=config.vocab_size,
         eos_token_ids=list(config.eos_token_ids),
         grammars=grammars.name if grammars else "",
+        adapters=options.max_loras,
     )
 
 

@@ -50,6 +50,10 @@ class WorkerOptions:
     """On a CPU, run steps in a thread of their own. An accelerator overlaps by itself."""
     grammar_backend: str = "llguidance"
     """What reads grammars; none refuses them."""
+    max_loras: int = 0
+    """Adapters that can run side by side; their memory is set aside."""
+    max_lora_rank: int = 64
+    """The highest rank that an adapter can have."""
     fast_forward: bool = True
     """Tokens that a grammar leaves no choice about take no step of their own."""
 
@@ -60,6 +64,8 @@ class WorkerOptions:
             raise ValueError("threads must be at least 1")
         if self.slots < 1 or self.page_size < 1 or self.step_tokens < 1:
             raise ValueError("slots, page_size and step_tokens must be at least 1")
+        if self.max_loras < 0 or self.max_lora_rank < 1:
+            raise ValueError("max_loras must be at least 0 and max_lora_rank at least 1")
         if self.kv_cache_share is not None and not 0 < self.kv_cache_share <= 1:
             raise ValueError("kv_cache_share must be above 0 and at most 1")
         if self.context_length is not None and self.context_length < 1:

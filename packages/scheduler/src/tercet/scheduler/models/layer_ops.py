@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.attention.api import NewTokens
-from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.activation import Gate, act_and_mul
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights, add_lora
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, fused_moe, route
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
@@ -112,6 +113,8 @@ class LayerOps(Protocol):
     def project_onto(  # noqa: D102
         self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+    def act_and_mul(self, x: torch.Tensor, gate: Gate) -> torch.Tensor: ...  # noqa: D102
+    def add_lora(self, out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None: ...  # noqa: D102
     def route(  # noqa: D102
         self, router_logits: torch.Tensor, top_k: int, *, renormalise: bool
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -158,6 +161,8 @@ class TorchLayerOps:
     project = staticmethod(project)
     project_normed = staticmethod(project_normed)
     project_onto = staticmethod(project_onto)
+    act_and_mul = staticmethod(act_and_mul)
+    add_lora = staticmethod(add_lora)
     route = staticmethod(route)
     fused_moe = staticmethod(fused_moe)
 
@@ -187,7 +192,7 @@ class TritonLayerOps:
     """Fused kernels, for models that decode: `attend` takes a `CachedBatch`."""
 
     def __init__(self) -> None:
-        from tercet.kernels.triton import embedding, moe, projection, rmsnorm, rope, route
+        from tercet.kernels.triton import activation, embedding, moe, projection, rmsnorm, rope, route
 
         self.embedding = embedding.embedding
         self.rmsnorm = rmsnorm.rmsnorm
@@ -195,6 +200,8 @@ class TritonLayerOps:
         self.project = projection.project
         self.project_normed = projection.project_normed
         self.project_onto = projection.project_onto
+        self.act_and_mul = activation.act_and_mul
+        self.add_lora = add_lora
         self.route = route.route
         self.fused_moe = moe.fused_moe
         self._rope_store = rope.rope_store

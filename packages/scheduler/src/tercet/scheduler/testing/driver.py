@@ -9,6 +9,7 @@ from tercet.protocol.values import (
     FinishReason,
     FinishType,
     LogprobParams,
+    LoRAAdapter,
     Resume,
     SamplingParams,
     pack_ints,
@@ -42,6 +43,7 @@ def request(
     alone: bool = False,
     hold: bool = False,
     logprobs: LogprobParams | None = None,
+    lora: LoRAAdapter | None = None,
     **sampling: Any,
 ) -> TokenizedGenerateReqInput:
     """A request as a frontend would send it."""
@@ -58,6 +60,7 @@ def request(
         alone=alone,
         hold=hold,
         logprobs=logprobs,
+        lora=lora,
     )
 
 
@@ -137,6 +140,7 @@ class Driver:
         assert len(memory.free_slots) == self.core.capacity.slots
         assert memory.pools.free + memory.cache.cached == memory.pools.total
         assert not memory.retired
+        assert not memory.adapters.users
 
     def expected(self, prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:
         """What the model says after a prompt, up to and with its end id."""
@@ -153,7 +157,8 @@ class Driver:
             if complete:
                 break
             suppressed = ends if len(output) < sampling.min_new_tokens else ()
-            output.append(must[0] if must else self.fake.next_token([*prompt, *output], choice, suppressed))
+            known = [*prompt, *output]
+            output.append(must[0] if must else self.fake.next_token(known, choice, suppressed, wanted.lora))
             if output[-1] in ends and len(output) >= sampling.min_new_tokens:
                 break
         return output

@@ -1,9 +1,10 @@
 """A model that costs nothing: `FakeExecutor` runs plans in plain Python, for tests, simulations and load tests."""
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from tercet.protocol.values import Logprobs, SamplingParams, pack_floats, pack_ints, unpack_ints
+from tercet.protocol.values import Logprobs, LoRAAdapter, SamplingParams, pack_floats, pack_ints, unpack_ints
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StepResult
 
 _MASK = (1 << 61) - 1
@@ -25,6 +26,7 @@ def small_capacity(
     context_length: int = 256,
     vocab_size: int = 50,
     grammars: str = "",
+    adapters: int = 0,
 ) -> Capacity:
     """Room for a test."""
     return Capacity(
@@ -35,6 +37,7 @@ def small_capacity(
         vocab_size=vocab_size,
         eos_token_ids=[0],
         grammars=grammars,
+        adapters=adapters,
     )
 
 
@@ -49,9 +52,38 @@ class Done:
         return self.value
 
 
+class FakeAdapters:
+    """Reads any adapter at once: its files are said to be what they are expected to be, or made of the path alone."""
+
+    busy = False
+
+    def want(self, adapter: LoRAAdapter) -> bool:  # noqa: ARG002
+        """It is read."""
+        return True
+
+    def take_read(self) -> list[LoRAAdapter]:
+        """Nothing had to be waited for."""
+        return []
+
+    def fault(self, adapter: LoRAAdapter) -> str:  # noqa: ARG002
+        """None."""
+        return ""
+
+    def sha256(self, adapter: LoRAAdapter) -> str:
+        """As expected, or of the path."""
+        return adapter.sha256 or hashlib.sha256(adapter.path.encode()).hexdigest()
+
+    def keep(self, wanted: Collection[LoRAAdapter]) -> None:
+        """Nothing takes any room."""
+
+    def forget(self, adapter: LoRAAdapter) -> None:
+        """The same."""
+
+
 @dataclass
 class _Slot:
     init: SlotInit
+    adapter: LoRAAdapter | None
     tokens: list[int]
     hashes: list[int] = field(default_factory=list)
     """Of every prefix: entry i covers tokens 0 to i."""
@@ -59,7 +91,7 @@ class _Slot:
 
 
 class FakeExecutor:
-    """The next token is a hash of all before it, so any mistake in tokens or order shows in the output.
+    """The next token is a hash of all before it and of the adapter, so any mistake in these shows in the output.
 
     With `verify`, each page remembers the hash of the prefix it holds at each offset, and a row that would attend to
     anything else raises StaleCacheError: wrong sharing, early reuse and missing copies all show. A token's
@@ -80,6 +112,8 @@ class FakeExecutor:
         self._before_step = before_step
         self._grammar = grammar
         self._slots: dict[int, _Slot] = {}
+        self._adapters: dict[int, LoRAAdapter] = {}
+        """By place."""
         self._cache: dict[tuple[int, int], int] = {}
         """(page, offset) to prefix hash."""
 
@@ -93,6 +127,11 @@ class FakeExecutor:
         """Nothing has to be read."""
         return
 
+    @property
+    def adapters(self) -> FakeAdapters | None:
+        """If there are places for them."""
+        return FakeAdapters() if self._capacity.adapters else None
+
     def prepare(self) -> bool:
         """Nothing has to be prepared."""
         return False
@@ -101,8 +140,13 @@ class FakeExecutor:
         """Run a plan at once."""
         if self._before_step is not None:
             self._before_step(plan)
+        for load in plan.adapters:
+            if not 0 <= load.place < self._capacity.adapters:
+                raise IndexError(f"there is no place {load.place}")
+            self._adapters[load.place] = load.adapter
         for init in plan.introduce:
-            self._slots[init.slot] = _Slot(init, list(unpack_ints(init.tokens)))
+            adapter = None if init.adapter < 0 else self._adapters[init.adapter]
+            self._slots[init.slot] = _Slot(init, adapter, list(unpack_ints(init.tokens)))
         for update in plan.pages:
             table = self._slots[update.slot].table
             table[update.first : update.first + len(update.pages[0])] = update.pages[0]
@@ -116,9 +160,15 @@ class FakeExecutor:
     def close(self) -> None:
         """Nothing to free."""
 
-    def next_token(self, tokens: Sequence[int], choice: int = 0, suppressed: Collection[int] = ()) -> int:
+    def next_token(
+        self,
+        tokens: Sequence[int],
+        choice: int = 0,
+        suppressed: Collection[int] = (),
+        adapter: LoRAAdapter | None = None,
+    ) -> int:
         """What the model says after `tokens`: for tests that know the answer without a scheduler."""
-        value = 0
+        value = _first(adapter)
         for token in tokens:
             value = _extend(value, token)
         return self._sampled(value, choice, suppressed)
@@ -169,11 +219,13 @@ class FakeExecutor:
 
     def _compute(self, slot: _Slot, row: Row) -> None:
         size, end = self._capacity.page_size, row.start + row.count
+        if slot.adapter is not None and self._adapters[slot.init.adapter] != slot.adapter:
+            raise StaleCacheError(f"slot {row.slot} lost its adapter to another")
         if end > len(slot.tokens):
             raise StaleCacheError(f"the plan computes token {end - 1} of {len(slot.tokens)} known")
         while len(slot.hashes) < end:
             at = len(slot.hashes)
-            slot.hashes.append(_extend(slot.hashes[-1] if at else 0, slot.tokens[at]))
+            slot.hashes.append(_extend(slot.hashes[-1] if at else _first(slot.adapter), slot.tokens[at]))
         del slot.hashes[end:]
         if not self._verify:
             return
@@ -182,6 +234,11 @@ class FakeExecutor:
                 raise StaleCacheError(f"slot {row.slot} attends to a stale entry at position {position}")
         for position in range(row.start, end):
             self._cache[slot.table[position // size], position % size] = slot.hashes[position]
+
+
+def _first(adapter: LoRAAdapter | None) -> int:
+    """What is before the first token."""
+    return 0 if adapter is None else int(hashlib.sha256(adapter.sha256.encode()).hexdigest(), 16) & _MASK
 
 
 def _extend(value: int, token: int) -> int:

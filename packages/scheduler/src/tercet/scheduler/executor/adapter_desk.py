@@ -1,0 +1,102 @@
+"""`AdapterDesk`: reads adapters before the choices that have them are planned, so that no step waits for a file."""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+
+from tercet.protocol.values import LoRAAdapter
+from tercet.scheduler.executor.adapter_files import Adapter
+
+_LONGEST_FAULT = 400
+
+
+class AdapterDesk:
+    """The `AdapterReader` port. `get` may be called in another thread than the rest.
+
+    An adapter is kept in memory while a choice has it, and some that nobody has any more.
+    """
+
+    def __init__(self, read: Callable[[LoRAAdapter], Adapter], spare: int) -> None:
+        """`spare` adapters are kept for requests to come, the last used ones."""
+        self._read_files = read
+        self._spare = spare
+        self._read: dict[LoRAAdapter, Future[Adapter]] = {}
+        """Those last wanted are last."""
+        self._unread: dict[LoRAAdapter, None] = {}
+        """Those of which nobody has been told yet that they are read."""
+        self._lock = Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read adapter")
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take_read` has something to tell, now or later."""
+        return bool(self._unread)
+
+    def want(self, adapter: LoRAAdapter) -> bool:
+        """Whether an adapter is read; if not, begin. What lies at a path whoever names no contents asks anew."""
+        if not adapter.sha256 and adapter not in self._unread:
+            self.forget(adapter)
+        if self._reading(adapter).done() and adapter not in self._unread and adapter.sha256:
+            return True
+        self._unread[adapter] = None
+        return False
+
+    def take_read(self) -> list[LoRAAdapter]:
+        """Those that `want` had to begin, and that are read by now; each is told once."""
+        read = [each for each in self._unread if self._reading(each).done()]
+        for each in read:
+            del self._unread[each]
+        return read
+
+    def fault(self, adapter: LoRAAdapter) -> str:
+        """Why an adapter that was read cannot be run; empty if it can."""
+        error = self._reading(adapter).exception()
+        return "" if error is None else " ".join(str(error).split())[:_LONGEST_FAULT]
+
+    def sha256(self, adapter: LoRAAdapter) -> str:
+        """Of the files of an adapter that was read; empty if that failed."""
+        reading = self._reading(adapter)
+        return "" if reading.exception() else reading.result().sha256
+
+    def keep(self, wanted: Collection[LoRAAdapter]) -> None:
+        """Forget the others, but for the spare ones."""
+        with self._lock:
+            over = [
+                each
+                for each, reading in self._read.items()
+                if each not in wanted and each not in self._unread and reading.done()
+            ]
+            useful = [each for each in over if each.sha256 and not self._read[each].exception()]
+            spared = useful[-self._spare :] if self._spare else []
+            for each in over:
+                if each not in spared:
+                    del self._read[each]
+
+    def forget(self, adapter: LoRAAdapter) -> None:
+        """Do not keep it for requests to come."""
+        with self._lock:
+            self._read.pop(adapter, None)
+
+    def get(self, adapter: LoRAAdapter) -> Adapter:
+        """One that was wanted, or is read now. Raises AdapterError."""
+        return self._reading(adapter).result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _reading(self, adapter: LoRAAdapter) -> Future[Adapter]:
+        with self._lock:
+            reading = self._read.pop(adapter, None) or self._thread.submit(self._read_one, adapter)
+            self._read[adapter] = reading
+            return reading
+
+    def _read_one(self, adapter: LoRAAdapter) -> Adapter:
+        """What was read at a path is known by its contents, too."""
+        read = self._read_files(adapter)
+        if not adapter.sha256:
+            known: Future[Adapter] = Future()
+            known.set_result(read)
+            with self._lock:
+                self._read.setdefault(LoRAAdapter(adapter.path, read.sha256), known)
+        return read

@@ -1,0 +1,197 @@
+"""Reading an adapter's files, as PEFT writes them: adapter_config.json and adapter_model.safetensors."""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from tercet.protocol.values import LoRAAdapter
+from tercet.scheduler.executor.checkpoint_names import text_names
+from tercet.scheduler.model_files import ModelError, parse_json, resolve_adapter
+from tercet.scheduler.models.lora import LayerAdapter, Target
+
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_HEADER_BYTES = 1 << 24
+"""More than the names in a file take."""
+_UNKNOWN = {
+    "use_dora": "DoRA",
+    "modules_to_save": "modules that are saved whole",
+    "trainable_token_indices": "trained tokens",
+    "layer_replication": "repeated layers",
+    "lora_bias": "biases",
+    "fan_in_fan_out": "transposed weights",
+    "target_parameters": "experts",
+}
+"""What a config may ask for that is not computed here, and what it is."""
+_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_PATTERN = re.compile(r"\^?([\w.]+)\$?")
+_KINDS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class AdapterError(ValueError):
+    """An adapter that cannot be run; the message is one line for whoever asked for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """One that was read, as far as its layers are held here."""
+
+    sha256: str
+    rank: int
+    """The highest of its layers."""
+    layers: Mapping[str, LayerAdapter]
+    """By the paths of `LoRABank.targets`."""
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The rank and scale that a config gives each layer."""
+
+    rank: int
+    alpha: float
+    rank_stabilised: bool
+    ranks: Mapping[str, Any] = field(default_factory=dict)
+    alphas: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any]) -> "_Config":
+        """Raises AdapterError for what is not computed here."""
+        if config.get("peft_type", "LORA") != "LORA":
+            raise AdapterError(f"its peft_type is {str(config['peft_type'])[:40]!r}, not 'LORA'")
+        for name, what in _UNKNOWN.items():
+            if config.get(name):
+                raise AdapterError(f"{_CONFIG}: {name}: {what} are not supported")
+        if config.get("bias", "none") != "none":
+            raise AdapterError(f"{_CONFIG}: bias: only 'none' is supported")
+        rank, alpha = config.get("r", 8), config.get("lora_alpha", 8)
+        patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
+        if not _is_rank(rank) or not _is_scale(alpha) or not all(isinstance(each, dict) for each in patterns):
+            raise AdapterError(f"{_CONFIG}: r, lora_alpha and their patterns must be numbers")
+        return cls(rank, float(alpha), bool(config.get("use_rslora")), *patterns)
+
+    def scale(self, module: str) -> float:
+        """What the product of a layer's weights is multiplied by."""
+        rank = _of_pattern(self.ranks, module, self.rank)
+        alpha = _of_pattern(self.alphas, module, self.alpha)
+        if not _is_rank(rank) or not _is_scale(alpha):
+            raise AdapterError(f"{_CONFIG}: rank_pattern and alpha_pattern must hold numbers")
+        return float(alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
+
+
+def read_adapter(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype) -> Adapter:
+    """Read an adapter of a rank of at most `most`; its weights in `dtype`. Raises AdapterError."""
+    try:
+        path = resolve_adapter(adapter.path)
+        config = (path / _CONFIG).read_bytes()
+        weights = _read_weights(path / _WEIGHTS, targets, most)
+        values = parse_json(config, _CONFIG)
+    except ModelError as error:
+        raise AdapterError(str(error)) from error
+    except OSError as error:
+        raise AdapterError(f"{Path(error.filename or '').name} cannot be read: {error.strerror}") from error
+    sha256 = hashlib.sha256(hashlib.sha256(config).digest() + hashlib.sha256(weights).digest()).hexdigest()
+    if adapter.sha256 not in ("", sha256):
+        raise AdapterError("its files are others than when it was loaded: load it again")
+    try:
+        tensors = load(weights)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise AdapterError(f"{_WEIGHTS}: {error}") from error
+    scales = _Config.parse(values)
+    pairs = _pairs(tensors, scales)
+    layers = {name: made for name, target in targets.items() if (made := _layer(pairs, target, dtype))}
+    if pairs:
+        raise AdapterError(f"{_WEIGHTS}: {next(iter(pairs))} is no layer that adapters can have here")
+    rank = max((layer.b.shape[0] for layer in layers.values()), default=0)
+    if not 1 <= rank <= most:
+        raise AdapterError(f"its rank is {rank}; 1 to {most} are possible here (--max-lora-rank)")
+    return Adapter(sha256, rank, layers)
+
+
+def _read_weights(path: Path, targets: Mapping[str, Target], most: int) -> bytes:
+    """The file, unless it is larger than any adapter of the model."""
+    longest = 4 * most * sum(target.most_numbers for target in targets.values()) + _HEADER_BYTES
+    with path.open("rb") as file:
+        weights = file.read(longest + 1)
+    if len(weights) > longest:
+        raise AdapterError(f"{_WEIGHTS} is larger than {longest} bytes: its rank is above {most}, or it is none")
+    return weights
+
+
+_Pair = tuple[torch.Tensor, torch.Tensor]
+"""a [rank, inputs] and b [outputs, rank], scaled."""
+
+
+def _pairs(tensors: Mapping[str, torch.Tensor], config: _Config) -> dict[str, _Pair]:
+    """The weights of each layer by its name, without those of layers that give nothing."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _NAME.fullmatch(name)
+        if match is None or tensor.ndim != 2 or tensor.dtype not in _KINDS:
+            raise AdapterError(f"{_WEIGHTS}: {name[:200]} is no weight of a linear layer")
+        found.setdefault(match[1], {})[match[2]] = tensor
+    here = text_names(found)
+    pairs = {}
+    for name, weights in found.items():
+        if name not in here or weights.keys() != {"A", "B"} or len(weights["A"]) != weights["B"].shape[1]:
+            raise AdapterError(f"{_WEIGHTS}: the weights of {name[:200]} do not fit together")
+        pairs[here[name]] = weights["A"], weights["B"].float() * config.scale(name)
+    return pairs
+
+
+def _layer(pairs: dict[str, _Pair], target: Target, dtype: torch.dtype) -> LayerAdapter | None:
+    """What is held of the weights of a layer, which are taken out of `pairs`; None if there are none."""
+    cuts = dict(target.parts)
+    if target.whole in pairs and len(cuts) > 1:
+        a, b = pairs.pop(target.whole)
+        sizes = [cut.whole for cut in cuts.values()]
+        if len(b) != sum(sizes):
+            raise AdapterError(f"{_WEIGHTS}: {target.whole} has {len(b)} outputs, not {sum(sizes)}")
+        pairs |= {name: (a, rows) for name, rows in zip(cuts, torch.split(b, sizes), strict=True)}
+    own = {name: pairs.pop(name) for name in cuts if name in pairs}
+    if not own:
+        return None
+    rank = max(len(a) for a, _ in own.values())
+    made_a = torch.zeros(len(cuts), rank, target.inputs.held, dtype=dtype)
+    made_b = torch.zeros(rank, sum(cut.held for cut in cuts.values()), dtype=dtype)
+    first = 0
+    for part, (name, cut) in enumerate(cuts.items()):
+        if name in own:
+            a, b = own[name]
+            if (a.shape[1], len(b)) != (target.inputs.whole, cut.whole):
+                raise AdapterError(
+                    f"{_WEIGHTS}: {name} is of {a.shape[1]} inputs and {len(b)} outputs, "
+                    f"not of {target.inputs.whole} and {cut.whole}"
+                )
+            made_a[part, : len(a)] = target.inputs.along(1).of(a)
+            made_b[: len(a), first : first + cut.held] = cut.along(0).of(b).T
+        first += cut.held
+    return LayerAdapter(made_a, made_b if target.order is None else made_b[:, target.order])
+
+
+def _of_pattern(patterns: Mapping[str, Any], module: str, default: float) -> Any:
+    """What the first pattern that fits says of a module. Only names, whole or from some dot on, are taken for one.
+
+    Raises AdapterError for other expressions, on which a search may take for ever.
+    """
+    for pattern, value in patterns.items():
+        match = _PATTERN.fullmatch(pattern)
+        if match is None:
+            raise AdapterError(f"{_CONFIG}: {pattern[:100]!r} is no name of a layer")
+        if module == match[1] or (not pattern.startswith("^") and module.endswith(f".{match[1]}")):
+            return value
+    return default
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_scale(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,74 @@
+"""The adapters of a worker: read by a desk, brought to places of a bank, and named by the rows of a step."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, Run
+from tercet.scheduler.core.plan import AdapterLoad, Row, SlotInit
+from tercet.scheduler.executor.adapter_desk import AdapterDesk
+from tercet.scheduler.executor.adapter_files import read_adapter
+from tercet.scheduler.models.lora import LoRABank
+
+_NONE = -1
+
+
+class Adapters:
+    """What `ModelRunner` asks of adapters."""
+
+    def __init__(self, bank: LoRABank, slots: int, device: torch.device) -> None:
+        some = next(iter(bank.weights.values()))
+        read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
+        self.desk = AdapterDesk(read, spare=len(bank.ranks))
+        self._bank = bank
+        self._device = device
+        self._places = np.full(slots, _NONE)  # of the adapter of each slot
+        self._last: tuple[list[Run], LoRARows] | None = None
+
+    def load(self, loads: Sequence[AdapterLoad]) -> None:
+        """Bring adapters to their places. Raises AdapterError for one that was not read before and cannot be."""
+        for place, adapter in ((load.place, load.adapter) for load in loads):
+            read = self.desk.get(adapter)
+            self._bank.install(place, read.layers, read.rank)
+        if loads:
+            self._last = None
+
+    def introduce(self, inits: Sequence[SlotInit]) -> None:
+        """Who has a slot now, and with which adapter."""
+        for init in inits:
+            self._places[init.slot] = init.adapter
+
+    def rows(self, rows: Sequence[Row]) -> LoRARows | None:
+        """Which tokens of a step have an adapter; None if none has."""
+        places = self._places[[row.slot for row in rows]].tolist()
+        if max(places) == _NONE:
+            return None
+        runs = _runs(places, [row.count for row in rows])
+        if self._last is None or self._last[0] != runs:  # decodes mostly are those of the step before
+            table = torch.tensor(runs, dtype=torch.int32).to(self._device)
+            self._last = runs, LoRARows(runs, table, list(self._bank.ranks))
+        return self._last[1]
+
+    def close(self) -> None:
+        """Read no more."""
+        self.desk.close()
+
+
+def _runs(places: Sequence[int], counts: Sequence[int]) -> list[Run]:
+    """The runs of rows that have so many tokens, in the order of tokens."""
+    whole: list[Run] = []
+    start = 0
+    for place, count in zip(places, counts, strict=True):
+        if whole and whole[-1].place == place:
+            whole[-1] = whole[-1]._replace(stop=start + count)
+        else:
+            whole.append(Run(place, start, start + count))
+        start += count
+    return [
+        Run(place, first, min(first + LONGEST_RUN, stop))
+        for place, start, stop in whole
+        if place != _NONE
+        for first in range(start, stop, LONGEST_RUN)
+    ]
