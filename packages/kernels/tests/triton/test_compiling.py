@@ -134,6 +134,18 @@ PRODUCTS = """
 """
 
 
+ADAPTS = """
+    from tercet.kernels.ops.lora import LoRARows, LoRAWeights
+    from tercet.kernels.triton.lora import add_lora
+
+    weights = LoRAWeights(torch.zeros(2, 48, 4096), torch.zeros(2, 16, 6144), launches.QKV)
+    for runs in (1, 2, 3, 10, 16, 17, 100):
+        for place in (0, 1):
+            table = torch.zeros(3 * runs + place, dtype=torch.int32)[place:].view(runs, 3)
+            add_lora(torch.zeros(runs, 6144), torch.zeros(runs, 4096), weights, LoRARows((), table, ()))
+"""
+
+
 def compiled(steps: str) -> list[str]:
     """A kernel's name as often as steps have it compiled, in a process of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -163,6 +175,11 @@ def test_products_of_other_numbers_of_rows_compile_nothing_again() -> None:
     twice = [*["dequantise_kernel"] * 2, *["grouped_gemm_kernel"] * 4]
     twice += [*["quantised_linear_kernel"] * 4, *["quantised_row_kernel"] * 2]
     assert names == twice, "of every kind, and for few and for many rows"
+
+
+def test_adapters_of_other_runs_compile_nothing_again() -> None:
+    """However many splits there are, and wherever in a step's numbers the table lies."""
+    assert compiled(ADAPTS) == ["lora_expand_kernel", "lora_shrink_kernel"]
 
 
 def test_what_a_gpu_has_no_room_for_is_trouble() -> None:

@@ -11,7 +11,7 @@ from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.attention.verifying import Case
 from tercet.kernels.check import Pair, make_batch
-from tercet.kernels.ops import activation, bitmask, logprobs, moe, projection, quantised, rmsnorm, sampling
+from tercet.kernels.ops import activation, bitmask, logprobs, lora, moe, projection, quantised, rmsnorm, sampling
 from tercet.kernels.ops import penalties as penalties_reference
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
@@ -19,6 +19,7 @@ from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import store_kv
 from tercet.kernels.triton import activation as fused_activation
 from tercet.kernels.triton import logprobs as fused_logprobs
+from tercet.kernels.triton import lora as fused_lora
 from tercet.kernels.triton import moe as fused_moe
 from tercet.kernels.triton import projection as fused_projection
 from tercet.kernels.triton import quantised as fused_quantised
@@ -160,6 +161,19 @@ def _moe(device: torch.device) -> Pair:
     return found[0], found[1]
 
 
+def _lora(device: torch.device) -> Pair:
+    """Two adapters, over inputs in splits: runs of one token, of some and of 16, and an empty one."""
+    runs = [lora.Run(1, 0, 1), lora.Run(0, 1, 17), lora.Run(1, 17, 17), lora.Run(1, 20, 27)]
+    rows = lora.LoRARows(runs, torch.tensor(runs, dtype=torch.int32, device=device), [24, 24])
+    x, parts = _randn(device, 30, 1100), (200, 70, 70)
+    weights = lora.LoRAWeights(_randn(device, 2, 3 * 24, 1100) / 33, _randn(device, 2, 24, sum(parts)) / 5, parts)
+    actual = _randn(device, 30, sum(parts))
+    expected = actual.clone()
+    fused_lora.add_lora(actual, x, weights, rows)
+    lora.add_lora(expected, x, weights, rows)
+    return actual, expected
+
+
 def _quantised(device: torch.device) -> Pair:
     x, full = _randn(device, 300, 256), torch.randn(96, 256, device=device) / 16
     cases: list[tuple[quantised.Format, tuple[int, int]]] = [("fp8", (64, 128)), ("int8", (1, 256)), ("int4", (1, 64))]
@@ -186,4 +200,5 @@ CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton penalties, mask": _penalties,
     "triton moe": _moe,
     "triton quantised": _quantised,
+    "triton lora": _lora,
 }

@@ -8,6 +8,7 @@ import torch
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.bench import HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Figure, measure_recorded
 from tercet.kernels.check import make_batch
+from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, LoRAWeights, Run
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.projection import Norm
@@ -18,6 +19,7 @@ from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.largest import largest
 from tercet.kernels.triton.logprobs import token_logprobs
+from tercet.kernels.triton.lora import add_lora
 from tercet.kernels.triton.moe import fused_moe
 from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.projection import project, project_normed
@@ -60,6 +62,9 @@ def fused_figures(
     yield from _sampling(device, vocab, rows)
     yield from _linear(x)
     yield _moe(device, dtype, tokens // 8, hidden // 4)
+    yield _lora(x[:rows], [Run(row, row, row + 1) for row in range(rows)], "an adapter each")
+    starts = range(0, tokens, LONGEST_RUN)
+    yield _lora(x, [Run(0, start, min(start + LONGEST_RUN, tokens)) for start in starts], "one adapter")
 
 
 def _linear(x: torch.Tensor) -> Iterator[Figure]:
@@ -140,6 +145,18 @@ def _moe(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> 
     weights = torch.full((tokens, 2), 0.5, device=device)
     seconds = _seconds(lambda: fused_moe(x, weights, experts, gate_up, down), device)
     return Figure("fused moe", seconds, 2.0 * 2 * tokens * 6 * hidden * hidden, "GFLOP/s")
+
+
+def _lora(x: torch.Tensor, runs: list[Run], what: str) -> Figure:
+    """Adapters of rank 64 of queries, keys and values: each read once, as are inputs, and outputs changed."""
+    rank, size, places = 64, x.shape[1], max(run.place for run in runs) + 1
+    parts = (size, size // 4, size // 4)
+    a = torch.randn(places, len(parts) * rank, size, device=x.device).to(x.dtype)
+    b = torch.randn(places, rank, sum(parts), device=x.device).to(x.dtype)
+    rows = LoRARows(runs, torch.tensor(runs, dtype=torch.int32, device=x.device), [rank] * places)
+    weights, out = LoRAWeights(a, b, parts), x.new_zeros(len(x), sum(parts))
+    seconds = _seconds(lambda: add_lora(out, x, weights, rows), x.device)
+    return Figure(f"fused lora, {what}", seconds, 1.0 * a.nbytes + b.nbytes + x.nbytes + 2 * out.nbytes, "GB/s")
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

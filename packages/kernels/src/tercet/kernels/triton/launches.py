@@ -9,6 +9,7 @@ from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.check import make_batch
 from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
@@ -30,6 +31,7 @@ from tercet.kernels.triton import (
 from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.launch import Tiling
+from tercet.kernels.triton.lora import add_lora
 from tercet.kernels.triton.moe import fused_moe
 from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.projection import project, project_normed, project_onto
@@ -38,6 +40,8 @@ from tercet.kernels.triton.route import route
 
 HEADS, KV_HEADS = 32, 8
 HIDDEN, VOCAB = 4096, 128_256
+QKV = (4096, 1024, 1024)
+"""Outputs of the projections of queries, keys and values."""
 BF16 = torch.bfloat16
 
 DECODE = [(1, 1024)] * 4
@@ -166,6 +170,13 @@ def _mxfp4_moe(tokens: int, dtype: torch.dtype = BF16, tiling: Tiling | None = N
         expert_rows.few_tokens(x, weights, experts, gate_up, down, gate="clamped", biases=biases, tiling=tiling)
 
 
+def _lora(runs: int, rank: int, parts: tuple[int, ...], dtype: torch.dtype = BF16, held: torch.dtype = BF16) -> None:
+    a, b = torch.empty(2, len(parts) * rank, HIDDEN, dtype=held), torch.empty(2, rank, sum(parts), dtype=held)
+    rows = LoRARows((), torch.zeros(runs, 3, dtype=torch.int32), ())
+    x, out = torch.empty(runs, HIDDEN, dtype=dtype), torch.empty(runs, sum(parts), dtype=dtype)
+    add_lora(out, x, LoRAWeights(a, b, parts), rows)
+
+
 def _hidden(tokens: int = 4, size: int = HIDDEN) -> torch.Tensor:
     return torch.empty(tokens, size, dtype=BF16)
 
@@ -266,6 +277,13 @@ CASES: dict[str, Callable[[], object]] = {
     "moe, mxfp4": partial(_mxfp4_moe, 32),
     "moe, mxfp4, prefill": partial(_mxfp4_moe, 2048),
     "moe, mxfp4, float16": partial(_mxfp4_moe, 2048, torch.float16),
+    "lora": partial(_lora, 1, 16, QKV),
+    "lora, rank 8": partial(_lora, 4, 8, (HIDDEN,)),
+    "lora, gate and up": partial(_lora, 4, 64, (14336, 14336)),
+    "lora, rank 256": partial(_lora, 256, 256, QKV),
+    "lora, float16": partial(_lora, 4, 64, QKV, torch.float16, torch.float16),
+    "lora, float32": partial(_lora, 4, 64, QKV, torch.float32, torch.float32),
+    "lora, wide inputs": partial(_lora, 4, 64, QKV, torch.float32),
     "mxfp4": partial(_quantised, "mxfp4", 4, MXFP4_BLOCK),
     "mxfp4, prefill": partial(_quantised, "mxfp4", 512, MXFP4_BLOCK),
 }
