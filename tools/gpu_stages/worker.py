@@ -152,14 +152,14 @@ class TimedModel:
         """See `Model`."""
         return self._timed(lambda: self._model.compute_logits(hidden))
 
-    def replay(self, inputs: StepInputs) -> torch.Tensor | None:
+    def replay(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
         """See `Replays`."""
         graphs = self._graphs
-        return None if graphs is None else self._timed(lambda: graphs.replay(inputs))
+        return None if graphs is None else self._timed(lambda: graphs.replay(inputs, adapted=adapted))
 
-    def replay_sampling(self, inputs: StepInputs) -> torch.Tensor | None:
+    def replay_sampling(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
         """See `Replays`. Sampling is not the model's."""
-        return None if self._graphs is None else self._graphs.replay_sampling(inputs)
+        return None if self._graphs is None else self._graphs.replay_sampling(inputs, adapted=adapted)
 
     def capture_next(self) -> bool:
         """See `Replays`."""

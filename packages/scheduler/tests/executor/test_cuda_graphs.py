@@ -114,7 +114,7 @@ class Graphed:
         return hidden
 
 
-def init(slot: int, tokens: Sequence[int], top: int = -1, **params: Any) -> SlotInit:
+def init(slot: int, tokens: Sequence[int], top: int = -1, adapter: int = -1, **params: Any) -> SlotInit:
     return SlotInit(
         slot=slot,
         tokens=pack_ints(tokens),
@@ -122,6 +122,7 @@ def init(slot: int, tokens: Sequence[int], top: int = -1, **params: Any) -> Slot
         choice=0,
         sampling=SamplingParams(**{"max_new_tokens": 20, "seed": slot, **params}),
         top_logprobs=top,
+        adapter=adapter,
     )
 
 
@@ -306,7 +307,7 @@ def test_a_runner_does_not_notice(
     Nobody asks for a result before all steps are started.
     """
 
-    def run(graphs: Callable[[SlotTables, Sampler], CudaGraphRunner] | None, pool: KVPool) -> list[StepResult]:
+    def run(graphs: Callable[..., CudaGraphRunner] | None, pool: KVPool) -> list[StepResult]:
         runner = ModelRunner(
             ShrinkingModel(attending),
             pool,

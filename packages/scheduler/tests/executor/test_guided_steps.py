@@ -22,9 +22,9 @@ class Recorded:
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
 
-    def replay(self, inputs: StepInputs) -> None: ...
+    def replay(self, inputs: StepInputs, *, adapted: bool = False) -> None: ...
 
-    def replay_sampling(self, inputs: StepInputs) -> torch.Tensor:
+    def replay_sampling(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor:
         self.asked.append(inputs.slots.tolist())
         return torch.full((len(inputs.slots),), 7)
 

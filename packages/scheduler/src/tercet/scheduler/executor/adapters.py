@@ -10,6 +10,7 @@ from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, Run
 from tercet.scheduler.core.plan import AdapterLoad, Row, SlotInit
 from tercet.scheduler.executor.adapter_desk import AdapterDesk
 from tercet.scheduler.executor.adapter_files import read_adapter
+from tercet.scheduler.executor.uploads import Array, Uploads
 from tercet.scheduler.models.lora import LoRABank
 
 _NONE = -1
@@ -23,9 +24,13 @@ class Adapters:
         read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
         self.desk = AdapterDesk(read, spare=len(bank.ranks))
         self._bank = bank
-        self._device = device
         self._places = np.full(slots, _NONE)  # of the adapter of each slot
         self._last: tuple[list[Run], LoRARows] | None = None
+        self._uploads = Uploads(device)
+        self._table = torch.zeros(slots, 3, dtype=torch.int32, device=device)
+        """A run for each row of a decode, which graphs read."""
+        self._in_place: list[int] | None = None
+        """The places that it names, row by row."""
 
     def load(self, loads: Sequence[AdapterLoad]) -> None:
         """Bring adapters to their places. Raises AdapterError for one that was not read before and cannot be."""
@@ -47,9 +52,30 @@ class Adapters:
             return None
         runs = _runs(places, [row.count for row in rows])
         if self._last is None or self._last[0] != runs:  # decodes mostly are those of the step before
-            table = torch.tensor(runs, dtype=torch.int32).to(self._device)
+            [table] = self._uploads.send([np.array(runs, dtype=np.int32)])
             self._last = runs, LoRARows(runs, table, list(self._bank.ranks))
         return self._last[1]
+
+    def in_place(self, rows: int) -> LoRARows:
+        """Those of a decode of so many rows, in memory that `put_in_place` writes: only the table says which."""
+        return LoRARows([], self._table[:rows], self._bank.ranks)
+
+    def put_in_place(self, slots: Array) -> None:
+        """Say which adapters the slots of a decode have, row by row; further rows have none."""
+        places = self._places[slots].tolist()
+        if places == self._in_place:
+            return
+        table = np.zeros((len(self._table), 3), dtype=np.int32)
+        table[:, 1] = table[:, 2] = np.arange(len(table))
+        adapted = [row for row, place in enumerate(places) if place != _NONE]
+        table[adapted, 0] = [places[row] for row in adapted]
+        table[adapted, 2] += 1
+        self._table.copy_(self._uploads.send([table])[0])
+        self._in_place = places
+
+    def clear_in_place(self) -> None:
+        """Leave runs of nobody there: what the last step left names places that may be empty by now."""
+        self.put_in_place(np.zeros(0, dtype=np.int64))
 
     def close(self) -> None:
         """Read no more."""

@@ -5,6 +5,9 @@ A graph reads fixed memory (`DecodeMemory`), into which every decode is written,
 bucket, runs as it is. Graphs are recorded one at a time between steps, so that start-up does not wait for them, and the
 largest first: the others find room in the memory that it was given.
 
+Steps in which somebody has an adapter have graphs of their own, which are recorded once there is such a step. In these
+each row is a run of `LoRARows`, empty where it has no adapter.
+
 What follows the hidden states, up to the tokens in their slots, is recorded too, once a step has wanted it: for each
 bucket, and for each manner in which all rows of a step are sampled. Rows of several manners are sampled as they are.
 
@@ -16,11 +19,12 @@ import logging
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.scheduler.executor.adapters import Adapters
 from tercet.scheduler.executor.decode_memory import DecodeViews
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
@@ -94,8 +98,17 @@ class _Graph:
     batch: ForwardBatch
 
 
-_Sampling = tuple[int, Manner]
-"""What samples for all rows of a bucket in one manner."""
+class _Kind(NamedTuple):
+    """Which steps a graph computes."""
+
+    rows: int
+    """The bucket."""
+    adapted: bool = False
+    """Whether rows may have adapters."""
+
+
+_Sampling = tuple[_Kind, Manner]
+"""What samples for all rows of a graph in one manner."""
 
 
 class CudaGraphRunner:
@@ -109,6 +122,7 @@ class CudaGraphRunner:
         recorder: Recorder,
         tables: SlotTables,
         sampler: Sampler,
+        adapters: Adapters | None = None,
     ) -> None:
         """`backends` make those of each cache group. Raises ValueError for tables whose decodes lie anywhere."""
         if tables.memory is None:
@@ -120,21 +134,27 @@ class CudaGraphRunner:
         self._tables = tables
         self._sampler = sampler
         self._memory = tables.memory
-        self._waiting = decode_buckets(tables.memory.slots)
-        self._graphs: dict[int, _Graph] = {}
-        self._recorded: list[int] = []  # buckets in order
+        self._adapters = adapters
+        self._waiting = [_Kind(rows) for rows in decode_buckets(tables.memory.slots)]
+        self._graphs: dict[_Kind, _Graph] = {}
+        self._recorded: dict[bool, list[int]] = {False: []}  # buckets in order, without adapters and with
         self._samplings: dict[_Sampling, _Recorded | None] = {}  # None where there is none, nor will be
         self._wanted: dict[_Sampling, None] = {}
         self._samples = True
         self._query_start = torch.arange(tables.memory.slots + 1, dtype=torch.int32, device=pool.device)
 
-    def replay(self, inputs: StepInputs) -> torch.Tensor | None:
+    def replay(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
         """See `Replays`."""
-        bucket = self._bucket(inputs)
-        if not bucket:
+        if adapted and adapted not in self._recorded:
+            self._recorded[adapted] = []
+            self._waiting += [_Kind(rows, adapted) for rows in decode_buckets(self._memory.slots)]
+        kind = self._kind(inputs, adapted)
+        if kind is None:
             return None
-        graph = self._graphs[bucket]
-        padding = [1] * (bucket - len(inputs.slots))
+        if adapted and self._adapters is not None:
+            self._adapters.put_in_place(inputs.slots)
+        graph = self._graphs[kind]
+        padding = [1] * (kind.rows - len(inputs.slots))
         for given, attention, backend in zip(
             inputs.attention, graph.batch.attention, graph.batch.backends, strict=True
         ):
@@ -142,18 +162,18 @@ class CudaGraphRunner:
         graph.work.replay()
         return graph.work.output[: len(inputs.slots)]
 
-    def replay_sampling(self, inputs: StepInputs) -> torch.Tensor | None:
+    def replay_sampling(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
         """See `Replays`. What is wanted and not recorded is recorded next, once every bucket is."""
-        bucket = self._bucket(inputs)
-        if not bucket or not self._samples or len(inputs.sampling_rows) < len(inputs.slots):
+        kind = self._kind(inputs, adapted)
+        if kind is None or not self._samples or len(inputs.sampling_rows) < len(inputs.slots):
             return None
         manner = self._sampler.manner(inputs.slots)
         if manner is None:
             return None
-        if (bucket, manner) not in self._samplings:
-            self._wanted[bucket, manner] = None
+        if (kind, manner) not in self._samplings:
+            self._wanted[kind, manner] = None
             return None
-        work = self._samplings[bucket, manner]
+        work = self._samplings[kind, manner]
         if work is None:
             return None
         work.replay()
@@ -170,33 +190,34 @@ class CudaGraphRunner:
             self._capture_sampling(*self._wanted.popitem()[0])
         return bool(self._waiting or self._wanted)
 
-    def _bucket(self, inputs: StepInputs) -> int:
-        """The smallest that holds a step; 0 if there is none."""
-        place = bisect_left(self._recorded, len(inputs.slots))
-        return self._recorded[place] if inputs.in_place and place < len(self._recorded) else 0
+    def _kind(self, inputs: StepInputs, adapted: bool) -> _Kind | None:
+        """The smallest that holds a step; None if there is none."""
+        recorded = self._recorded.get(adapted, [])
+        place = bisect_left(recorded, len(inputs.slots))
+        return _Kind(recorded[place], adapted) if inputs.in_place and place < len(recorded) else None
 
     @torch.inference_mode()
-    def _capture(self, bucket: int) -> None:
-        views = self._memory.first(bucket)
-        batch = self._batch(bucket, views)
+    def _capture(self, kind: _Kind) -> None:
+        views = self._memory.first(kind.rows)
+        batch = self._batch(kind, views)
 
         def run() -> torch.Tensor:
             ids = self._tables.ids_at(views.places)
             return self._model(ids, views.positions, replace(batch, input_ids=ids))
 
         try:
-            work = self._record(run, f"{bucket} rows")
+            work = self._record(run, f"{kind.rows} rows")
         except RuntimeError:
             logger.exception("steps cannot be recorded here: they are launched kernel by kernel")
             self._waiting.clear()
             return
         if work is not None:
-            self._graphs[bucket] = _Graph(work, batch)
-            insort(self._recorded, bucket)
+            self._graphs[kind] = _Graph(work, batch)
+            insort(self._recorded[kind.adapted], kind.rows)
 
     @torch.inference_mode()
-    def _capture_sampling(self, bucket: int, manner: Manner) -> None:
-        views, hidden = self._memory.first(bucket), self._graphs[bucket].work.output
+    def _capture_sampling(self, kind: _Kind, manner: Manner) -> None:
+        views, hidden = self._memory.first(kind.rows), self._graphs[kind].work.output
 
         def run() -> torch.Tensor:
             tokens = self._sampler.sample_alike(self._model.compute_logits(hidden), manner, views.output_positions)
@@ -204,7 +225,7 @@ class CudaGraphRunner:
             return tokens
 
         try:
-            self._samplings[bucket, manner] = self._record(run, f"sampling for {bucket} rows")
+            self._samplings[kind, manner] = self._record(run, f"sampling for {kind.rows} rows")
         except RuntimeError:
             logger.exception("sampling cannot be recorded here: it is launched kernel by kernel")
             self._samples = False
@@ -213,6 +234,8 @@ class CudaGraphRunner:
     def _record(self, run: Callable[[], torch.Tensor], what: str) -> _Recorded | None:
         """None where there is no memory. Raises RuntimeError where something else fails, and would again."""
         self._tables.clear_decodes()
+        if self._adapters is not None:
+            self._adapters.clear_in_place()
         try:
             return _Recorded(*self._recorder.record(run))
         except (MemoryError, RuntimeError) as error:
@@ -221,12 +244,12 @@ class CudaGraphRunner:
             logger.warning("no memory for a graph of %s: such steps are launched kernel by kernel", what)
             return None
 
-    def _batch(self, bucket: int, views: DecodeViews) -> ForwardBatch:
-        """A decode of `bucket` rows over the fixed memory, with backends of its own."""
-        ones: Sequence[int] = [1] * bucket
+    def _batch(self, kind: _Kind, views: DecodeViews) -> ForwardBatch:
+        """A decode over the fixed memory, with backends of its own."""
+        ones: Sequence[int] = [1] * kind.rows
         attention = [
             AttentionBatch(
-                query_start=self._query_start[: bucket + 1],
+                query_start=self._query_start[: kind.rows + 1],
                 kv_lens=views.kv_lens,
                 page_table=page_table,
                 slot_mapping=slot_mapping,
@@ -243,4 +266,5 @@ class CudaGraphRunner:
             attention=attention,
             backends=[make() for make in self._backends],
             pool=self._pool,
+            lora=self._adapters.in_place(kind.rows) if kind.adapted and self._adapters is not None else None,
         )

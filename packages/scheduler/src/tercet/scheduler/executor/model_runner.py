@@ -46,11 +46,14 @@ class Model(Protocol):
 class Replays(Protocol):
     """Computes steps that were recorded."""
 
-    def replay(self, inputs: StepInputs) -> torch.Tensor | None:
-        """[rows, hidden], good until the next call; None where the step has to be computed as it is."""
+    def replay(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
+        """[rows, hidden], good until the next call; None where the step has to be computed as it is.
+
+        The step is `adapted` if a row has an adapter.
+        """
         ...
 
-    def replay_sampling(self, inputs: StepInputs) -> torch.Tensor | None:
+    def replay_sampling(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
         """Sample for a step that `replay` has just computed, and give each slot its token: int64 [rows].
 
         None where it has to be done as it is.
@@ -82,11 +85,11 @@ class ModelRunner:
         grammars: SlotGrammars | None = None,
         adapters: Adapters | None = None,
         release: Callable[[], None] = release_cached,
-        graphs: Callable[[SlotTables, Sampler], Replays] | None = None,
+        graphs: Callable[[SlotTables, Sampler, Adapters | None], Replays] | None = None,
         agree: Agree = lambda tokens: tokens,
         divided: Callable[[str, Callable[[], None]], Division] = Halving,
     ) -> None:
-        """`graphs` makes what replays steps of these tables and this sampler; the pool must have spare pages.
+        """`graphs` makes what replays steps of these tables, sampler and adapters; the pool must have spare pages.
 
         `divided` makes, of what rows are called and of `release`, what computes rows that there may be no memory for.
         """
@@ -105,7 +108,7 @@ class ModelRunner:
             spare_pages=pool.spare_pages,
         )
         self._sampler = Sampler(slots, vocab_size, device, sampling_ops, agree)
-        self.graphs = None if graphs is None else graphs(self._tables, self._sampler)
+        self.graphs = None if graphs is None else graphs(self._tables, self._sampler, adapters)
         self._sampling_ops = sampling_ops
         self._grammars = grammars
         self._adapters = adapters
@@ -128,9 +131,8 @@ class ModelRunner:
         slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
         guided = self._grammars.begin(slots) if self._grammars else None  # fills masks meanwhile
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
-        replays = None if lora is not None else self.graphs
-        hidden = self._forward(inputs, lora, replays)
-        sampled = self._sample(hidden, inputs, slots, guided, replays)
+        hidden = self._forward(inputs, lora)
+        sampled = self._sample(hidden, inputs, slots, guided, adapted=lora is not None)
         prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
         settle = None
         if guided is not None:
@@ -147,9 +149,10 @@ class ModelRunner:
         if self._grammars is not None:
             self._grammars.introduce(inits)
 
-    def _forward(self, inputs: StepInputs, lora: LoRARows | None, replays: Replays | None) -> torch.Tensor:
-        """[tokens, hidden]. What was recorded has no adapters."""
-        if replays is not None and (hidden := replays.replay(inputs)) is not None:
+    def _forward(self, inputs: StepInputs, lora: LoRARows | None) -> torch.Tensor:
+        """[tokens, hidden]."""
+        adapted = lora is not None
+        if self.graphs is not None and (hidden := self.graphs.replay(inputs, adapted=adapted)) is not None:
             return hidden
         ids = self._tables.ids_at(inputs.places)
         batch = ForwardBatch.planned(
@@ -169,13 +172,14 @@ class ModelRunner:
         inputs: StepInputs,
         slots: Array,
         guided: GuidedRows | None,
-        replays: Replays | None,
+        *,
+        adapted: bool,
     ) -> Sampled | None:
         """Sample for the slots of the rows that want it, and give each its new token."""
         if not len(slots):
             return None
-        if replays is not None and not self._guided[slots].any():
-            tokens = replays.replay_sampling(inputs)
+        if self.graphs is not None and not self._guided[slots].any():
+            tokens = self.graphs.replay_sampling(inputs, adapted=adapted)
             if tokens is not None:
                 return Sampled(tokens, None)
         run = partial(self._sample_rows, hidden, inputs, slots, guided)

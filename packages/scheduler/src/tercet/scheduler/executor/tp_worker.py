@@ -184,7 +184,7 @@ def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], Step
 
 def _graphs(
     model: Model, pool: KVPool, backend: Callable[[], AttentionBackend], conduct: Conduct
-) -> Callable[[SlotTables, Sampler], CudaGraphRunner] | None:
+) -> Callable[[SlotTables, Sampler, Adapters | None], CudaGraphRunner] | None:
     """Makes what replays decodes; None where the attention backend cannot be recorded."""
     backends = [made for _ in pool.groups if (made := graph_backend(backend))]
     if not backends:

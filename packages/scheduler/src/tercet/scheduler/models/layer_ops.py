@@ -192,7 +192,7 @@ class TritonLayerOps:
     """Fused kernels, for models that decode: `attend` takes a `CachedBatch`."""
 
     def __init__(self) -> None:
-        from tercet.kernels.triton import activation, embedding, moe, projection, rmsnorm, rope, route
+        from tercet.kernels.triton import activation, embedding, lora, moe, projection, rmsnorm, rope, route
 
         self.embedding = embedding.embedding
         self.rmsnorm = rmsnorm.rmsnorm
@@ -201,7 +201,7 @@ class TritonLayerOps:
         self.project_normed = projection.project_normed
         self.project_onto = projection.project_onto
         self.act_and_mul = activation.act_and_mul
-        self.add_lora = add_lora
+        self.add_lora = lora.add_lora
         self.route = route.route
         self.fused_moe = moe.fused_moe
         self._rope_store = rope.rope_store
