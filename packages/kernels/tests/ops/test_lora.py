@@ -63,3 +63,9 @@ def test_sums_are_rounded_once() -> None:
     exact = out.double() + x.double() @ merged(weights, 0).T
     add_lora(out, x, weights, rows_of([Run(0, 0, 5)], [4]))
     assert torch.equal(out, exact.float().bfloat16())
+
+
+def test_what_only_a_table_says_is_not_taken_for_nothing() -> None:
+    weights, table = weights_of([4], (16,)), torch.tensor([[0, 0, 5]], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="only a kernel"):
+        add_lora(torch.zeros(5, 16), torch.ones(5, INPUTS), weights, LoRARows(None, table, [4]))

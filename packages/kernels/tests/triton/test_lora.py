@@ -46,7 +46,7 @@ def assert_as_the_reference(
     reference.add_lora(expected, x, weights, rows)
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
     others = torch.ones(len(x), dtype=torch.bool)
-    for run in rows.runs:
+    for run in rows.known:
         others[run.start : run.stop] = False
     assert torch.equal(actual[others], before[others])
     return actual

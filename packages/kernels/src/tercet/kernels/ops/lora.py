@@ -42,16 +42,23 @@ class LoRAWeights:
 class LoRARows:
     """Which tokens of a step have an adapter."""
 
-    runs: Sequence[Run]
-    """In the order of tokens. Nobody is in two."""
+    runs: Sequence[Run] | None
+    """In the order of tokens. Nobody is in two. None where the table alone says so, as a graph reads it."""
     table: torch.Tensor  # int32 [runs, 3]: the same, where the weights are
     ranks: Sequence[int]
     """Of the adapter at each place."""
 
+    @property
+    def known(self) -> Sequence[Run]:
+        """The runs. Raises RuntimeError where the table alone says which they are."""
+        if self.runs is None:
+            raise RuntimeError("only a kernel can read which tokens have adapters")
+        return self.runs
+
     def part(self, tokens: slice) -> "LoRARows | None":
         """Those of some of the tokens [start, stop), counted from the first of these; None if there are none."""
         first, last = tokens.start, tokens.stop
-        cut = [Run(place, max(start, first) - first, min(stop, last) - first) for place, start, stop in self.runs]
+        cut = [Run(place, max(start, first) - first, min(stop, last) - first) for place, start, stop in self.known]
         runs = [run for run in cut if run.start < run.stop]
         if not runs:
             return None
@@ -59,9 +66,9 @@ class LoRARows:
 
     @cached_property
     def by_place(self) -> dict[int, torch.Tensor | slice]:
-        """All tokens of each place, int64."""
+        """All tokens of each place, int64. Raises as `known` does."""
         tokens: dict[int, list[int]] = {}
-        for place, start, stop in self.runs:
+        for place, start, stop in self.known:
             tokens.setdefault(place, []).extend(range(start, stop))
         return {place: _index(found, self.table.device) for place, found in tokens.items()}
 

@@ -58,7 +58,7 @@ class Adapters:
 
     def in_place(self, rows: int) -> LoRARows:
         """Those of a decode of so many rows, in memory that `put_in_place` writes: only the table says which."""
-        return LoRARows([], self._table[:rows], self._bank.ranks)
+        return LoRARows(None, self._table[:rows], self._bank.ranks)
 
     def put_in_place(self, slots: Array) -> None:
         """Say which adapters the slots of a decode have, row by row; further rows have none."""
