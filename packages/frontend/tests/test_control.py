@@ -87,7 +87,7 @@ async def test_whoever_leaves_or_cannot_be_reached_has_not_obeyed() -> None:
 
 async def test_silence_ends_an_order() -> None:
     answers = await Control(Wire(), fleet_of("a"), patience=0.01).ask(lambda number: PauseGenerationReq(id=number))
-    assert answers == {"a": Answer(ok=False, message="it has not answered")}
+    assert answers == {"a": Answer(ok=False, message="it has not answered", answered=False)}
 
 
 async def test_without_schedulers_there_is_nobody_to_wait_for() -> None:

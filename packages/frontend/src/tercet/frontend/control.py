@@ -2,15 +2,15 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from tercet.frontend.fleet import Fleet
-from tercet.protocol.messages import ContinueGenerationReq, ControlReply, FlushCacheReq, PauseGenerationReq
+from tercet.protocol.messages import ControlReply, ControlReq
 from tercet.protocol.node import Sender
 
-Order = Callable[[str], FlushCacheReq | PauseGenerationReq | ContinueGenerationReq]
+Order = Callable[[str], ControlReq]
 """Makes the message out of its id."""
 
 _PATIENCE = 10.0
@@ -22,6 +22,10 @@ class Answer(msgspec.Struct, frozen=True):
 
     ok: bool
     message: str = ""
+    sha256: str = ""
+    """Of an adapter that it read."""
+    answered: bool = True
+    """False where it said nothing, and `message` why."""
 
 
 class _Round:
@@ -52,21 +56,23 @@ class Control:
         self._ids = itertools.count()
         self._rounds: dict[str, _Round] = {}
 
-    async def ask(self, order: Order) -> dict[str, Answer]:
-        """Give an order to every scheduler there is. One that leaves or says nothing in time has not obeyed."""
+    async def ask(
+        self, order: Order, peers: Iterable[str] | None = None, patience: float | None = None
+    ) -> dict[str, Answer]:
+        """Give an order to those schedulers, or to all. One that leaves or says nothing in time has not obeyed."""
         number = f"control-{next(self._ids)}"
         message = order(number)
-        rounds = self._rounds[number] = _Round(set(self._fleet.schedulers))
+        rounds = self._rounds[number] = _Round(set(self._fleet.schedulers if peers is None else peers))
         for peer in list(rounds.waiting):
             if not self._outbox.send(peer, message):
-                rounds.take(peer, Answer(ok=False, message="it cannot be reached"))
+                rounds.take(peer, _silent("it cannot be reached"))
         try:
             if rounds.waiting:
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._patience if patience is None else patience):
                     await rounds.complete.wait()
         except TimeoutError:
             for peer in list(rounds.waiting):
-                rounds.take(peer, Answer(ok=False, message="it has not answered"))
+                rounds.take(peer, _silent("it has not answered"))
         finally:
             del self._rounds[number]
         return rounds.answers
@@ -74,9 +80,13 @@ class Control:
     def on_reply(self, source: str, reply: ControlReply) -> None:
         """A scheduler answers."""
         if rounds := self._rounds.get(reply.id):
-            rounds.take(source, Answer(reply.ok, reply.message))
+            rounds.take(source, Answer(reply.ok, reply.message, reply.sha256))
 
     def gone(self, peer: str) -> None:
         """A scheduler that leaves answers nothing any more."""
         for rounds in self._rounds.values():
-            rounds.take(peer, Answer(ok=False, message="it is gone"))
+            rounds.take(peer, _silent("it is gone"))
+
+
+def _silent(why: str) -> Answer:
+    return Answer(ok=False, message=why, answered=False)

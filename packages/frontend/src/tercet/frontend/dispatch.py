@@ -32,8 +32,7 @@ class Dispatcher:
             if chosen is None:
                 return False
             detokenizer = chosen.peer
-        eligible = self._fleet.eligible_schedulers(state.model.identity.weights, grammars=state.constrained)
-        for scheduler in self._controller.schedulers(state, eligible):
+        for scheduler in self._controller.schedulers(state, self._fleet.able_schedulers(state)):
             hold = alone and state.offered_by != scheduler.peer
             message = state.message(state.next_attempt, detokenizer, alone=alone, hold=hold)
             if self._outbox.send(scheduler.peer, message):

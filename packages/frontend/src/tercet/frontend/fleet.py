@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from tercet.frontend.in_flight import InFlight
 from tercet.protocol.messages import Heartbeat, Ready
 from tercet.protocol.pulse import is_stuck
 from tercet.protocol.values import Load, ModelIdentity, ModelLimits, Phase, Role
@@ -116,10 +117,12 @@ class Fleet:
         """Forget a peer that is gone. Returns what was known of it."""
         return self.schedulers.pop(peer, None) or self.detokenizers.pop(peer, None)
 
-    def eligible_schedulers(self, weights: str, *, grammars: bool = False) -> list[SchedulerPeer]:
+    def eligible_schedulers(
+        self, weights: str, *, grammars: bool = False, adapters: bool = False
+    ) -> list[SchedulerPeer]:
         """Ready schedulers of exactly these weights: what a request starts on one of them, another can go on with.
 
-        With `grammars` only those that can read any.
+        With `grammars` only those that can read any, with `adapters` only those that can run any.
         """
         return [
             each
@@ -128,7 +131,13 @@ class Fleet:
             and each.identity
             and each.identity.weights == weights
             and (not grammars or (each.limits and each.limits.grammars))
+            and (not adapters or (each.limits and each.limits.max_loras))
         ]
+
+    def able_schedulers(self, state: InFlight) -> list[SchedulerPeer]:
+        """Those of them that can run a request."""
+        weights, adapters = state.model.identity.weights, state.lora is not None
+        return self.eligible_schedulers(weights, grammars=state.constrained, adapters=adapters)
 
     def eligible_detokenizers(self) -> list[DetokenizerPeer]:
         """Ready detokenizers."""

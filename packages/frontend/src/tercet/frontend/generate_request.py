@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tercet.protocol.values import Grammar, LogprobParams, SamplingParams
+from tercet.protocol.values import Grammar, LogprobParams, LoRAAdapter, SamplingParams
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +44,7 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 class ParamNames(msgspec.Struct, frozen=True, kw_only=True):
     """Which parameters of a client's asked for what, for error messages; by default those of chat completions."""
 
+    model: str = "model"
     messages: str = "messages"
     max_tokens: str = "max_tokens"
     min_tokens: str = "min_tokens"
@@ -64,8 +65,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
+    """Not of an adapter: `lora` says which is added to it."""
     prompt: Prompt
     sampling: SamplingParams
+    lora: LoRAAdapter | None = None
     max_tokens: int | None = None
     """None goes on for `default_tokens`, or less where the context ends."""
     default_tokens: int | None = None

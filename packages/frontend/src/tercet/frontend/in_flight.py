@@ -6,6 +6,7 @@ from tercet.frontend.errors import ApiError
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.wake import Wake
 from tercet.protocol.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
+from tercet.protocol.values import LoRAAdapter
 
 
 class InFlight(ABC):
@@ -54,6 +55,11 @@ class InFlight(ABC):
     def constrained(self) -> bool:
         """Whether only a scheduler that reads grammars can run it."""
         return False
+
+    @property
+    def lora(self) -> LoRAAdapter | None:
+        """The adapter that is added to the model for it: only a scheduler that runs adapters can run it."""
+        return None
 
     @property
     def next_attempt(self) -> int:

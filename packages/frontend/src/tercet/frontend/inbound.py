@@ -181,11 +181,12 @@ class Inbound:
             scheduler.leaving = True  # its heartbeat will say so
         else:
             state.refused_by.add(source)
-        eligible = self._fleet.eligible_schedulers(state.model.identity.weights, grammars=state.constrained)
-        elsewhere = any(each.peer not in state.refused_by for each in eligible)
+        elsewhere = any(each.peer not in state.refused_by for each in self._fleet.able_schedulers(state))
+        # Files that are gone do not come back by waiting.
+        passes = message.code == "draining" or (state.output_tokens > 0 and message.code != "invalid_lora")
         if message.retry and elsewhere:
             self._recovery.again(state, self._clock(), Cause.REFUSED)
-        elif message.retry and (state.output_tokens or message.code == "draining"):
+        elif message.retry and passes:
             self._recovery.later(state, self._clock())
         else:
             limits = scheduler.limits if scheduler is not None and scheduler.limits is not None else state.model.limits

@@ -16,7 +16,16 @@ from tercet.frontend.in_flight import InFlight
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.wake import Wake
 from tercet.protocol.messages import BatchStrOutput, DecodeSpec, TextOpening, TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, SamplingParams, pack_ints, unpack_ints
+from tercet.protocol.values import (
+    FinishReason,
+    FinishType,
+    Logprobs,
+    LoRAAdapter,
+    Resume,
+    SamplingParams,
+    pack_ints,
+    unpack_ints,
+)
 
 _PROMPT_TAIL = 8
 _FAILURES = (FinishType.ERROR, FinishType.ABORT)
@@ -146,8 +155,14 @@ class ReqState(InFlight):
 
     @property
     def salt(self) -> str:
-        """Whose prompts its own may share a cache with."""
-        return self.request.cache_salt
+        """Whose prompts its own may share a cache with: to another adapter equal tokens are other keys and values."""
+        lora = self.request.lora
+        return self.request.cache_salt if lora is None else f"{lora.sha256}\0{self.request.cache_salt}"
+
+    @property
+    def lora(self) -> LoRAAdapter | None:
+        """As asked for."""
+        return self.request.lora
 
     @property
     def constrained(self) -> bool:
@@ -156,8 +171,10 @@ class ReqState(InFlight):
 
     @property
     def signature(self) -> bytes:
-        """Its sampling, but for the seed."""
-        return msgspec.msgpack.encode(msgspec.structs.replace(self.sampling, seed=0))
+        """Its sampling, but for the seed, and its adapter."""
+        lora = self.request.lora
+        adapter = b"" if lora is None else lora.sha256.encode()
+        return msgspec.msgpack.encode(msgspec.structs.replace(self.sampling, seed=0)) + adapter
 
     @property
     def open_indices(self) -> list[int]:
@@ -180,7 +197,7 @@ class ReqState(InFlight):
         return self.output_tokens > self._tokens_at_dispatch
 
     def blamed(self, code: str, context: int = 0) -> str | None:
-        """The prompt, the length asked for where the prompt alone would fit, or what asked for a grammar."""
+        """The prompt, the length asked for where the prompt alone would fit, or what named a grammar or an adapter."""
         request = self.request
         match code:
             case "context_length_exceeded" if request.max_tokens is not None and self.prompt_tokens < context:
@@ -189,6 +206,8 @@ class ReqState(InFlight):
                 return request.prompt.param
             case "invalid_grammar":
                 return request.param_names.grammar
+            case "invalid_lora":
+                return request.param_names.model
         return None
 
     def position(self, index: int) -> int:
@@ -269,4 +288,5 @@ class ReqState(InFlight):
             cache_salt=request.cache_salt,
             alone=alone,
             hold=hold,
+            lora=request.lora,
         )

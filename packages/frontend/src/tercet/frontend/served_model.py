@@ -1,5 +1,6 @@
 """One model as a frontend sees it: the tokenizer and template it was fetched with, and the limits to check against."""
 
+import copy
 import hashlib
 import time
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from tercet.frontend.special_text import SpecialTexts
 from tercet.frontend.template_manager import TemplateManager
 from tercet.frontend.text_work import TextWork
 from tercet.frontend.token_bytes import TokenBytes
-from tercet.protocol.values import ModelIdentity, ModelLimits
+from tercet.protocol.values import LoRAAdapter, ModelIdentity, ModelLimits
 
 _PROMPT_END = 256
 """Characters."""
@@ -59,7 +60,7 @@ class ModelFiles:
 
 
 class ServedModel:
-    """A model that some scheduler is ready to run."""
+    """A model that some scheduler is ready to run, or one with an adapter (`lora`) that is added to it."""
 
     def __init__(
         self,
@@ -70,7 +71,8 @@ class ServedModel:
         text_work: TextWork = TextWork(),
         software: str = "",
     ) -> None:
-        self.name = name
+        self.name = self.base = name
+        self.lora: LoRAAdapter | None = None
         self._text_work = text_work
         self.files = files
         self.limits = limits
@@ -79,8 +81,14 @@ class ServedModel:
         """What its schedulers run, or the first of them."""
         self.created = int(time.time())
         # The digest of the weights has their dtype and quantization in it.
-        made_of = (__version__, software, identity.weights, sorted(identity.files.items()))
-        self.fingerprint = f"fp_{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}"
+        self.fingerprint = _fingerprint(__version__, software, identity.weights, sorted(identity.files.items()))
+
+    def adapted(self, name: str, lora: LoRAAdapter, created: int) -> "ServedModel":
+        """The same with an adapter, which clients know by that name; `base` is the name of the model without."""
+        model = copy.copy(self)
+        model.name, model.lora, model.created = name, lora, created
+        model.fingerprint = _fingerprint(self.fingerprint, lora.sha256)
+        return model
 
     @property
     def context(self) -> int:
@@ -160,6 +168,10 @@ class ServedModel:
                 prompt=fewest,
                 context=self.context,
             )
+
+
+def _fingerprint(*made_of: object) -> str:
+    return f"fp_{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}"
 
 
 def context_of(limits: ModelLimits) -> int:

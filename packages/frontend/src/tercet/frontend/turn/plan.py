@@ -95,7 +95,8 @@ class TurnPlanner:
 
         return TurnPlan(
             request=GenerateRequest(
-                model=turn.model,
+                model=model.base,
+                lora=model.lora,
                 prompt=prompt,
                 sampling=turn.sampling,
                 max_tokens=turn.max_tokens,
