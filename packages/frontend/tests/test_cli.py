@@ -37,6 +37,7 @@ def test_defaults() -> None:
 def test_options_of_the_command_line() -> None:
     config = parse(
         *("org/model", "--port", "0", "--api-key", "a", "--api-key=b", "--kv-cache-bytes", "1.5GiB"),
+        *("--lora", "haiku=/a=b", "--lora=sonnet=org/s", "--max-lora-rank=16"),
         *(
             "--disable-radix-cache",
             "--page-size",
@@ -56,7 +57,9 @@ def test_options_of_the_command_line() -> None:
         "--page-size=16",
         "--disable-radix-cache",
         "--tensor-parallel-size=2",
+        "--max-lora-rank=16",
     ]
+    assert config.lora == {"haiku": "/a=b", "sonnet": "org/s"}
     assert config.scheduler_extra == {"max-queue": "5"}
     assert config.detokenizer_extra == {"x": "y"}
 
@@ -72,7 +75,9 @@ def test_a_file_has_a_table_for_each_part_and_the_command_line_goes_over_it(tmp_
         [frontend]
         served_model_name = "mine"
         api-key = ["one", "two"]
+        lora = ["haiku=/adapters/haiku", "sonnet=org/sonnet"]
         [scheduler]
+        max_loras = 2
         dtype = "float32"
         disable-radix-cache = true
         kv_cache_bytes = "2GiB"
@@ -86,7 +91,10 @@ def test_a_file_has_a_table_for_each_part_and_the_command_line_goes_over_it(tmp_
     assert (config.model, config.serve.port, config.serve.host) == ("from/file", 99, "::1")
     assert config.frontend.served_model_name == "mine"
     assert config.frontend.api_key == ("one", "two")
-    assert config.scheduler.flags() == ["--dtype=float32", "--kv-cache-bytes=2147483648", "--disable-radix-cache"]
+    assert config.lora == {"haiku": "/adapters/haiku", "sonnet": "org/sonnet"}
+    assert config.scheduler.flags() == [
+        *("--dtype=float32", "--kv-cache-bytes=2147483648", "--disable-radix-cache", "--max-loras=2")
+    ]
     assert config.scheduler_extra == {"prefill-rows": "3", "trace": "true"}
     assert config.detokenizer_extra == {"max-states": "4"}
     assert parse("other/model", "--config", path).model == "other/model"
@@ -135,6 +143,11 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name(
         (["--detokenizer-workers", "two"], "--detokenizer-workers"),
         (["--api-key", "two words"], "--api-key"),
         (["--admin-key", ""], "--admin-key"),
+        (["--lora", "haiku"], "--lora"),
+        (["--lora", "haiku=/a", "--lora", "haiku=/b"], "--lora"),
+        (["--lora", "haiku=/a", "--max-loras", "0"], "--max-loras"),
+        (["--max-loras", "-1"], "--max-loras"),
+        (["--max-lora-rank", "0"], "--max-lora-rank"),
         (["--log-level", "loud"], "--log-level"),
         (["--model", ""], "MODEL"),
         (["--config", "/no/such/file"], "/no/such/file"),

@@ -327,6 +327,34 @@ def test_api_keys_are_in_the_frontends_environment_and_in_no_command_line() -> N
     assert not any("s3cret" in word or "0ther" in word for part in parts for word in part.command)
 
 
+@pytest.mark.parametrize(("told", "expected"), [(None, "--max-loras=8"), (3, "--max-loras=3")])
+def test_adapters_that_are_named_are_run(
+    told: int | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "haiku").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = ("mine=haiku", "org=org/sonnet", "there=/on/other/machines")
+    config = ServeConfig(frontend=FrontendOptions(lora=given), scheduler=SchedulerOptions(max_loras=told))
+    scheduler, _, frontend = local_parts(config, Path("/run/x"))
+    assert [word for word in scheduler.command if "lora" in word] == [expected]
+    assert [word for word in frontend.command if "lora" in word] == [
+        f"--lora=mine={tmp_path}/haiku",
+        "--lora=org=org/sonnet",
+        "--lora=there=/on/other/machines",
+    ]
+    offline, _ = local_parts(config, Path("/run/x"), frontends=False)
+    assert offline.command == scheduler.command
+
+
+def test_schedulers_are_told_of_adapters_only_where_there_are_any() -> None:
+    assert not any("lora" in word for part in local_parts(ServeConfig(), Path("/run/x")) for word in part.command)
+    config = ServeConfig(scheduler=SchedulerOptions(max_loras=0, max_lora_rank=16))
+    assert [word for word in local_parts(config, Path("/run/x"))[0].command if "lora" in word] == [
+        "--max-loras=0",
+        "--max-lora-rank=16",
+    ]
+
+
 def test_offline_use_has_no_frontend_process() -> None:
     roles = [part.role for part in local_parts(ServeConfig(), Path("/run/x"), frontends=False)]
     assert roles == [Role.SCHEDULER, Role.DETOKENIZER]

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.key_text import check_keys
 from tercet.protocol.endpoints import default_peer
 from tercet.protocol.values import Role
@@ -95,6 +96,8 @@ class ServingConfig:
 
     served_model_name: Repeatable = ()
     """Names that clients know the model by, instead of the scheduler's; repeatable."""
+    lora: Repeatable = ()
+    """NAME=PATH of an adapter that requests can name, as schedulers find it; repeatable."""
     routing_policy: Literal["cache_aware", "least_loaded", "power_of_two", "round_robin"] = "cache_aware"
     """How requests are spread over schedulers, where there is more than one."""
     recovery_timeout: float = 60.0
@@ -110,11 +113,14 @@ class ServingConfig:
     reasoning_field_name: str = "reasoning_content"
     """Field of chat messages that holds reasoning, for clients that look for it elsewhere."""
 
+    def __post_init__(self) -> None:
+        read_adapters(self.lora)
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """What is kept for clients that come back: responses and sessions."""
+    """What is kept for clients that come back: responses and sessions; and names of adapters."""
 
     response_store: str = "none"
     """The SQLite file to keep them in; auto for one in this user's state directory, none to keep nothing."""

@@ -14,6 +14,8 @@ from tercet.protocol.values import Role
 EXIT_CONFIG = 2
 """A part that exits with this was told something it cannot do, and has said what: starting it again would not help."""
 
+_MAX_LORAS = 8
+
 
 @dataclass(frozen=True)
 class Part:
@@ -39,6 +41,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
             (
                 *(*module, "tercet.scheduler", f"--model={config.model}"),
                 *config.scheduler.flags(),
+                *_own_adapters(config),
                 *_own_gpus(config, number),
                 *extra_flags(config.scheduler_extra),
             ),
@@ -64,6 +67,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     }
     flags = [
         *(f"--{name}={value}" for name, value in named.items() if value is not None),
+        *(f"--lora={name}={path}" for name, path in config.lora.items()),
         f"--response-store={frontend.response_store}",
         *("--scheduler", f"ipc://{directory}/scheduler-*", "--detokenizer", f"ipc://{directory}/detokenizer-*"),
         *extra_flags(config.frontend_extra),
@@ -82,6 +86,11 @@ def _own_gpus(config: ServeConfig, number: int) -> list[str]:
     if config.serve.dp_size == 1 or "device" in config.scheduler_extra:
         return []
     return [f"--device=auto:{number * (config.scheduler.tensor_parallel_size or 1)}"]
+
+
+def _own_adapters(config: ServeConfig) -> list[str]:
+    """Adapters that are named are to be run, unless it was told how many."""
+    return [f"--max-loras={_MAX_LORAS}"] if config.frontend.lora and config.scheduler.max_loras is None else []
 
 
 @dataclass(frozen=True)

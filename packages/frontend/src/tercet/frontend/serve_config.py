@@ -1,5 +1,6 @@
 """What `tercet serve` can be told: a table for each part, from the command line over one TOML file."""
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.key_text import check_keys
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -68,6 +70,8 @@ class FrontendOptions:
 
     served_model_name: str | None = None
     """The model's name in the API; its own name when not given."""
+    lora: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """NAME=PATH of a LoRA adapter that requests can name as their model; may be repeated."""
     api_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_API_KEYS")] = ()
     """A key that clients must send; may be repeated. Without any, everybody may ask."""
     admin_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS")] = ()
@@ -85,6 +89,7 @@ class FrontendOptions:
         try:
             check_keys("--api-key", self.api_key)
             check_keys("--admin-key", self.admin_key)
+            read_adapters(self.lora)
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
@@ -122,15 +127,20 @@ class SchedulerOptions:
     """Threads of the CPU kernels, in each process."""
     tensor_parallel_size: int | None = None
     """Processes that share each scheduler's model, each on a GPU or a share of the cores of its own."""
+    max_loras: int | None = None
+    """LoRA adapters that can run side by side: 0 unless --lora is given, and 8 then."""
+    max_lora_rank: int | None = None
+    """The highest rank of an adapter: 64 when not given."""
 
     def __post_init__(self) -> None:
         numbers = ("max_running_requests", "chunked_prefill_size", "page_size", "threads", "tensor_parallel_size")
-        for option in numbers:
+        for option in (*numbers, "max_loras", "max_lora_rank"):
             value = getattr(self, option)
             if not isinstance(value, int | None):
                 raise ConfigError(f"--{option.replace('_', '-')} must be a whole number, not {value!r}")
-            if value is not None and value < 1:
-                raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
+            least = 0 if option == "max_loras" else 1
+            if value is not None and value < least:
+                raise ConfigError(f"--{option.replace('_', '-')} must be at least {least}, not {value}")
         if self.kv_cache_bytes is not None:
             try:
                 size = parse_bytes(self.kv_cache_bytes)
@@ -169,8 +179,16 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not self.model or self.model.startswith("-"):
             raise ConfigError(f"MODEL must be a directory or a Hugging Face name, not {self.model!r}")
+        if self.frontend.lora and self.scheduler.max_loras == 0:
+            raise ConfigError("--lora has no use with --max-loras 0")
         for extra in (self.frontend_extra, self.scheduler_extra, self.detokenizer_extra):
             extra_flags(extra)
+
+    @property
+    def lora(self) -> dict[str, str]:
+        """Paths of adapters by name. A directory that is here does not depend on where the server was started."""
+        paths = read_adapters(self.frontend.lora)
+        return {name: os.path.abspath(path) if os.path.isdir(path) else path for name, path in paths.items()}
 
 
 def extra_flags(extra: Mapping[str, str]) -> list[str]:
