@@ -69,6 +69,14 @@ CREATE TABLE IF NOT EXISTS turns (
     FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS turns_by_parent ON turns (owner, session, parent);
+CREATE TABLE IF NOT EXISTS adapters (
+    base TEXT NOT NULL,
+    name TEXT NOT NULL,
+    path TEXT NOT NULL,
+    sha256 TEXT NOT NULL,
+    created INTEGER NOT NULL,
+    PRIMARY KEY (base, name)
+) STRICT, WITHOUT ROWID;
 """
 
 _LARGEST_OWNER = """
