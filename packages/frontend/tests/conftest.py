@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 
 import httpx2
+import msgspec
 import openai
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -66,6 +67,16 @@ def engine_of(files: dict[str, bytes], limits: ModelLimits) -> Callable[..., Fak
     def make(script: Script = hello_world, **options: object) -> FakeEngine:
         chosen: dict[str, object] = {"files": files, "limits": limits, **options}
         return FakeEngine(script, **chosen)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def adapting(engine_of: Callable[..., FakeEngine], limits: ModelLimits) -> Callable[..., FakeEngine]:
+    """The same, of schedulers that run adapters."""
+
+    def make(script: Script = hello_world, **options: object) -> FakeEngine:
+        return engine_of(script, limits=msgspec.structs.replace(limits, max_loras=4), **options)
 
     return make
 

@@ -141,8 +141,39 @@ def test_options_are_checked() -> None:
         Engine(threads="two")
     with pytest.raises(ConfigError, match="--tensor-parallel-size must be at least 1, not 0"):
         Engine(tensor_parallel_size=0)
+    with pytest.raises(ConfigError, match="--lora"):
+        Engine(lora={"two\nlines": "/a"})
     with pytest.raises(TypeError, match="NoneType"):
         Engine(None)  # type: ignore[arg-type]
+
+
+def test_an_adapter_is_read_before_the_engine_is_there(tmp_path: Path) -> None:
+    told: list[ServeConfig] = []
+
+    def make_parts(config: ServeConfig, directory: Path) -> list[Part]:
+        told.append(config)
+        return list(echo_parts()(config, directory))
+
+    with Engine(lora={"back": tmp_path, "again": "/elsewhere"}, make_parts=make_parts) as engine:
+        three = {"max_new_tokens": 3}
+        assert engine.generate("one two three", three, lora_path="back")["text"] == " three two one"
+        assert engine.generate("one two three", three)["text"] == " one two three"
+        answers = engine.generate(["one two", "three four"], three, lora_path=[None, "again"])
+        assert [each["text"] for each in answers] == [" one two one", " four three four"]
+        *_, last = engine.generate("one two", three, lora_path="back", stream=True)
+        assert last["text"] == " two one two"
+        with pytest.raises(ApiError, match="'other'"):
+            engine.generate("one", lora_path="other")
+        with pytest.raises(ValueError, match="2 prompts with 1 adapters"):
+            engine.generate(["one", "two"], lora_path=["back"])
+        with pytest.raises(ValueError, match="lora_path"):
+            engine.generate("one", lora_path=[7])
+    assert told[0].lora == {"back": str(tmp_path), "again": "/elsewhere"}
+
+
+def test_an_adapter_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(EngineError, match=r"the adapter 'back' cannot be used: .* scheduler-0: nothing there"):
+        Engine(lora={"back": "org/nowhere"}, make_parts=echo_parts())
 
 
 def test_a_path_and_a_number_of_bytes_are_told_as_on_a_command_line(tmp_path: Path) -> None:

@@ -14,14 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 from cyclopts import App
 
 from tercet.frontend.config import FrontendConfig
 from tercet.protocol.messages import (
     BatchStrOutput,
+    ControlReply,
     FrontendInbox,
     Heartbeat,
+    LoadLoRAAdapterReq,
     Message,
     Ready,
     SchedulerInbox,
@@ -32,7 +35,16 @@ from tercet.protocol.messages import (
     TokenizerFilesReq,
 )
 from tercet.protocol.node import NodeConfig, PeerDown, PeerReady, ThreadNode
-from tercet.protocol.values import FinishReason, FinishType, ModelIdentity, ModelLimits, Phase, Role, pack_ints
+from tercet.protocol.values import (
+    FinishReason,
+    FinishType,
+    LoRAAdapter,
+    ModelIdentity,
+    ModelLimits,
+    Phase,
+    Role,
+    pack_ints,
+)
 
 
 def parse(*arguments: str) -> FrontendConfig:
@@ -52,8 +64,9 @@ def test_options_reach_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse(
         *("--peer", "f-1", "--listen", "ipc:///x", "--scheduler", "ipc:///x/scheduler-*", "--scheduler", "tcp://h:1"),
         *("--detokenizer", "ipc:///x/detokenizer-*", "--parent-fd=3", "--fd=4", "--served-model-name", "m"),
-        *("--routing-policy", "least_loaded", "--log-level=debug"),
+        *("--routing-policy", "least_loaded", "--log-level=debug", "--lora", "a=/a", "--lora=b=/b"),
     )
+    assert config.serving.lora == ("a=/a", "b=/b")
     assert config.link.scheduler == ("ipc:///x/scheduler-*", "tcp://h:1")
     assert (config.link.peer, config.link.parent_fd, config.http.fd) == ("f-1", 3, 4)
     assert config.http.api_keys() == ("one", "two")
@@ -80,6 +93,8 @@ class Peers:
         self.forgetful = False
         """Requests are taken and lost: heartbeats do not name them."""
         self.goodbye = ""
+        self.adapters: list[LoRAAdapter | None] = []
+        """Of the requests that came."""
         self._stopped = False
         for node in (self.supervisor, self.scheduler, self.detokenizer):
             node.start()
@@ -114,7 +129,10 @@ class Peers:
                 self.scheduler.send(frontend, reply, *self.files.values())
             case TokenizedGenerateReqInput() if self.forgetful:
                 self.asked.set()
+            case LoadLoRAAdapterReq(id=number, adapter=adapter):
+                self.scheduler.send(frontend, ControlReply(id=number, ok=True, sha256=f"that of {adapter.path}"))
             case TokenizedGenerateReqInput():
+                self.adapters.append(message.lora)
                 self.detokenizer.send(frontend, says(message, "over real sockets"))
 
 
@@ -141,8 +159,9 @@ def peers(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], lim
     played.close()
 
 
-def post(url: str, body: object) -> dict[str, object]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+def post(url: str, body: object, **headers: str) -> dict[str, object]:
+    head = {"content-type": "application/json", **headers}
+    request = urllib.request.Request(url, json.dumps(body).encode(), head)
     with urllib.request.urlopen(request, timeout=10) as answer:
         return dict(json.loads(answer.read()))
 
@@ -170,6 +189,16 @@ def until_healthy(url: str) -> None:
     raise TimeoutError(url)
 
 
+def until_listed(url: str, model: str) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
+            if model in {each["id"] for each in json.loads(answer.read())["data"]}:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(model)
+
+
 def test_a_process_serves_and_ends_with_its_parent(peers: Peers) -> None:
     listen = f"ipc://{peers.directory}"
     ours, theirs = os.pipe()
@@ -188,6 +217,36 @@ def test_a_process_serves_and_ends_with_its_parent(peers: Peers) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def test_names_of_adapters_come_back_with_a_process_that_was_killed(
+    peers: Peers, limits: ModelLimits, tmp_path: Path
+) -> None:
+    able = Ready(limits=msgspec.structs.replace(limits, max_loras=8), identity=ModelIdentity(weights="w"))
+    peers.scheduler.set_ready(able)
+    listen = f"ipc://{peers.directory}"
+    command = [sys.executable, "-m", "tercet.frontend", "--peer=frontend-0", f"--listen={listen}", "--port=0"]
+    command += [f"--scheduler={listen}/scheduler-*", f"--detokenizer={listen}/detokenizer-*"]
+    command += [f"--supervisor={listen}/supervisor.*", "--admin-key=boss", "--lora=sonnet=/sonnet"]
+    command += [f"--response-store={tmp_path}/r.sqlite"]
+    for life in range(2):
+        peers.ready.clear()
+        process = subprocess.Popen(command)
+        try:
+            assert peers.ready.wait(30)
+            until_healthy(peers.url)
+            if life == 0:
+                body = {"lora_name": "haiku", "lora_path": "/haiku"}
+                post(f"{peers.url}/load_lora_adapter", body, authorization="Bearer boss")
+            answer = post(f"{peers.url}/v1/completions", {"model": "haiku", "prompt": "hello"})
+            assert answer["model"] == "haiku"
+            until_listed(peers.url, "sonnet")
+            post(f"{peers.url}/v1/completions", {"model": "sonnet", "prompt": "hello"})
+        finally:
+            process.kill()
+            process.wait()
+    haiku, sonnet = (LoRAAdapter(path, f"that of {path}") for path in ("/haiku", "/sonnet"))
+    assert peers.adapters == [haiku, sonnet, haiku, sonnet]
 
 
 def test_a_process_that_is_told_to_leave_finishes_a_request_even_one_that_was_lost(peers: Peers) -> None:
@@ -223,7 +282,7 @@ def test_a_process_that_is_told_to_leave_finishes_a_request_even_one_that_was_lo
     "wrong",
     [
         *("--listen=nonsense", "--host=256.0.0.1", "--api-key-file=/nowhere", "--recovery-timeout=soon", "--nonsense"),
-        *("--response-store=/proc", "--response-store-days=-1"),
+        *("--response-store=/proc", "--response-store-days=-1", "--lora=haiku"),
     ],
 )
 def test_options_that_cannot_work_end_the_process_with_2(wrong: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
@@ -13,13 +14,14 @@ from starlette.routing import Route
 
 from packages.frontend.tests import encoders
 from tercet.frontend.access import Access
+from tercet.frontend.adapter_routes import UNLOAD_PATHS
 from tercet.frontend.config import HttpConfig, StoreConfig
 from tercet.frontend.openai.completion_schema import CompletionRequest
 from tercet.frontend.openapi import document
 from tercet.frontend.operations import OPERATIONS
 from tercet.frontend.response_examples import ANSWERS
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, serving
-from tercet.protocol.values import Task
+from tercet.protocol.values import ModelLimits, Task
 
 Operated = tuple[str, str]
 """Method and path."""
@@ -102,10 +104,14 @@ SCORES = {
 }
 
 
-async def test_every_answer_is_like_its_example(engine_of: EngineOf, http_of: HttpOf, tmp_path: Path) -> None:
+async def test_every_answer_is_like_its_example(
+    engine_of: EngineOf, http_of: HttpOf, limits: ModelLimits, tmp_path: Path
+) -> None:
     store = StoreConfig(response_store=str(tmp_path / "responses.sqlite"))
     later = {route for route in OPERATIONS if route[0] == "DELETE"} | {("POST", "/close_session")}
-    async with serving(engine_of(), HttpConfig(admin_key=("boss",)), store=store) as served:
+    unloads = [("POST", path) for path in UNLOAD_PATHS]
+    engine = engine_of(limits=msgspec.structs.replace(limits, max_loras=8))
+    async with serving(engine, HttpConfig(admin_key=("boss",)), store=store) as served:
         http = http_of(served)
         headers = {"authorization": "Bearer boss"}
         body = {"model": "tiny", "input": "hello", "background": True}
@@ -113,8 +119,11 @@ async def test_every_answer_is_like_its_example(engine_of: EngineOf, http_of: Ht
         session = OPERATIONS["POST", "/close_session"].example["session_id"]
         await http.post("/open_session", json={"capacity_of_str_len": 9, "session_id": session}, headers=headers)
         await http.post("/generate", json={"text": "hello"}, headers=headers)
-        for route in [*(OPERATIONS.keys() - SCORES.keys() - later), *later]:
+        for route in [*(OPERATIONS.keys() - SCORES.keys() - later - set(unloads)), *later]:
             await ask(http, route, "tiny", response_id=made)
+        for route in unloads:
+            await ask(http, ("POST", route[1].replace("unload", "load")), "tiny")
+            await ask(http, route, "tiny")
 
 
 @pytest.mark.parametrize("route", SCORES)
@@ -161,8 +170,8 @@ REFUSED = [
     for route, operation in OPERATIONS.items()
     for head, body, status in [
         ({}, b"{}", 401),
-        ({"authorization": "Bearer user", "content-type": "text/plain"}, b"{}", 415),
-        ({"authorization": "Bearer user", "content-type": "application/json"}, b"[" * 99999, 413),
+        ({"authorization": "Bearer boss", "content-type": "text/plain"}, b"{}", 415),
+        ({"authorization": "Bearer boss", "content-type": "application/json"}, b"[" * 99999, 413),
         ({"authorization": "Bearer user", "content-type": "application/json"}, b'{"abort_all": true}', 403),
     ]
     if (status != 401 or route[1] not in {"/health", "/live"})

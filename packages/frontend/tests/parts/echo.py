@@ -1,5 +1,7 @@
 """A tiny scheduler and a tiny detokenizer: what is generated are the prompt's ids over again, a step at a time.
 
+With an adapter they come backwards. What lies at a path that begins with a slash is one.
+
 echo.py STEP, where STEP is the seconds between tokens. The role is that of --peer.
 """
 
@@ -19,8 +21,10 @@ from tercet.protocol.messages import (
     AbortReq,
     BatchStrOutput,
     BatchTokenIDOutput,
+    ControlReply,
     DetokenizerInbox,
     Heartbeat,
+    LoadLoRAAdapterReq,
     Message,
     Opening,
     Ready,
@@ -66,6 +70,12 @@ class EchoScheduler:
             for resume in message.resume or [Resume(index) for index in range(message.sampling.n)]:
                 position = len(resume.output_ids) // 4
                 self.running[message.rid, resume.index] = (message, source, position, True)
+        elif isinstance(message, LoadLoRAAdapterReq):
+            found = message.adapter.path.startswith("/")
+            reply = ControlReply(
+                id=message.id, ok=found, message="" if found else "nothing there", sha256="1" if found else ""
+            )
+            self._node.send(source, reply)
         elif isinstance(message, AbortReq):
             for rid, index in list(self.running):
                 if rid == message.rid and (not message.indices or index in message.indices):
@@ -73,7 +83,7 @@ class EchoScheduler:
 
     def step(self) -> None:
         for (rid, index), (request, frontend, position, first) in list(self.running.items()):
-            prompt = unpack_ints(request.input_ids)
+            prompt = unpack_ints(request.input_ids)[:: -1 if request.lora else 1]
             last = position + 1 >= request.sampling.max_new_tokens
             opening = Opening(
                 row=0, frontend=frontend, decode_spec=request.decode_spec, prompt_tokens=len(prompt), cached_tokens=0
@@ -153,7 +163,7 @@ def main() -> None:
         answers={TokenizerFilesReq: files} if is_scheduler else {},
     )
     node.start()
-    limits = ModelLimits(model="echo", context_length=4096, vocab_size=len(WORDS), max_total_tokens=4096)
+    limits = ModelLimits(model="echo", context_length=4096, vocab_size=len(WORDS), max_total_tokens=4096, max_loras=8)
     node.set_ready(Ready(limits=limits, identity=ModelIdentity(weights="w")) if is_scheduler else Ready())
     scheduler, detokenizer = EchoScheduler(node, str), EchoDetokenizer(node)
     due = time.monotonic()

@@ -41,7 +41,7 @@ def model_of(template: str) -> ServedModel:
 
 def turn(**options: Any) -> ChatTurn:
     chosen = {"messages": [{"role": "user", "content": "x"}], "sampling": SamplingParams(max_new_tokens=0), **options}
-    return ChatTurn(model="tiny", **chosen)
+    return ChatTurn(**chosen)
 
 
 async def planned(template: str, config: ServingConfig = ServingConfig(), **options: Any) -> tuple[TurnPlan, ReqState]:

@@ -15,7 +15,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 def turn(effort: str | None, *, thinking: bool | None = None) -> ChatTurn:
     sampling = SamplingParams(max_new_tokens=0)
-    return ChatTurn(model="m", messages=[], sampling=sampling, reasoning_effort=effort, thinking=thinking)
+    return ChatTurn(messages=[], sampling=sampling, reasoning_effort=effort, thinking=thinking)
 
 
 def test_these_are_all_efforts_of_the_api() -> None:

@@ -17,7 +17,7 @@ from tercet.frontend.engine_parts import EngineParts, MakeParts, offline_parts
 from tercet.frontend.engine_request import Ids, Sampling, Texts, note_prompt, to_chat, to_inputs, to_requests
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.native_form import NativeForm
-from tercet.frontend.serve_config import LogLevel, SchedulerOptions, ServeConfig, ServeOptions
+from tercet.frontend.serve_config import FrontendOptions, LogLevel, SchedulerOptions, ServeConfig, ServeOptions
 
 __all__ = ["Answer", "Engine", "EngineError"]
 
@@ -28,7 +28,8 @@ Answer = dict[str, Any]
 class Engine:
     """A scheduler and a detokenizer as child processes, and their client. Usable from any thread, best in a `with`.
 
-    `options` are the fields of `SchedulerOptions`, sizes also as numbers of bytes. Dead parts are restarted, and their
+    `lora` are adapters by name: directories, or names at Hugging Face. `options` are the fields of `SchedulerOptions`,
+    sizes also as numbers of bytes. Dead parts are restarted, and their
     requests go on. The parts end with `shutdown`, when the engine is forgotten, and with the process; a fork of it has
     to make an engine of its own. Raises ConfigError, TypeError for an unknown option, and EngineError.
     """
@@ -37,6 +38,7 @@ class Engine:
         self,
         model: str | os.PathLike[str] = "embedded",
         *,
+        lora: Mapping[str, str | os.PathLike[str]] | None = None,
         log_level: LogLevel = "warning",
         startup_timeout: float = 600.0,
         make_parts: MakeParts = offline_parts,
@@ -45,10 +47,13 @@ class Engine:
         serve = ServeOptions(log_level=log_level, startup_timeout=startup_timeout)
         if isinstance(size := options.get("kv_cache_bytes"), int):
             options["kv_cache_bytes"] = str(size)
-        config = ServeConfig(model=os.fspath(model), serve=serve, scheduler=SchedulerOptions(**options))
+        adapters = FrontendOptions(lora=tuple(f"{name}={os.fspath(path)}" for name, path in (lora or {}).items()))
+        scheduler = SchedulerOptions(**options)
+        config = ServeConfig(model=os.fspath(model), serve=serve, frontend=adapters, scheduler=scheduler)
         self._parts = EngineParts(config, make_parts)
         self._client = self._parts.client
         self._model = self._parts.model
+        self._lora = self._parts.lora
         self.supervisor = self._parts.supervisor
         self._forgotten = weakref.finalize(self, self._parts.close_elsewhere)
         self._forgotten.atexit = False
@@ -72,10 +77,11 @@ class Engine:
 
         `stream` gives an iterator instead, over answers that grow, one choice at a time (`index` tells which).
         That takes one prompt, and of 512 streams that have begun one must end before another begins. Parameters are
-        those of /generate; arrays and series do for lists. Raises ValueError for what cannot be meant, TypeError for an
-        option that is none, ApiError for what fails, with a note that tells which of several prompts it is about.
+        those of /generate, with `lora_path` for the name of an adapter, or for those of several prompts; arrays and
+        series do for lists. Raises ValueError for what cannot be meant, TypeError for an option that is none, ApiError
+        for what fails, with a note that tells which of several prompts it is about.
         """
-        requests, single = to_requests(prompt, input_ids, sampling_params, options, self._model)
+        requests, single = to_requests(prompt, input_ids, sampling_params, options, self._model, self._lora)
         if stream:
             return self._iterate(self._stream(requests, options))
         answers = self._client.wait(partial(self._gather, requests, options, single=single))
@@ -91,7 +97,7 @@ class Engine:
         **options: Any,
     ) -> Any:
         """`generate` for an event loop of your own: await it, and with `stream` go through it with `async for`."""
-        requests, single = to_requests(prompt, input_ids, sampling_params, options, self._model)
+        requests, single = to_requests(prompt, input_ids, sampling_params, options, self._model, self._lora)
         if stream:
             return self._aiterate(self._stream(requests, options))
         work = partial(self._gather, requests, options, single=single)

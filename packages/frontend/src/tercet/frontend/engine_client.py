@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from tercet.frontend.adapters import PATIENCE
 from tercet.frontend.answer import Whole, collect
 from tercet.frontend.embedding.batch import EmbeddingBatch
 from tercet.frontend.embedding.request import EmbeddingRequest
@@ -23,7 +24,7 @@ from tercet.protocol.aio import AsyncNode
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import FrontendInbox, Heartbeat
-from tercet.protocol.values import Role
+from tercet.protocol.values import LoRAAdapter, Role
 
 _Result = TypeVar("_Result")
 Work = Callable[[], Coroutine[Any, Any, _Result]]
@@ -62,7 +63,8 @@ class AnswerStream(Generic[_Result]):
 class EngineClient:
     """`run`, `wait` and `close` are for other threads; the coroutines they are given run in this one's loop."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, lora: Mapping[str, str]) -> None:
+        """`lora` are paths of adapters by name."""
         self._owner = os.getpid()
         self._gate = threading.RLock()
         self._closed = False
@@ -75,7 +77,9 @@ class EngineClient:
         config = NodeConfig(Role.FRONTEND, "engine-0", address, connect=specs)
         self._node = AsyncNode(config, FrontendInbox, self._status, self._on_deliveries)
         controller = DataParallelController(POLICIES["round_robin"]())
-        self._manager = TokenizerManager(config.peer, self._node, self._pool, ModelRegistry(self._pool), controller)
+        registry = ModelRegistry(self._pool)
+        self._manager = TokenizerManager(config.peer, self._node, self._pool, registry, controller, lora=lora)
+        self._reading_time = PATIENCE * len(lora)
         self._thread.start()
         self.wait(self._start)
 
@@ -121,6 +125,19 @@ class EngineClient:
                 "the parts are ready, but the model's tokenizer files did not come or do not load"
             ) from None
         return next(iter(self._manager.models))
+
+    async def adapters(self) -> dict[str, LoRAAdapter]:
+        """Those that the engine was made with, once schedulers have read them. Raises EngineError if they do not."""
+        adapters = self._manager.adapters
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._reading_time):
+                while adapters.undecided:  # noqa: ASYNC110  # it tells nobody
+                    await asyncio.sleep(POLL)
+        if adapters.undecided:
+            raise EngineError("the schedulers have not read every adapter in time")
+        for name, refusal in adapters.refusals.items():
+            raise EngineError(f"the adapter {name!r} cannot be used: {refusal}")
+        return {each.name: each.lora for each in await adapters.all()}
 
     async def whole(self, request: GenerateRequest) -> tuple[Generation, list[Whole]]:
         """Every choice when all have ended. Raises ApiError."""

@@ -45,7 +45,7 @@ class EngineParts:
             thread.start()
             closing.callback(thread.join)
             closing.callback(self.supervisor.stop)
-            self.client = EngineClient(directory)
+            self.client = EngineClient(directory, config.lora)
             closing.callback(self.client.close)
             atexit.register(self.close)
             closing.callback(atexit.unregister, self.close)
@@ -55,6 +55,7 @@ class EngineParts:
             if self._broken is not None:
                 raise EngineError(f"the parts cannot be watched over: {self._broken}") from self._broken
             self.model = self.client.wait(self.client.served)
+            self.lora = self.client.wait(self.client.adapters)
             self._closing = closing.pop_all()
 
     def close(self) -> None:

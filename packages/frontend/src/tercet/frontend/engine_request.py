@@ -12,13 +12,13 @@ from tercet.frontend.generate_request import GenerateRequest, Prompt
 from tercet.frontend.native import prompt_of, to_generate
 from tercet.frontend.native_schema import NativeGenerate, Tokenize
 from tercet.frontend.served_model import ServedModel
-from tercet.protocol.values import Task
+from tercet.protocol.values import LoRAAdapter, Task
 
 Texts = str | Iterable[str]
 Ids = Iterable[int] | Iterable[Iterable[int]]
 Sampling = Mapping[str, Any] | Iterable[Mapping[str, Any] | None]
 
-OPTIONS = frozenset({"return_logprob", "top_logprobs_num", "logprob_start_len", "priority", "cache_salt"})
+OPTIONS = frozenset({"return_logprob", "top_logprobs_num", "logprob_start_len", "priority", "cache_salt", "lora_path"})
 """Of /generate, what is left beside prompts and sampling parameters."""
 
 
@@ -28,8 +28,9 @@ def to_requests(
     sampling: Sampling | None,
     options: Mapping[str, Any],
     model: ServedModel,
+    lora: Mapping[str, LoRAAdapter],
 ) -> tuple[list[GenerateRequest], bool]:
-    """One request for each prompt, and whether there was but one, not in a list.
+    """One request for each prompt, and whether there was but one, not in a list. `lora` are adapters by name.
 
     Arrays, series and tensors are taken as lists are. Raises TypeError for an option that is none, ValueError and
     BadRequestError for what cannot be meant; a note says which prompt of several it is about.
@@ -42,10 +43,15 @@ def to_requests(
     each = [sampling] * len(inputs) if sampling is None or isinstance(sampling, str | Mapping) else list(sampling)
     if len(each) != len(inputs):
         raise ValueError(f"{len(inputs)} prompts with {len(each)} sampling_params")
+    named = options.get("lora_path")
+    names = [named] * len(inputs) if named is None or isinstance(named, str) else list(named)
+    if len(names) != len(inputs):
+        raise ValueError(f"{len(inputs)} prompts with {len(names)} adapters in lora_path")
     requests = []
-    for place, (given, params) in enumerate(zip(inputs, each, strict=True)):
+    for place, (given, params, name) in enumerate(zip(inputs, each, names, strict=True)):
+        own = {"sampling_params": {} if params is None else params, "lora_path": name}
         try:
-            requests += _requests({**given, **options, "sampling_params": {} if params is None else params}, model)
+            requests.append(_request({**given, **options, **own}, model, lora))
         except (ValueError, ApiError) as error:
             if not single:
                 note_prompt(error, place)
@@ -85,14 +91,19 @@ def note_prompt(error: BaseException, place: int) -> None:
     error.add_note(f"This is about prompt {place} of the list.")
 
 
-def _requests(body: dict[str, Any], model: ServedModel) -> list[GenerateRequest]:
+def _request(body: dict[str, Any], model: ServedModel, lora: Mapping[str, LoRAAdapter]) -> GenerateRequest:
     if not isinstance(body["sampling_params"], Mapping):
         raise ValueError(f"sampling_params must be a mapping, or one for each prompt, not {body['sampling_params']!r}")
     body["sampling_params"] = {name: _plain(value) for name, value in body["sampling_params"].items()}
     try:
-        return to_generate(NativeGenerate.model_validate(body), model)
+        asked = NativeGenerate.model_validate(body)
     except ValidationError as error:
         raise ValueError(str(refusal(error, body))) from None
+    [name] = asked.adapters()
+    if name is not None and name not in lora:
+        raise BadRequestError(f"The engine was made without an adapter {name!r}.", param="lora_path")
+    [request] = to_generate(asked, model, [None if name is None else lora[name]])
+    return request
 
 
 def _texts(prompt: Any) -> tuple[list[dict[str, Any]], bool]:

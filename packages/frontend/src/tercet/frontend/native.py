@@ -1,5 +1,6 @@
 """The routes that are not OpenAI's: /generate, /tokenize, /detokenize, /server_info, /health and /live."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.answer import answer
 from tercet.frontend.body import read_model
-from tercet.frontend.errors import UnavailableError
+from tercet.frontend.errors import ApiError, BadRequestError, UnavailableError
 from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, ParamNames, Prompt, TextPrompt
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.native_form import NativeForm
@@ -23,7 +24,7 @@ from tercet.frontend.sessions.routes import Sessions
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.frontend.turn.history import history
 from tercet.frontend.turn.tool_prompt import for_template, with_instructions
-from tercet.protocol.values import WIRE_VERSION, LogprobParams, SamplingParams
+from tercet.protocol.values import WIRE_VERSION, LogprobParams, LoRAAdapter, SamplingParams
 
 _DEFAULT_MAX_NEW_TOKENS = 128
 _NAMES = ParamNames(
@@ -49,8 +50,8 @@ class Native:
     async def generate(self, request: Request) -> Response:
         """SGLang's own generation route."""
         body = await read_model(request, NativeGenerate, self._body_limit)
-        model = self._model(body.model)
-        work, ended = to_generate(body, model), None
+        model, lora = await self._models(body)
+        work, ended = to_generate(body, model, lora), None
         form = NativeForm(body.logprob_start_len, batch=body.is_batch)
         if body.session_params is not None:
             [turn] = work
@@ -61,7 +62,7 @@ class Native:
     async def tokenize(self, request: Request) -> Response:
         """Ids of a prompt, or of a chat as its template renders it."""
         body = await read_model(request, self._tokenize, self._body_limit)
-        model = self._model(body.model)
+        model = await self._model(body.model)
         ids = await model.tokenized(prompt_of(body, model), must_fit=False)
         return _json({"tokens": ids, "count": len(ids), "max_model_len": model.context})
 
@@ -69,7 +70,7 @@ class Native:
         """Text of ids."""
         body = await read_model(request, Detokenize, self._body_limit)
         skip = bool(body.skip_special_tokens)
-        text = await self._model(body.model).decoded(body.tokens, skip_special_tokens=skip)
+        text = await (await self._model(body.model)).decoded(body.tokens, skip_special_tokens=skip)
         return _json({"prompt": text, "text": text})
 
     async def server_info(self, request: Request) -> Response:  # noqa: ARG002
@@ -124,10 +125,32 @@ class Native:
         """Whether this process answers at all."""
         return _json({"status": "ok"})
 
-    def _model(self, name: str | None) -> ServedModel:
+    async def _models(self, body: NativeGenerate) -> tuple[ServedModel, list[LoRAAdapter | None]]:
+        """The model of a request, and the adapter of each of its prompts. Raises ApiError."""
+        names = body.adapters()
+        found = {name: await self._adapter(name) for name in names if name is not None}
+        first = next(iter(found.values()), None)
+        model = await self._model(first.base if first is not None and body.model is None else body.model)
+        for name, each in found.items():
+            if each.base != model.name:
+                raise BadRequestError(f"The adapter {name!r} is not one of {model.name!r}.", param="lora_path")
+        return model, [model.lora if name is None else found[name].lora for name in names]
+
+    async def _adapter(self, name: str) -> ServedModel:
+        """The model with that adapter. Raises ApiError."""
+        try:
+            model = await self._manager.adapters.model(name)
+        except ApiError as error:
+            error.param = "lora_path"
+            raise
+        if model.lora is None:
+            raise BadRequestError(f"{name!r} is a model, and no adapter.", param="lora_path")
+        return model
+
+    async def _model(self, name: str | None) -> ServedModel:
         """The model named, else the first."""
         if name is not None:
-            return self._manager.models.get(name)
+            return await self._manager.adapters.model(name)
         return next(iter(self._manager.models), None) or self._manager.models.get("")
 
 
@@ -145,8 +168,8 @@ def prompt_of(body: Tokenize, model: ServedModel) -> Prompt:
     )
 
 
-def to_generate(body: NativeGenerate, model: ServedModel) -> list[GenerateRequest]:
-    """One request for each prompt, as the rest of the frontend knows them. Raises BadRequestError."""
+def to_generate(body: NativeGenerate, model: ServedModel, lora: Sequence[LoRAAdapter | None]) -> list[GenerateRequest]:
+    """One request for each prompt, with its adapter, as the rest of the frontend knows them. Raises BadRequestError."""
     asked = body.sampling_params
     constraint = native_constraint_of(asked)
     stop = asked.stop or []
@@ -155,7 +178,7 @@ def to_generate(body: NativeGenerate, model: ServedModel) -> list[GenerateReques
         start = -1 if body.logprob_start_len is None else body.logprob_start_len
         logprobs = LogprobParams(top=body.top_logprobs_num or 0, prompt=start >= 0)
     request = GenerateRequest(
-        model=model.name,
+        model=model.base,
         prompt=TextPrompt(""),
         sampling=SamplingParams(
             max_new_tokens=0,
@@ -183,9 +206,16 @@ def to_generate(body: NativeGenerate, model: ServedModel) -> list[GenerateReques
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        param_names=msgspec.structs.replace(_NAMES, grammar=constraint.param if constraint else ""),
+        param_names=msgspec.structs.replace(
+            _NAMES,
+            model="model" if body.lora_path is None else "lora_path",
+            grammar=constraint.param if constraint else "",
+        ),
     )
-    return [msgspec.structs.replace(request, prompt=prompt) for prompt in body.prompts()]
+    return [
+        msgspec.structs.replace(request, prompt=prompt, lora=each)
+        for prompt, each in zip(body.prompts(), lora, strict=True)
+    ]
 
 
 def _describe(model: ServedModel) -> dict[str, Any]:
@@ -196,6 +226,7 @@ def _describe(model: ServedModel) -> dict[str, Any]:
         "vocab_size": model.limits.vocab_size,
         "weights": model.identity.weights,
         "grammars": model.limits.grammars or None,
+        "max_loras": model.limits.max_loras,
         "has_chat_template": model.files.template is not None,
     }
 

@@ -56,6 +56,7 @@ class NativeGenerate(Strict):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     session_params: SessionParams | None = None
+    lora_path: Name | Annotated[list[Name | None], Batch] | None = None
 
     @model_validator(mode="after")
     def _has_one_prompt(self) -> "NativeGenerate":
@@ -67,12 +68,18 @@ class NativeGenerate(Strict):
         prompts = len(self.text or self.input_ids or ()) if self.is_batch else 1
         if prompts * (self.sampling_params.n or 1) > MOST_CHOICES:
             raise BadRequestError(f"A request can ask for {MOST_CHOICES} choices in all.", param="sampling_params.n")
+        if isinstance(self.lora_path, list) and not (self.is_batch and len(self.lora_path) == prompts):
+            raise BadRequestError("A list of adapters has one, or null, for each prompt of a list.", param="lora_path")
         return self
 
     @property
     def is_batch(self) -> bool:
         """Whether prompts came as a list, which answers with one."""
         return isinstance(self.text, list) or (self.input_ids is not None and isinstance(self.input_ids[0], list))
+
+    def adapters(self) -> list[str | None]:
+        """The name of each prompt's adapter, where it has one."""
+        return self.lora_path if isinstance(self.lora_path, list) else [self.lora_path] * len(self.prompts())
 
     def prompts(self) -> list[TextPrompt | TokenPrompt]:
         """The prompts in order."""

@@ -1,5 +1,6 @@
 """What every route does, in words and by example. A test keeps this table and the router equal."""
 
+from tercet.frontend.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, LoadAdapter, UnloadAdapter
 from tercet.frontend.anthropic.schema import CountTokens, CreateMessage
 from tercet.frontend.control_routes import AbortRequest
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
@@ -19,6 +20,23 @@ _RERANK = Operation(
     answer="Results with index and relevance_score.",
     body=RerankRequest,
     example={"model": "bge-reranker-v2-m3", "query": "What is a tercet?", "documents": ["Three lines.", "Rain."]},
+)
+
+_LOAD = Operation(
+    tag="Control",
+    summary="Give a name to a LoRA adapter, which requests then know it by. Needs an admin key.",
+    answer="Every adapter's path, by name.",
+    body=LoadAdapter,
+    example={"lora_name": "haiku", "lora_path": "/adapters/haiku"},
+    admin=True,
+)
+_UNLOAD = Operation(
+    tag="Control",
+    summary="Take the name of an adapter away. Needs an admin key.",
+    answer="The path of every other adapter, by name.",
+    body=UnloadAdapter,
+    example={"lora_name": "haiku"},
+    admin=True,
 )
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -179,6 +197,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/continue_generation"): Operation(
         tag="Control", summary="End a pause. Needs an admin key.", answer="What each scheduler said.", admin=True
     ),
+    **{("POST", path): _LOAD for path in LOAD_PATHS},
+    **{("POST", path): _UNLOAD for path in UNLOAD_PATHS},
     ("GET", "/server_info"): Operation(
         tag="Operation", summary="Models, limits, and every part with how busy it is.", answer="All of it."
     ),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tercet.frontend.adapter_routes import LOAD_PATHS, UNLOAD_PATHS
 from tercet.frontend.openai.rerank import RERANK_PATHS
 
 _USAGE = {
@@ -106,6 +107,7 @@ _SERVER = {
             "vocab_size": 4096,
             "weights": "0123456789abcdef",
             "grammars": "llguidance 1.9.1",
+            "max_loras": 8,
             "has_chat_template": True,
         }
     ],
@@ -231,6 +233,8 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("POST", "/flush_cache"): _OBEYED,
     ("POST", "/pause_generation"): _OBEYED,
     ("POST", "/continue_generation"): _OBEYED,
+    **{("POST", path): {"success": True, "loaded_adapters": {"haiku": "/adapters/haiku"}} for path in LOAD_PATHS},
+    **{("POST", path): {"success": True, "loaded_adapters": {}} for path in UNLOAD_PATHS},
     ("GET", "/server_info"): _SERVER,
     ("GET", "/health"): {"status": "ok"},
     ("GET", "/live"): {"status": "ok"},

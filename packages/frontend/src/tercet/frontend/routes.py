@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.access import METRICS
+from tercet.frontend.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, AdapterRoutes
 from tercet.frontend.anthropic.routes import AnthropicServingMessages
 from tercet.frontend.config import HttpConfig, ServingConfig
 from tercet.frontend.control_routes import ControlRoutes
@@ -33,10 +34,11 @@ def routes(
     """The routes of one frontend. Raises ValueError for options that cannot work."""
     planner = TurnPlanner(serving)
     chat = OpenAIServingChat(manager, config.max_body_bytes, planner)
-    models = OpenAIServingModels(manager.models)
+    models = OpenAIServingModels(manager.models, manager.adapters)
     sessions = Sessions(kept.sessions if kept else None, config.max_body_bytes)
     native = Native(manager, sessions, config.max_body_bytes, planner.reasoning_field)
     control = ControlRoutes(manager, config.max_body_bytes)
+    adapters = AdapterRoutes(manager.adapters, config.max_body_bytes)
     messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
     responses = OpenAIServingResponses(manager, planner, kept, config.max_body_bytes)
     embedding = OpenAIServingEmbedding(manager, config.max_body_bytes)
@@ -67,6 +69,8 @@ def routes(
         ("POST", "/flush_cache", control.flush_cache),
         ("POST", "/pause_generation", control.pause_generation),
         ("POST", "/continue_generation", control.continue_generation),
+        *(("POST", path, adapters.load) for path in LOAD_PATHS),
+        *(("POST", path, adapters.unload) for path in UNLOAD_PATHS),
         ("GET", "/server_info", native.server_info),
         ("GET", "/health", native.health),
         ("GET", "/live", native.live),

@@ -4,10 +4,12 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
+from tercet.frontend.adapter_names import AdapterNames
+from tercet.frontend.adapters import Adapters
 from tercet.frontend.admission import check_output, check_scores, check_stops, sampling
 from tercet.frontend.control import Control
 from tercet.frontend.counters import Counters, Outcome
@@ -45,6 +47,8 @@ _LEAVING = "This server is leaving."
 _RETRY_INTERVAL = 0.5
 _LOOKS_TO_ASK_AGAIN = 10
 """For tokenizer files that have not come."""
+_LOOKS_TO_READ_AGAIN = 60
+"""For adapters that schedulers have refused."""
 _INPUTS_A_JOB = 64
 """Inputs tokenized at a time: the threads are shared with everybody's prompts."""
 
@@ -56,7 +60,8 @@ def _nobody_asked() -> None:
 class TokenizerManager:
     """The frontend's side of every request. All methods run on the event loop's thread; only tokenization does not.
 
-    `on_servable` is called once, when a request could be served for the first time.
+    `on_servable` is called once, when a request could be served for the first time. `lora` are paths of adapters by
+    name, `adapter_names` where others are kept that are loaded later: without, in memory.
     """
 
     def __init__(
@@ -71,12 +76,15 @@ class TokenizerManager:
         on_servable: Callable[[], None] = _nobody_asked,
         clock: Callable[[], float] = time.monotonic,
         tenants: Tenants | None = None,
+        lora: Mapping[str, str] | None = None,
+        adapter_names: AdapterNames | None = None,
     ) -> None:
         self.peer = peer
         self.fleet = Fleet()
         self.models = registry
         self.counters = Counters()
         self.control = Control(outbox, self.fleet)
+        self.adapters = Adapters(registry, self.fleet, self.control, lora or {}, adapter_names)
         self.grammars = GrammarChecker()
         self._refuses_at: float | None = None
         self._text_work = TextWork(pool)
@@ -151,6 +159,7 @@ class TokenizerManager:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
+        await self.adapters.close()
         await self._inbound.close()
         await self.grammars.close()
 
@@ -294,11 +303,12 @@ class TokenizerManager:
         self._inbound.take(deliveries)
 
     def look(self) -> None:
-        """What is to be done now and then: try again what waits, and ask again for files that have not come."""
+        """What is to be done now and then: try again what waits, and ask again for what has not come."""
         self._looks += 1
         self._recovery.retry(self._clock())
         if self._looks % _LOOKS_TO_ASK_AGAIN == 0:
             self._inbound.ask_for_files()
+        self.adapters.look(again=self._looks % _LOOKS_TO_READ_AGAIN == 0)
 
     async def _look_forever(self) -> None:
         while True:
@@ -307,6 +317,7 @@ class TokenizerManager:
 
     def _changed(self) -> None:
         """Peers came or went."""
+        self.adapters.look()
         if self._on_servable is not None and self.ready:
             tell, self._on_servable = self._on_servable, None
             tell()

@@ -6,6 +6,8 @@ import gc
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
+from tercet.frontend.adapter_names import AdaptersInFile
+from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.app import build_app
 from tercet.frontend.config import FrontendConfig
 from tercet.frontend.database import Database
@@ -55,6 +57,7 @@ class Frontend:
         )
         self._node = AsyncNode(node_config, FrontendInbox, self._status, self._on_deliveries)
         clock = AwakeClock()
+        database = Database.open(config.store)
         self._manager = TokenizerManager(
             link.peer,
             self._node,
@@ -72,8 +75,9 @@ class Frontend:
             self._on_servable,
             clock,
             tenants=Tenants.of(config.http),
+            lora=read_adapters(serving.lora),
+            adapter_names=AdaptersInFile(database) if database else None,
         )
-        database = Database.open(config.store)
         self._kept = Kept(self._manager, TurnPlanner(serving), database) if database else None
         app = build_app(self._manager, config.http, serving, self._kept)
         self._server = HttpServer(app, config.http, self._listener, self._on_started)

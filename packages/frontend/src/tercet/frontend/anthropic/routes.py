@@ -46,7 +46,7 @@ class AnthropicServingMessages:
     async def create(self, request: Request) -> Response:
         """Answer a chat."""
         body = await read_model(request, CreateMessage, self._body_limit)
-        model = self._manager.models.get(body.model)
+        model = await self._manager.adapters.model(body.model)
         sampling = SamplingFields(
             model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k
         ).sampling(model.files.defaults)
@@ -76,7 +76,7 @@ class AnthropicServingMessages:
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens an answer would be made from."""
         body = await read_model(request, CountTokens, self._body_limit)
-        model = self._manager.models.get(body.model)
+        model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(_turn(body, model), model)
         ids = await model.tokenized(plan.request.prompt, must_fit=False)
         return _json({"input_tokens": len(ids)})
@@ -91,7 +91,6 @@ def _turn(body: Prompted, model: ServedModel) -> ChatTurn:
     if continues and not isinstance(last.content, str) and any(block.type != "text" for block in last.content):
         raise BadRequestError("Only text of the assistant's can be gone on with.", param="messages")
     return ChatTurn(
-        model=body.model,
         messages=messages_of(body.system, body.messages),
         sampling=SamplingFields(model=body.model).sampling(model.files.defaults),
         tools=tuple(

@@ -34,7 +34,7 @@ class OpenAIServingChat:
     async def create(self, request: Request) -> Response:
         """The route."""
         body = await read_model(request, self._schema, self._body_limit)
-        model = self._manager.models.get(body.model)
+        model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(to_turn(body, model), model)
         rid = self._manager.new_id()
         form: Form = ChatForm(rid, body, model)
@@ -50,7 +50,6 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
     asked = body.add_generation_prompt
     budget, budget_param = _thinking_budget(body)
     return ChatTurn(
-        model=body.model,
         messages=[message_of(message) for message in body.messages],
         sampling=body.sampling(model.files.defaults),
         tools=body.specs(),

@@ -39,7 +39,7 @@ class OpenAIServingCompletion:
     async def create(self, request: Request) -> Response:
         """The route."""
         body = await read_model(request, CompletionRequest, self._body_limit)
-        model = self._manager.models.get(body.model)
+        model = await self._manager.adapters.model(body.model)
         work = to_generate(body, model)
         rid = self._manager.new_id()
         form = CompletionForm(rid, body, model)
@@ -72,7 +72,8 @@ def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequ
     """What the requests of all prompts have in common."""
     constraint = constraint_of(body)
     return GenerateRequest(
-        model=body.model,
+        model=model.base,
+        lora=model.lora,
         prompt=TextPrompt(""),
         sampling=msgspec.structs.replace(body.sampling(model.files.defaults), n=body.candidates),
         max_tokens=body.max_tokens,

@@ -31,7 +31,7 @@ class OpenAIServingEmbedding:
     async def create(self, request: Request) -> Response:
         """/v1/embeddings."""
         body = await read_model(request, EmbeddingCreate, self._body_limit)
-        model = served_for(self._manager, body.model, Task.EMBED)
+        model = await served_for(self._manager, body.model, Task.EMBED)
         if body.dimensions is not None and body.dimensions > model.limits.width:
             message = f"The vectors of this model have {model.limits.width} dimensions."
             raise BadRequestError(message, param="dimensions", code="invalid_value")
@@ -41,7 +41,7 @@ class OpenAIServingEmbedding:
     async def classify(self, request: Request) -> Response:
         """/v1/classify, in vLLM's shape."""
         body = await read_model(request, ClassifyRequest, self._body_limit)
-        model = served_for(self._manager, body.model, Task.CLASSIFY)
+        model = await served_for(self._manager, body.model, Task.CLASSIFY)
         rid = self._manager.new_id()
         batch = await unless_gone(request, self._manager.embed(body.to_request(), rid))
         data = []
@@ -55,9 +55,11 @@ class OpenAIServingEmbedding:
         return answered({**head, "model": body.model, "data": data, "usage": usage(batch)})
 
 
-def served_for(manager: TokenizerManager, name: str, *tasks: Task) -> ServedModel:
-    """The model a request names. Raises BadRequestError for one that is there for something else."""
-    model = manager.models.get(name)
+async def served_for(manager: TokenizerManager, name: str, *tasks: Task) -> ServedModel:
+    """The model a request names. Raises BadRequestError for one that is there for something else, and for adapters."""
+    model = await manager.adapters.model(name)
+    if model.lora is not None:
+        raise BadRequestError(f"{name!r} is an adapter, and only answers that are text have one.", param="model")
     task = model.limits.task
     if task not in tasks:
         able = {Task.GENERATE: "generates text", Task.EMBED: "makes vectors", Task.CLASSIFY: "classifies"}[task]

@@ -71,7 +71,7 @@ class OpenAIServingRerank:
         rid: str,
     ) -> tuple[list[float], EmbeddingBatch]:
         """The score of each pair; `names` are what the client called its two texts."""
-        model = served_for(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
+        model = await served_for(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
         if model.limits.task is Task.EMBED:
             params = _texts(pairs, names)
             asked = body.request([TextInput(text) for text in params], list(params.values()))

@@ -157,7 +157,7 @@ class Background:
                     if task := self._working.get(lease):
                         task.cancel()
                 if looks % _LOOKS_FOR_EACH_TAKING == 0 and self._manager.ready:
-                    for job in await self._store.take_over([model.name for model in self._manager.models]):
+                    for job in await self._store.take_over(await self._manager.adapters.names()):
                         logger.warning("%s is begun again (run %d)", job.lease.id, job.lease.run)
                         self._spawn(job.lease, self._again(job))
             except OSError:

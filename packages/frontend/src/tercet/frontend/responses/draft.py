@@ -96,7 +96,7 @@ class Drafter:
     async def draft(self, owner: str, origin: Origin) -> Draft:
         """Raises ApiError."""
         request = origin.request
-        model = self._manager.models.get(request.model)
+        model = await self._manager.adapters.model(request.model)
         given, turn = await self._turn(owner, request, model)
         sampling = SamplingFields(
             model=request.model,
@@ -127,7 +127,7 @@ class Drafter:
 
     async def prompt(self, owner: str, request: Prompted) -> tuple[TurnPlan, ServedModel]:
         """What would be generated from, for a count of its tokens. Raises ApiError."""
-        model = self._manager.models.get(request.model)
+        model = await self._manager.adapters.model(request.model)
         _, turn = await self._turn(owner, request, model)
         return await self._plan(turn, model), model
 
@@ -138,7 +138,6 @@ class Drafter:
             earlier = await self._history(owner, request.previous_response_id)
         given = await self._given(owner, request)
         turn = ChatTurn(
-            model=request.model,
             messages=messages_of(earlier, given, request.instructions),
             sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
             tools=_tools(request),

@@ -1,6 +1,7 @@
 """An engine for tests: a scheduler and a detokenizer played at the level of messages, by a script."""
 
 import asyncio
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tercet.protocol.messages import (
     ControlReply,
     DecodeSpec,
     FlushCacheReq,
+    LoadLoRAAdapterReq,
     Message,
     PauseGenerationReq,
     Ready,
@@ -24,6 +26,7 @@ from tercet.protocol.messages import (
     TokenizedGenerateReqInput,
     TokenizerFiles,
     TokenizerFilesReq,
+    UnloadLoRAAdapterReq,
 )
 from tercet.protocol.values import (
     FinishReason,
@@ -59,6 +62,11 @@ def _nowhere(deliveries: list[Delivery]) -> None:
 def _accept(request: TokenizedGenerateReqInput) -> Message | None:  # noqa: ARG001
     """Refuse nothing."""
     return None
+
+
+def _digest(peer: str, path: str) -> str:  # noqa: ARG001
+    """Everybody finds the same there."""
+    return hashlib.sha256(path.encode()).hexdigest()
 
 
 Script = Callable[[TokenizedGenerateReqInput, int], Sequence[Token]]
@@ -98,6 +106,8 @@ class FakeEngine:
     full: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     """Schedulers that leave orders unanswered."""
+    adapter: Callable[[str, str], str] = _digest
+    """SHA-256 of what a scheduler finds at a path; a ValueError is why it refuses that."""
     held: list[tuple[str, TokenizedGenerateReqInput]] = field(default_factory=list)
     """Requests that wait for `offer`, and the schedulers they are at."""
     _scheduled: bool = False
@@ -116,9 +126,10 @@ class FakeEngine:
                 self._abort(peer, message)
             case TokenizedGenerateReqInput():
                 self._generate(peer, message)
-            case FlushCacheReq() | PauseGenerationReq() | ContinueGenerationReq():
-                if peer not in self.silent:
-                    asyncio.get_running_loop().call_soon(self._from, peer, ControlReply(id=message.id, ok=True))
+            case FlushCacheReq() | PauseGenerationReq() | ContinueGenerationReq() | UnloadLoRAAdapterReq():
+                self._answer(peer, ControlReply(id=message.id, ok=True))
+            case LoadLoRAAdapterReq():
+                self._answer(peer, self._read(peer, message))
         return True
 
     def connect(self) -> None:
@@ -186,11 +197,19 @@ class FakeEngine:
         self.deliver([Delivery(peer, message, frames)])
 
     def _send_files(self, peer: str, request_id: str) -> None:
-        import hashlib
-
         sums = [hashlib.sha256(content).hexdigest() for content in self.files.values()]
         reply = TokenizerFiles(id=request_id, model=self.limits.model, names=list(self.files), sha256=sums)
         self._from(peer, reply, *(memoryview(content) for content in self.files.values()))
+
+    def _answer(self, peer: str, reply: ControlReply) -> None:
+        if peer not in self.silent:
+            asyncio.get_running_loop().call_soon(self._from, peer, reply)
+
+    def _read(self, peer: str, order: LoadLoRAAdapterReq) -> ControlReply:
+        try:
+            return ControlReply(id=order.id, ok=True, sha256=self.adapter(peer, order.adapter.path))
+        except ValueError as error:
+            return ControlReply(id=order.id, ok=False, message=str(error))
 
     def _abort(self, peer: str, message: AbortReq) -> None:
         self.running = [

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from tercet.frontend.adapter_names import AdaptersInFile
+from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.app import build_app
 from tercet.frontend.config import HttpConfig, ServingConfig, StoreConfig
 from tercet.frontend.database import Database
@@ -65,14 +67,22 @@ async def serving(
     with ThreadPoolExecutor(1) as pool:
         registry = ModelRegistry(pool, names)
         controller = DataParallelController(RoundRobin())
-        tenants = Tenants.of(http)
+        database = Database.open(store)
         manager = TokenizerManager(
-            peer, engine, pool, registry, controller, recovery_timeout, max_waiting, tenants=tenants
+            peer,
+            engine,
+            pool,
+            registry,
+            controller,
+            recovery_timeout,
+            max_waiting,
+            tenants=Tenants.of(http),
+            lora=read_adapters(config.lora),
+            adapter_names=AdaptersInFile(database) if database else None,
         )
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()
         listener = socket.create_server(("127.0.0.1", 0)) if http.fd is None else listening_socket(http)
-        database = Database.open(store)
         kept = Kept(manager, TurnPlanner(config), database) if database else None
         server = HttpServer(build_app(manager, http, config, kept), http, listener, started.set)
         url = url_of(listener)

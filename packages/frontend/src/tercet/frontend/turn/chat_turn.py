@@ -35,7 +35,6 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     that templates read.
     """
 
-    model: str
     messages: list[dict[str, Any]]
     sampling: SamplingParams
     tools: tuple[ToolSpec, ...] = ()
