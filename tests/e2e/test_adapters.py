@@ -1,0 +1,140 @@
+"""A model with adapters, named by clients as models are, loaded at the start and at run time, outliving deaths."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from tercet.scheduler.testing.lora_checkpoints import write_adapter
+from tests.e2e.random_checkpoint import PLAIN, write
+from tests.server_process import Server
+
+TOKENS = 300
+ADMIN_KEY = "open-sesame"
+OPTIONS = ("--kv-cache-bytes", "16MiB", "--dtype", "float32", "--admin-key", ADMIN_KEY)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("qwen") / "tiny-qwen", PLAIN)
+
+
+@pytest.fixture(scope="module")
+def adapters(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    seeds = {"sql": 0, "poems": 1}
+    return {name: write_adapter(root / name, checkpoint, seed=seed, size=0.3) for name, seed in seeds.items()}
+
+
+@pytest.fixture(scope="module")
+def served(
+    start: Callable[..., Server], checkpoint: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    store = tmp_path_factory.mktemp("store") / "responses.sqlite"
+    server = start(str(checkpoint), *OPTIONS, "--lora", f"sql={adapters['sql']}", "--response-store", str(store)).wait()
+    yield server
+    assert server.stop() == 0, "\n".join(server.lines)
+
+
+@pytest.fixture
+def client(served: Server) -> OpenAI:
+    return served.client()
+
+
+def scheduler(server: Server) -> psutil.Process:
+    parts = psutil.Process(server.process.pid).children()
+    (found,) = [part for part in parts if "tercet.scheduler" in part.cmdline()]
+    return found
+
+
+def asked(client: OpenAI, model: str, at: int = 0, blow: Callable[[], None] = lambda: None) -> str:
+    """The text of a long answer, `blow` having been called when so many pieces of it had come."""
+    pieces: list[str] = []
+    stream = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "The quick brown fox"}],
+        max_tokens=TOKENS,
+        temperature=1.0,
+        seed=7,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    for chunk in stream:
+        assert chunk.model == model
+        pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
+        if len(pieces) == at:
+            blow()
+    return "".join(pieces)
+
+
+def ordered(server: Server, path: str, **body: str) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=60)
+
+
+def wait_until_served(server: Server) -> None:
+    """Parts that died again and again take longer to come back."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("\n".join(server.lines))
+
+
+def test_an_adapter_is_named_as_a_model_is(served: Server, client: OpenAI, checkpoint: Path) -> None:
+    base = checkpoint.name
+    listed = {each.id: each for each in client.models.list()}
+    assert set(listed) == {base, "sql"}
+    assert listed["sql"].model_extra is not None
+    assert listed["sql"].model_extra["parent"] == base
+    plain, adapted = asked(client, base), asked(client, "sql")
+    assert plain != adapted == asked(client, "sql")
+    assert asked(client, base) == plain
+
+
+def test_a_request_with_an_adapter_outlives_its_scheduler(served: Server, client: OpenAI) -> None:
+    whole = asked(client, "sql")
+    before = scheduler(served)
+    assert asked(client, "sql", 20, lambda: before.send_signal(signal.SIGKILL)) == whole
+    assert scheduler(served).pid != before.pid
+
+
+def test_an_adapter_that_is_loaded_at_run_time_is_there_when_parts_have_died(
+    served: Server, client: OpenAI, adapters: dict[str, Path]
+) -> None:
+    with pytest.raises(NotFoundError):
+        asked(client, "poems")
+    answer = ordered(served, "/v1/load_lora_adapter", lora_name="poems", lora_path=str(adapters["poems"]))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["loaded_adapters"]["poems"] == str(adapters["poems"])
+    whole = asked(client, "poems")
+    assert whole != asked(client, "sql")
+    for part in psutil.Process(served.process.pid).children():
+        if "tercet.frontend" in part.cmdline() or "tercet.scheduler" in part.cmdline():
+            part.kill()
+    wait_until_served(served)
+    assert asked(served.client(), "poems") == whole
+    assert ordered(served, "/v1/unload_lora_adapter", lora_name="poems").status_code == 200
+    with pytest.raises(NotFoundError):
+        asked(served.client(), "poems")
+
+
+def test_what_is_no_adapter_of_the_model_is_refused(served: Server, checkpoint: Path, tmp_path: Path) -> None:
+    answer = ordered(served, "/v1/load_lora_adapter", lora_name="none", lora_path=str(tmp_path))
+    assert answer.status_code == 400
+    assert "adapter_config.json" in answer.json()["error"]["message"]
+    answer = ordered(served, "/v1/load_lora_adapter", lora_name=checkpoint.name, lora_path=str(tmp_path))
+    assert answer.status_code == 400
+
+
+def test_vectors_have_no_adapters(client: OpenAI) -> None:
+    with pytest.raises((BadRequestError, NotFoundError)):
+        client.embeddings.create(model="sql", input="some text")
