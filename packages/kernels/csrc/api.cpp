@@ -36,7 +36,7 @@ const T* at(const void* memory, int64_t index) {
 // Differs when abi.py and this library do not belong together.
 EXPORT int64_t tercet_struct_bytes() noexcept {
     return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter) +
-                   sizeof(Packing) + sizeof(Meeting) + sizeof(Mixture));
+                   sizeof(Packing) + sizeof(Meeting) + sizeof(Mixture) + sizeof(Adapters) + sizeof(AdapterRows));
 }
 
 EXPORT int64_t tercet_best_level() noexcept { return best_level(); }

@@ -50,26 +50,45 @@ void add_normed(const Model& model, const float* x, const float* norm, int64_t t
              [&](int64_t token) { add_rmsnorm_row(x + token * n, norm, n, model.eps, residual + token * n); });
 }
 
-// residual += x @ linear, normalised first where there is a norm.
-void add(const Model& model, const Linear& linear, const Operand& x, const float* norm, int64_t tokens,
-         float* residual) {
-    int64_t n = model.hidden;
-    if (!norm) return multiply(linear, x, tokens, {Output::ADD, residual, n});
-    float* added = workspace().added.floats(tokens * n);
-    multiply(linear, x, tokens, {Output::STORE, added, n});
-    add_normed(model, added, norm, tokens, residual);
+// What a linear layer is given: rows in the format of its weights, and as floats for its adapters.
+struct Inputs {
+    Operand rows;
+    const float* floats;
+};
+
+// Adapters that tokens of a step have, or null.
+const Adapters* in_use(const Adapters* adapters, const Step& step) { return step.adapted ? adapters : nullptr; }
+
+// out = x @ linear, and what adapters add to that.
+void multiply(const Linear& linear, const Adapters* adapters, const Inputs& x, const Step& step, Output out) {
+    if (!in_use(adapters, step)) return multiply(linear, x.rows, step.tokens, out);
+    Addend addend = shrink(*adapters, *step.adapted, x.floats);
+    out.addend = &addend;
+    multiply(linear, x.rows, step.tokens, out);
 }
 
-// Normalised rows, in the format of the weights they meet next.
-Operand normed(const Model& model, const Linear& next, const float* x, const float* weight, int64_t tokens) {
-    Operand operand = workspace().operand_of(next, tokens);
-    for_rows(tokens, model.hidden, [&](int64_t token) {
+// residual += x @ linear and what adapters add, normalised first where there is a norm.
+void add(const Model& model, const Linear& linear, const Adapters* adapters, const Inputs& x, const float* norm,
+         const Step& step, float* residual) {
+    int64_t n = model.hidden;
+    if (!norm) return multiply(linear, adapters, x, step, {Output::ADD, residual, n});
+    float* added = workspace().added.floats(step.tokens * n);
+    multiply(linear, adapters, x, step, {Output::STORE, added, n});
+    add_normed(model, added, norm, step.tokens, residual);
+}
+
+// Normalised rows for a linear layer.
+Inputs normed(const Model& model, const Linear& next, const Adapters* adapters, const float* x, const float* weight,
+              const Step& step) {
+    Operand operand = workspace().operand_of(next, step.tokens);
+    float* floats = in_use(adapters, step) ? workspace().normed.floats(step.tokens * model.hidden) : nullptr;
+    for_rows(step.tokens, model.hidden, [&](int64_t token) {
         static thread_local Buffer buffer;
-        float* row = buffer.floats(model.hidden);
+        float* row = floats ? floats + token * model.hidden : buffer.floats(model.hidden);
         rmsnorm_row(x + token * model.hidden, weight, model.hidden, model.eps, row);
         fill_operand(next.format, row, model.hidden, operand, token);
     });
-    return operand;
+    return {operand, floats};
 }
 
 Operand operand_from(const Linear& next, const float* x, int64_t tokens) {
@@ -112,22 +131,23 @@ void add_attention(const Model& model, const Layer& layer, const Step& step, flo
     Workspace& space = workspace();
     int64_t width = layer.qkv.n, size = model.heads * model.head_dim;
     float *qkv = space.qkv.floats(step.tokens * width), *out = space.attention.floats(step.tokens * size);
-    multiply(layer.qkv, normed(model, layer.qkv, residual, layer.input_norm, step.tokens), step.tokens,
-             {Output::STORE, qkv, width});
+    Inputs x = normed(model, layer.qkv, layer.qkv_adapters, residual, layer.input_norm, step);
+    multiply(layer.qkv, layer.qkv_adapters, x, step, {Output::STORE, qkv, width});
     rotate_and_store(model, layer, step, qkv, width);
     Scoring scoring = {model.attention_scale, model.softcap, layer.window, layer.sinks};
     attend(qkv, width, layer.cache, step.rows[layer.group], scoring, model.heads, out, size);
-    add(model, layer.o, operand_from(layer.o, out, step.tokens), layer.attention_norm, step.tokens, residual);
+    Inputs seen = {operand_from(layer.o, out, step.tokens), out};
+    add(model, layer.o, layer.o_adapters, seen, layer.attention_norm, step, residual);
 }
 
 // Adds a layer's MLP to the residual.
 void add_mlp(const Model& model, const Layer& layer, const Step& step, float* residual) {
     GatedRows& gated = workspace().gated;
     const Linear& down = layer.down;
-    Operand x = normed(model, layer.gate_up, residual, layer.post_norm, step.tokens);
-    gated.begin(down.format, down.k, step.tokens);
-    multiply(layer.gate_up, x, step.tokens, gated.output(0, step.tokens, down.k, model.gate));
-    add(model, down, gated.finish(), layer.mlp_norm, step.tokens, residual);
+    Inputs x = normed(model, layer.gate_up, layer.gate_up_adapters, residual, layer.post_norm, step);
+    gated.begin(down.format, down.k, step.tokens, in_use(layer.down_adapters, step));
+    multiply(layer.gate_up, layer.gate_up_adapters, x, step, gated.output(0, step.tokens, down.k, model.gate));
+    add(model, down, layer.down_adapters, {gated.finish(), gated.floats()}, layer.mlp_norm, step, residual);
 }
 
 // Adds a layer's mixture to the residual, normalised first where there is a norm.
@@ -169,6 +189,8 @@ const char* find_fault(const Model& model, const Step& step) {
             return "a token is not in the vocabulary";
         if (step.positions[token] < 0 || step.positions[token] >= model.positions) return "a position is past the last";
     }
+    if (step.adapted)
+        if (const char* fault = find_fault(*step.adapted, step.tokens)) return fault;
     for (int64_t group = 0; group < step.groups; group++) {
         if (step.rows[group].tokens != step.tokens) return "groups differ in tokens";
         for (int64_t i = 0; i < model.layer_count; i++)

@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 #include "mixture.h"
 
 struct Layer {
@@ -20,6 +21,7 @@ struct Layer {
     Cache cache;
     int64_t window;  // 0: none
     int64_t group;   // which of a step's `Rows`
+    const Adapters *qkv_adapters, *o_adapters, *gate_up_adapters, *down_adapters;  // or null; a mixture has no others
 };
 
 struct Model {
@@ -40,6 +42,7 @@ struct Step {
     const int64_t* input_ids;
     const int64_t* positions;
     const Rows* rows;  // [groups]
+    const AdapterRows* adapted;  // or null: no token has an adapter
 };
 
 // Null, or what is wrong with a step: nothing outside the model's memory is touched after it passed.

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "int4.h"
+#include "lora.h"
 #include "pack.h"
 #include "pool.h"
 #include "product.h"
@@ -13,7 +14,7 @@ namespace {
 
 constexpr int64_t CHUNK_BYTES = 1 << 20;  // inputs that stay in a core's second-level cache while weights pass by
 constexpr int64_t GRAIN_BYTES = 1 << 16;  // weights that are worth a task of their own
-constexpr int64_t ROWS = 32;              // inputs at a time
+constexpr int64_t ROWS = Added::TOKENS;   // inputs at a time
 constexpr int64_t TILED_ROWS = 2;         // from so many on tiles are faster than dot products; measured
 // Up to so many rows, dot products may read four panels at once; measured, and 6 is what has room in 32 registers.
 constexpr int64_t WIDE_ROWS = LANES == 16 ? 6 : 4;
@@ -40,10 +41,10 @@ inline F32 act_and_mul(F32 gate, F32 up, int64_t kind) {
     return (up + 1.0f) * (gate / (exp(gate * -SLOPE) + 1.0f));
 }
 
-// Scales and bias of one row of sums, then where they go. `sums` is [width * PARTS].
-template <class Format>
+// Scales and bias of one row of sums, and what adapters add, if any; then where they go. `sums` is [width * PARTS].
+template <class Format, bool ADAPTED>
 void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel, int width,
-                const typename Format::Sums* sums, const Output& output) {
+                const typename Format::Sums* sums, const F32* added, const Output& output) {
     F32 values[4 * PARTS];
     for (int i = 0; i < width * PARTS; i++) {
         int64_t column = panel * PANEL + i * LANES;
@@ -57,6 +58,7 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
             values[i] = as_floats(sums[i]);
         }
         if (linear.bias) values[i] = values[i] + load(linear.bias + column);
+        if (ADAPTED && added) values[i] = values[i] + added[i];
     }
     if (output.mode == Output::GATE) {
         for (int pair = 0; pair < width; pair += 2)
@@ -84,12 +86,13 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
     }
 }
 
-// Rows [first, last) of the input times panels [panel, end).
-template <class Format>
-void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
+// Rows [first, last) of the input times panels [panel, end). ADAPTED: adapters add to some of them.
+template <class Format, bool ADAPTED>
+void multiply_rows(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
                    const Output& output) {
     amx::Tiles tiles;
     typename Format::Sums sums[ROWS][4 * PARTS];
+    Added* added = ADAPTED ? &Added::here() : nullptr;
     bool on_tiles = amx::HERE && Format::GROUP > 1 && !IS_INT4<Format> && last - first >= TILED_ROWS;
     int most = on_tiles || last - first > WIDE_ROWS ? 2 : 4;
     int64_t bytes = panel_bytes<Format>(linear.k);
@@ -105,10 +108,21 @@ void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_
             else
                 product::multiply<Format>(tiles, on_tiles, inputs, x.stride, rows, weights, bytes, width, sums[0],
                                           4 * PARTS);
+            if (ADAPTED && !added->has(m, panel, panel + width))
+                added->compute(*output.addend, m, rows, panel, last - first > ROWS ? panel + width : end,
+                               output.mode == Output::GATE);
             for (int row = 0; row < rows; row++)
-                finish_row<Format>(linear, x, m + row, panel, width, sums[row], output);
+                finish_row<Format, ADAPTED>(linear, x, m + row, panel, width, sums[row],
+                                            ADAPTED ? added->at(row, panel) : nullptr, output);
         }
     }
+}
+
+template <class Format>
+void multiply_part(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
+                   const Output& output) {
+    auto rows = output.addend ? multiply_rows<Format, true> : multiply_rows<Format, false>;
+    rows(linear, x, first, last, panel, end, output);
 }
 
 int64_t panel_count(const Linear& linear, const Output& output) {

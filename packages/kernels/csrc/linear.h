@@ -36,6 +36,8 @@ void fill_operand(int64_t format, const float* x, int64_t k, const Operand& oper
 // What a gate goes through before an up is multiplied by it: see `act_and_mul` in ops/activation.py.
 enum Gate : int64_t { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };
 
+struct Addend;
+
 // Where products go.
 struct Output {
     enum Mode {
@@ -47,6 +49,7 @@ struct Output {
     int64_t stride;        // elements between rows of `out`, or bytes between `rows`
     int64_t gate = SILU;   // of GATE
     char* rows = nullptr;  // GATE into rows of an operand for bfloat16 weights, in place of `out`
+    const Addend* addend = nullptr;  // of adapters, to be added to the products of some rows: see lora.h
 };
 
 void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& output);

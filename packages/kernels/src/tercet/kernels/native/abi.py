@@ -78,6 +78,18 @@ class Mixture(Structure):
     )
 
 
+class Adapters(Structure):
+    """`Adapters` of lora.h."""
+
+    _fields_ = (*_ints("rank", "inputs", "outputs", "parts"), *_pointers("sizes", "a", "b"))
+
+
+class AdapterRows(Structure):
+    """`AdapterRows` of lora.h."""
+
+    _fields_ = (*_ints("runs", "places"), *_pointers("table", "ranks"))
+
+
 class Layer(Structure):
     """`Layer` of decoder.h."""
 
@@ -87,6 +99,7 @@ class Layer(Structure):
         *_pointers("sinks", "rope"),
         ("cache", Cache),
         *_ints("window", "group"),
+        *_pointers("qkv_adapters", "o_adapters", "gate_up_adapters", "down_adapters"),
     )
 
 
@@ -107,7 +120,7 @@ class Model(Structure):
 class Step(Structure):
     """`Step` of decoder.h."""
 
-    _fields_ = (*_ints("tokens", "groups"), *_pointers("input_ids", "positions", "rows"))
+    _fields_ = (*_ints("tokens", "groups"), *_pointers("input_ids", "positions", "rows", "adapted"))
 
 
 class Meeting(Structure):
@@ -164,7 +177,7 @@ def declare(library: ctypes.CDLL) -> dict[str, Any]:
         if result is None:
             function.errcheck = check
         functions[name] = function
-    shared = Model, Layer, Step, Rows, Scoring, Filter, Packing, Meeting, Mixture
+    shared = Model, Layer, Step, Rows, Scoring, Filter, Packing, Meeting, Mixture, Adapters, AdapterRows
     if functions["struct_bytes"]() != sum(map(ctypes.sizeof, shared)):
         raise AttributeError("it was compiled from other sources")
     return functions

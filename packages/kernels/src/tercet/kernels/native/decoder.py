@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -10,8 +11,10 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.cpu import cache_of, rows_of
 from tercet.kernels.native import abi
 from tercet.kernels.native.linear import PackedLinear, PackedMLP, check_shape
+from tercet.kernels.native.lora import Adapters
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,11 +60,27 @@ class DecoderWeights:
     """Of attention; 0 is none."""
 
 
+class LayerAdapters(NamedTuple):
+    """Of one layer; what is None has none. Those of gate_up have two parts, and experts have no adapters."""
+
+    qkv: LoRAWeights | None
+    o: LoRAWeights | None
+    gate_up: LoRAWeights | None
+    down: LoRAWeights | None
+
+
 class NativeDecoder:
     """Runs steps over caches that it is given once. For one thread at a time."""
 
-    def __init__(self, weights: DecoderWeights, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        caches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        adapters: Sequence[LayerAdapters] | None = None,
+    ) -> None:
         """`caches` are each layer's keys and values [pages, page_size, kv_heads, head_dim].
+
+        `adapters` are each layer's, float32 on the CPU. They are read where they lie, and may change between steps.
 
         Raises ValueError for shapes that do not fit together.
         """
@@ -74,16 +93,24 @@ class NativeDecoder:
         layers = (abi.Layer * len(caches))()
         for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
             layers[index] = _layer(weights, layer, cache)
+        self._adapters = Adapters()
+        if adapters is not None:
+            for struct, layer, own in zip(layers, weights.layers, adapters, strict=True):
+                _adapt(struct, self._adapters, layer, own)
         self._layers = layers
         self._model = _model(weights, layers, kv_heads=caches[0][0].shape[2])
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batches: Sequence[AttentionBatch],
+        lora: LoRARows | None = None,
     ) -> torch.Tensor:
         """The normalised hidden states float32 [tokens, hidden] of int64 token ids and positions.
 
-        `batches` holds each cache group's. Raises ValueError, before anything is written, for a token, position or
-        page that does not exist.
+        `batches` holds each cache group's, and `lora` says which tokens have an adapter. Raises ValueError, before
+        anything is written, for a token, position, page or adapter that does not exist.
         """
         tokens = len(input_ids)
         for tensor in (input_ids, positions):
@@ -92,8 +119,10 @@ class NativeDecoder:
         if len(batches) != self._groups or any(batch.page_size != self._page_size for batch in batches):
             raise ValueError(f"the model has {self._groups} cache groups with pages of {self._page_size} tokens")
         rows = (abi.Rows * len(batches))(*(rows_of(batch) for batch in batches))
+        adapted = None if lora is None else self._adapters.rows(lora)
         step = abi.Step(
-            tokens, len(batches), input_ids.data_ptr(), positions.data_ptr(), ctypes.cast(rows, ctypes.c_void_p)
+            *(tokens, len(batches), input_ids.data_ptr(), positions.data_ptr()),
+            *(ctypes.cast(rows, ctypes.c_void_p), None if adapted is None else ctypes.addressof(adapted)),
         )
         hidden = torch.empty(tokens, self._hidden)
         self._functions.forward(ctypes.byref(self._model), ctypes.byref(step), hidden.data_ptr())
@@ -131,6 +160,17 @@ def _layer(weights: DecoderWeights, layer: DecoderLayer, cache: tuple[torch.Tens
     return abi.Layer(
         layer.qkv.struct, layer.o.struct, *mlp, mixture, *pointers, table, pages, layer.window, layer.group
     )
+
+
+def _adapt(struct: abi.Layer, adapters: Adapters, layer: DecoderLayer, own: LayerAdapters) -> None:
+    """Tell a layer where its adapters lie."""
+    gate_up, down = (None, None) if isinstance(layer.mlp, Mixture) else layer.mlp
+    if own.gate_up is not None and own.gate_up.parts != 2 * own.gate_up.parts[:1]:
+        raise ValueError(f"adapters of gate and up have parts {own.gate_up.parts}")
+    struct.qkv_adapters = adapters.address(own.qkv, layer.qkv)
+    struct.o_adapters = adapters.address(own.o, layer.o)
+    struct.gate_up_adapters = adapters.address(own.gate_up, gate_up)
+    struct.down_adapters = adapters.address(own.down, down)
 
 
 def _table(weights: DecoderWeights, layer: DecoderLayer) -> int:
