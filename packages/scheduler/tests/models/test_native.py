@@ -15,6 +15,7 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.linear import Quantization
 from tercet.kernels.ops.linear import quantise_int4
+from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.quantized_config import StoredQuantization
@@ -30,6 +31,8 @@ PAGE_SIZE, PAGES = 4, 20
 
 class Step:
     """Consecutive tokens of one sequence; each cache group has its own pages, in an order of its own."""
+
+    lora: LoRARows | None = None
 
     def __init__(self, pool: KVPool, start: int, count: int) -> None:
         self.pool = pool

@@ -30,9 +30,6 @@ from tercet.scheduler.models.shard import WHOLE, Shard
 logger = logging.getLogger(__name__)
 
 
-_LORA_TODO = "native kernels run no adapters"
-
-
 class Loaded(NamedTuple):
     """What a worker runs."""
 
@@ -68,7 +65,7 @@ def load_model(
         load_library().set_threads(options.threads)
     if not isinstance(config, ModelConfig):
         return Loaded(_hosted(options, config, device, native=not no_linears))
-    why_torch = no_linears or missing_native(config, shape.dtype, shard) or _LORA_TODO * bool(options.max_loras)
+    why_torch = no_linears or missing_native(config, shape.dtype, shard)
     model = build_model(config, device, shard)
     in_full = _in_full(config, device)
     if options.load_format == "dummy":
@@ -87,7 +84,7 @@ def load_model(
         if bank is not None:
             bank.attach(model)
         return Loaded(model, bank)
-    packed = NativeCausalLM(model, load_library(), quantization=options.quantization)
+    packed = NativeCausalLM(model, load_library(), quantization=options.quantization, adapters=bank)
     torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
     return Loaded(packed, bank)
 

@@ -9,6 +9,7 @@ from functools import reduce
 
 import torch
 
+from tercet.kernels.native.decoder import LayerAdapters
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 from tercet.kernels.ops.projection import Norm, Weight
@@ -99,6 +100,11 @@ class LoRABank:
                 a[:, :own].copy_(layer.a)
                 b[:own].copy_(layer.b)
         self.ranks[place] = rank
+
+    def of_layer(self, number: int) -> LayerAdapters:
+        """The weights of one layer, as native kernels take them."""
+        names = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+        return LayerAdapters(*(self.weights.get(f"model.layers.{number}.{name}") for name in names))
 
     def attach(self, model: CausalLM) -> None:
         """Let the layers of a model add what adapters give, in whatever way they compute."""

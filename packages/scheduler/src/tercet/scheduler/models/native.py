@@ -13,10 +13,12 @@ from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDe
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear
 from tercet.kernels.native.mixture import Mixture
+from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models import decoder
 from tercet.scheduler.models.layers import Attention, GatedMLP
 from tercet.scheduler.models.linear import Linear
+from tercet.scheduler.models.lora import LoRABank
 from tercet.scheduler.models.moe import MixtureOfExperts
 from tercet.scheduler.models.native_linear import pack_experts, unread
 from tercet.scheduler.models.norms import RMSNorm
@@ -60,6 +62,11 @@ class Batch(Protocol):
         """The same at every step."""
         ...
 
+    @property
+    def lora(self) -> LoRARows | None:
+        """Which tokens have an adapter."""
+        ...
+
 
 class NativeCausalLM:
     """Takes a loaded model's weights away from it, layer by layer, so that memory never holds them twice.
@@ -69,8 +76,16 @@ class NativeCausalLM:
     Between layers activations are float32, whatever the model's dtype.
     """
 
-    def __init__(self, model: decoder.CausalLM, library: Library, *, quantization: Quantization = "none") -> None:
+    def __init__(
+        self,
+        model: decoder.CausalLM,
+        library: Library,
+        *,
+        quantization: Quantization = "none",
+        adapters: LoRABank | None = None,
+    ) -> None:
         self._model = model
+        self._adapters = adapters
         self._library = library
         self._quantization = quantization
         self._layers = [self._pack_layer(index, layer) for index, layer in enumerate(model.model.layers)]
@@ -89,7 +104,7 @@ class NativeCausalLM:
         """[tokens], [tokens] -> float32 [tokens, hidden]."""
         if self._decoder is None or self._pool is not batch.pool:
             self._decoder, self._pool = self._bind(batch.pool), batch.pool
-        return self._decoder.forward(input_ids, positions, batch.attention)
+        return self._decoder.forward(input_ids, positions, batch.attention, batch.lora)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> float32 [rows, vocab]."""
@@ -114,7 +129,9 @@ class NativeCausalLM:
             attention_scale=attention.scale,
             softcap=attention.softcap,
         )
-        return NativeDecoder(weights, [pool.layer(index) for index in range(len(layers))])
+        numbers = range(len(layers))
+        adapters = None if self._adapters is None else list(map(self._adapters.of_layer, numbers))
+        return NativeDecoder(weights, list(map(pool.layer, numbers)), adapters)
 
     def _pack_layer(self, index: int, layer: nn.Module) -> DecoderLayer:
         norms, attention, mlp = _parts(layer)
