@@ -179,7 +179,7 @@ class Adapters:
                 model = self._base(None)
                 lora = await self._read(model, given.path)
             except UnavailableError as error:
-                logger.warning("the adapter %r waits: %s", name, error.message)
+                logger.debug("the adapter %r waits: %s", name, error.message)
                 return
             except BadRequestError as error:
                 if given.refusal != error.message:
