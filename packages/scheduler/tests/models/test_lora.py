@@ -20,6 +20,7 @@ from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.lora import LoRABank
+from tercet.scheduler.models.native import NativeCausalLM
 from tercet.scheduler.models.native_linear import use_native_projections
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.shard import Shard
@@ -139,6 +140,33 @@ def test_beside_linears_on_native_kernels(checkpoints: Checkpoints, reference: R
     bank.attach(model)
     [logits] = Adapted(model, bank, [0]).step((0, TOKENS))
     torch.testing.assert_close(logits, peft_logits(reference(base), adapter, TOKENS), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("olmoe", "phi3_longrope")])
+def test_the_native_decoder_gives_what_peft_gives(
+    name: str, checkpoints: Checkpoints, reference: Reference, tmp_path: Path
+) -> None:
+    base = checkpoints(name)
+    modules = ATTENTION if name in MIXTURES else ALL_LINEAR
+    first = write_adapter(tmp_path / "first", base, rank=4, seed=1, modules=modules)
+    second = write_adapter(tmp_path / "second", base, rank=7, seed=2, modules=modules, r=7)
+    model = load(base)
+    bank = adapted(model, first, second)
+    paged = Adapted(model, bank, places=[0, 1, -1])
+    native: Any = NativeCausalLM(model, load_library(), adapters=bank)
+    paged.model = native
+    parts = [paged.step((0, TOKENS[:19]), (1, TOKENS[:3]), (2, TOKENS[:20]))]
+    parts += [paged.step((0, TOKENS[19:20]), (1, TOKENS[3:30]), (2, TOKENS[20:21]))]
+    got = [torch.cat(rows) for rows in zip(*parts, strict=True)]
+    theirs = reference(base)
+    wanted = [
+        peft_logits(theirs, first, TOKENS[:20]),
+        peft_logits(theirs, second, TOKENS[:30]),
+        expected(theirs, TOKENS[:21]),
+    ]
+    for logits, right in zip(got, wanted, strict=True):
+        torch.testing.assert_close(logits, right, atol=5e-4, rtol=1e-3)
 
 
 def test_a_place_that_is_taken_over_has_nothing_left_of_what_was_there(
