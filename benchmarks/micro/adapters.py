@@ -1,0 +1,133 @@
+"""What adapters of rank 16 on every layer cost a native model on a CPU: steps with and without, by turns.
+
+The model has random weights in the shape of Qwen2.5-0.5B, bfloat16. A decode is measured with none, with one for all
+rows, and with another for each; a prompt of 512 tokens with none and one.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from tercet.protocol.values import LoRAAdapter, SamplingParams, pack_ints
+from tercet.scheduler.core.plan import AdapterLoad, PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.executor.adapter_files import Adapter
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.models.lora import LayerAdapter, LoRABank
+
+Measured = tuple[str, float, str, float | None]
+"""(what, measured, unit, target or None)"""
+
+CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "max_position_embeddings": 2048,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+RANK, SLOTS = 16, 8
+PROMPT, LONG, ROUNDS, STEPS = 64, 512, 5, 8
+PAGES = 40
+
+
+def random_adapter(bank: LoRABank, seed: int) -> Adapter:
+    """Of every layer, and small."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def layer(path: str) -> LayerAdapter:
+        weights = bank.weights[path]
+        a = torch.randn(len(weights.parts), RANK, weights.a.shape[2], generator=generator) * 0.01
+        return LayerAdapter(a, torch.randn(RANK, weights.b.shape[2], generator=generator) * 0.01)
+
+    return Adapter(f"{seed:064x}", RANK, {path: layer(path) for path in bank.weights})
+
+
+class Bench:
+    """A worker whose adapters are made here."""
+
+    def __init__(self, directory: Path) -> None:
+        options = WorkerOptions(
+            model=directory,
+            device="cpu",
+            load_format="dummy",
+            slots=SLOTS,
+            context_length=PAGES * 16,
+            kv_cache_bytes=1 << 28,
+            grammar_backend="none",
+            max_loras=SLOTS,
+            max_lora_rank=RANK,
+        )
+        self.worker = TpModelWorker(options)
+        adapters = self.worker._adapters
+        assert adapters is not None
+        bank = adapters._bank
+        adapters.desk._read_files = lambda adapter: random_adapter(bank, int(adapter.path))
+        self._loads = [AdapterLoad(place, LoRAAdapter(str(place))) for place in range(SLOTS)]
+        self._step = 0
+
+    def prefill(self, slot: int, tokens: int, place: int) -> float:
+        """Seconds of a prompt with the adapter at a place, or none for -1."""
+        init = SlotInit(
+            slot=slot,
+            tokens=pack_ints((7 * slot + 13 * at) % 1000 for at in range(tokens)),
+            prompt_tokens=tokens,
+            choice=0,
+            sampling=SamplingParams(max_new_tokens=1 << 20, temperature=0.0),
+            adapter=place,
+        )
+        pages = PageUpdate(slot, 0, [[slot * PAGES + page for page in range(PAGES)]])
+        return self._run([Row(slot, 0, tokens, sample=True)], [init], [pages])
+
+    def decode(self, rows: int, places: list[int]) -> float:
+        """Seconds of a step, the median of some."""
+        for slot in range(rows):
+            self.prefill(slot, PROMPT, places[slot])
+        return median(
+            self._run([Row(slot, PROMPT + step, 1, sample=True) for slot in range(rows)]) for step in range(STEPS)
+        )
+
+    def _run(
+        self, rows: list[Row], inits: list[SlotInit] | None = None, pages: list[PageUpdate] | None = None
+    ) -> float:
+        loads, self._loads = self._loads, []
+        plan = Plan(step=self._step, adapters=loads, introduce=inits or [], pages=pages or [], rows=rows)
+        self._step += 1
+        start = time.perf_counter()
+        self.worker.submit(plan).result()
+        return time.perf_counter() - start
+
+
+def rows() -> Iterator[Measured]:
+    """Each, and over the same without adapters."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(CONFIG))
+        bench = Bench(Path(name))
+        bench.prefill(0, PROMPT, 0)  # brings the adapters to their places
+        decodes = {"none": [-1] * SLOTS, "one": [0] * SLOTS, "another each": list(range(SLOTS))}
+        for count in (1, SLOTS):
+            kinds = list(decodes)[: 2 if count == 1 else 3]
+            took = [{kind: bench.decode(count, decodes[kind]) for kind in kinds} for _ in range(ROUNDS)]
+            yield from told(f"decode, {count} rows", took)
+        prompts = [{kind: bench.prefill(0, LONG, decodes[kind][0]) for kind in ("none", "one")} for _ in range(ROUNDS)]
+        yield from told(f"prompt of {LONG}", prompts)
+        bench.worker.close()
+
+
+def told(what: str, rounds: list[dict[str, float]]) -> Iterator[Measured]:
+    """Medians in milliseconds, and of the ratios within each round."""
+    for kind in rounds[0]:
+        yield f"{what}, adapters: {kind}", 1e3 * median(each[kind] for each in rounds), "ms", None
+    for kind in [kind for kind in rounds[0] if kind != "none"]:
+        yield f"{what}, adapters: {kind} over none", median(each[kind] / each["none"] for each in rounds), "times", None
