@@ -38,8 +38,13 @@ def make_worker(
     attention: str = "auto",
     load_format: Literal["safetensors", "dummy"] = "dummy",
     cache: str = "auto",
+    loras: int = 0,
+    rank: int = 1,
 ) -> TpModelWorker:
-    """With random weights, unless others are to be loaded; `cache` is the dtype of keys and values."""
+    """With random weights, unless others are to be loaded; `cache` is the dtype of keys and values.
+
+    It can hold `loras` adapters up to a rank.
+    """
     release_cached()  # what a worker before this one left
     return TpModelWorker(
         WorkerOptions(
@@ -54,6 +59,8 @@ def make_worker(
             kv_cache_dtype=cache,
             attention_backend=attention,
             grammar_backend="none",
+            max_loras=loras,
+            max_lora_rank=rank,
         )
     )
 
@@ -71,11 +78,21 @@ class Offline:
         decodes: int,
         attention: str = "auto",
         cache: str = "auto",
+        loras: int = 0,
+        rank: int = 1,
     ) -> None:
         self.pages = -(-(prompt + decodes + 8) // PAGE_SIZE)
         context = self.pages * PAGE_SIZE
         self.worker = make_worker(
-            directory, scale, slots=slots, context=context, step=prompt, attention=attention, cache=cache
+            directory,
+            scale,
+            slots=slots,
+            context=context,
+            step=prompt,
+            attention=attention,
+            cache=cache,
+            loras=loras,
+            rank=rank,
         )
         room = self.worker.capacity.groups[0].pages
         if room < slots * self.pages:
@@ -85,8 +102,8 @@ class Offline:
         self.lengths = [0] * slots
         self._step = 0
 
-    def prefill_plan(self, slot: int, tokens: int) -> Plan:
-        """One slot's prompt, whatever the slot held before."""
+    def prefill_plan(self, slot: int, tokens: int, adapter: int = -1) -> Plan:
+        """One slot's prompt, whatever the slot held before, and the place of its adapter."""
         vocab = self.worker.capacity.vocab_size
         self.lengths[slot] = tokens
         init = SlotInit(
@@ -95,6 +112,7 @@ class Offline:
             prompt_tokens=tokens,
             choice=0,
             sampling=SamplingParams(max_new_tokens=1 << 20, temperature=0.0),
+            adapter=adapter,
         )
         pages = PageUpdate(slot, 0, [list(range(slot * self.pages, (slot + 1) * self.pages))])
         return self._plan([Row(slot, 0, tokens, sample=True)], [init], [pages])
@@ -106,9 +124,9 @@ class Offline:
             self.lengths[slot] += 1
         return self._plan(rows)
 
-    def prefill(self, slot: int, tokens: int) -> float:
+    def prefill(self, slot: int, tokens: int, adapter: int = -1) -> float:
         """Seconds of one slot's prompt."""
-        plan = self.prefill_plan(slot, tokens)
+        plan = self.prefill_plan(slot, tokens, adapter)
         start = time.perf_counter()
         self.worker.submit(plan).result()
         return time.perf_counter() - start

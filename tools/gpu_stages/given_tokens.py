@@ -1,0 +1,175 @@
+"""How likely a worker finds tokens that it is given: what a device and its reference are compared by.
+
+Both read the same prompts through the real worker, which tells the log-probability of every token: two pieces of each
+prompt by extends, the second over what the first has cached, and the rest token by token as decodes (on a GPU by
+recorded graphs), of fewer and fewer prompts. No rounding can lead one astray, for what comes next is given.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tercet.protocol.values import LoRAAdapter, SamplingParams, pack_ints, unpack_floats
+from tercet.scheduler.core.plan import AdapterLoad, PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
+from tercet.scheduler.executor.model_runner import Replays
+from tercet.scheduler.executor.slot_tables import StepInputs
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tools.gpu_stages.scale import Results, Scale
+from tools.gpu_stages.worker import PAGE_SIZE, make_worker
+
+NOBODY = -1
+"""The place of no adapter."""
+
+SHARE = 0.02
+"""Of the spread of log-probabilities: how far plain weights in 16 bits may be from those in 32, root mean square."""
+LEAST = 1e-4
+"""What sums in another order make of float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """Who reads: a prompt in each slot, all of the same length."""
+
+    places: Sequence[int]
+    """Of the adapter of each."""
+    decoded: Sequence[Sequence[int]]
+    """The slots of the decodes of each part of the second half. Who has left does not come back."""
+    adapters: Sequence[Path] = ()
+    """By their places."""
+    rank: int = 1
+    """The highest that an adapter can have."""
+
+
+def scored(
+    directory: Path, scale: Scale, prompts: Prompts, *, cache: str = "auto", attention: str = "auto"
+) -> list[torch.Tensor]:
+    """The log-probabilities of the tokens of each prompt but the first, float32 [tokens].
+
+    Raises RuntimeError where there are graphs, but not for all decodes.
+    """
+    length, slots = scale.compared_tokens, len(prompts.places)
+    worker = make_worker(
+        directory,
+        scale,
+        slots=slots,
+        context=length,
+        step=slots * length,
+        attention=attention,
+        load_format="safetensors",
+        cache=cache,
+        loras=len(prompts.adapters),
+        rank=prompts.rank,
+    )
+    found: list[list[float]] = [[] for _ in prompts.places]
+    graphs = count_replays(worker)
+    decodes = 0
+    for plan in _plans(prompts, length, scale.compared.vocab):
+        result = worker.submit(plan).result()
+        if plan.rows[0].count > 1:
+            record_graphs(worker, slots, adapted=bool(prompts.adapters))
+        else:
+            decodes += 1
+        for index in sorted(result.prompt_logprobs):
+            found[plan.rows[index].slot] += unpack_floats(result.prompt_logprobs[index].chosen)
+    worker.close()
+    if graphs is not None and graphs.plain + graphs.adapted < decodes:
+        raise RuntimeError(f"of {decodes} decodes only {graphs.plain + graphs.adapted} were replayed from graphs")
+    return [torch.tensor(each) for each in found]
+
+
+def _plans(prompts: Prompts, length: int, vocab: int) -> Iterator[Plan]:
+    """Two extends of every prompt, up to its middle, then decodes."""
+    slots = range(len(prompts.places))
+    inits = [
+        SlotInit(
+            slot=slot,
+            tokens=pack_ints((7919 * slot + 31 * place + place * place) % vocab for place in range(length)),
+            prompt_tokens=length,
+            choice=0,
+            sampling=SamplingParams(max_new_tokens=1),
+            top_logprobs=0,
+            prompt_logprobs=True,
+            adapter=prompts.places[slot],
+        )
+        for slot in slots
+    ]
+    quarter, half = length // 4, length // 4 * 2
+    loads = [AdapterLoad(place, LoRAAdapter(str(path))) for place, path in enumerate(prompts.adapters)]
+    pages = [PageUpdate(slot, 0, [_pages(slot, length)]) for slot in slots]
+    rows = [[Row(slot, first, quarter, sample=False) for slot in slots] for first in (0, quarter)]
+    yield Plan(step=0, adapters=loads, introduce=inits, pages=pages, rows=rows[0])
+    yield Plan(step=1, rows=rows[1])
+    for place in range(half, length - 1):
+        part = (place - half) * len(prompts.decoded) // (length - half)
+        decodes = [Row(slot, place, 1, sample=False) for slot in prompts.decoded[part]]
+        yield Plan(step=2 + place - half, rows=decodes)
+
+
+def _pages(slot: int, length: int) -> list[int]:
+    each = -(-length // PAGE_SIZE)
+    return list(range(slot * each, (slot + 1) * each))
+
+
+class CountedReplays:
+    """A worker's graphs, and how many steps they have replayed."""
+
+    def __init__(self, graphs: Replays) -> None:
+        self._graphs = graphs
+        self.plain = 0
+        self.adapted = 0
+        """Of steps in which a row has an adapter."""
+
+    def replay(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
+        """See `Replays`."""
+        hidden = self._graphs.replay(inputs, adapted=adapted)
+        if hidden is not None:
+            self.plain += not adapted
+            self.adapted += adapted
+        return hidden
+
+    def replay_sampling(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
+        """See `Replays`."""
+        return self._graphs.replay_sampling(inputs, adapted=adapted)
+
+    def capture_next(self) -> bool:
+        """See `Replays`."""
+        return self._graphs.capture_next()
+
+
+def count_replays(worker: TpModelWorker) -> CountedReplays | None:
+    """Count from here on; None where a worker has no graphs."""
+    runner = worker._runner
+    if runner.graphs is None:
+        return None
+    runner.graphs = counted = CountedReplays(runner.graphs)
+    return counted
+
+
+def record_graphs(worker: TpModelWorker, slots: int, *, adapted: bool = False) -> None:
+    """All there are, those with adapters among them once a step has had one.
+
+    Raises RuntimeError where one cannot be recorded, which serving would only log.
+    """
+    while worker.prepare():
+        pass
+    recorded, wanted = worker._graphs, len(decode_buckets(slots)) * (2 if adapted else 1)
+    if isinstance(recorded, CudaGraphRunner) and len(recorded._graphs) < wanted:
+        raise RuntimeError(f"of {wanted} graphs only {len(recorded._graphs)} could be recorded: see the log")
+
+
+def trouble(error: Exception) -> str:
+    """What a part of a stage raises is its result, and keeps no other from its turn."""
+    return f"{type(error).__name__}: {error}"
+
+
+def verdict(far: float, allowed: float, why: str) -> Results:
+    """Whether a difference is within what is allowed, and why so much is."""
+    return {"far": far, "allowed": allowed, "why": why, "right": far <= allowed}
+
+
+def far_from(given: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Root mean square of the difference; NaN, which is never within anything, where there is one."""
+    return float((given - wanted).square().mean().sqrt())
