@@ -18,10 +18,7 @@ from tercet.scheduler.executor.model_runner import Replays
 from tercet.scheduler.executor.slot_tables import StepInputs
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tools.gpu_stages.scale import Results, Scale
-from tools.gpu_stages.worker import PAGE_SIZE, make_worker
-
-NOBODY = -1
-"""The place of no adapter."""
+from tools.gpu_stages.worker import NOBODY, PAGE_SIZE, make_worker
 
 SHARE = 0.02
 """Of the spread of log-probabilities: how far plain weights in 16 bits may be from those in 32, root mean square."""
@@ -64,12 +61,12 @@ def scored(
         rank=prompts.rank,
     )
     found: list[list[float]] = [[] for _ in prompts.places]
-    graphs = count_replays(worker)
-    decodes = 0
+    graphs, decodes = count_replays(worker), 0
+    adapted = any(place != NOBODY for place in prompts.places)
     for plan in _plans(prompts, length, scale.compared.vocab):
         result = worker.submit(plan).result()
         if plan.rows[0].count > 1:
-            record_graphs(worker, slots, adapted=bool(prompts.adapters))
+            record_graphs(worker, slots, adapted=adapted)
         else:
             decodes += 1
         for index in sorted(result.prompt_logprobs):

@@ -15,10 +15,10 @@ import torch
 from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
 from tercet.scheduler.testing.quantized_checkpoints import Tensors, quantization_config, write_checkpoint
 from tools.gpu_stages.executor import SETTLING, decoded
-from tools.gpu_stages.given_tokens import LEAST, NOBODY, SHARE, Prompts, far_from, scored, trouble, verdict
+from tools.gpu_stages.given_tokens import LEAST, SHARE, Prompts, far_from, scored, trouble, verdict
 from tools.gpu_stages.kernels import ceilings_of
 from tools.gpu_stages.scale import Results, Scale, model_directory
-from tools.gpu_stages.worker import Offline
+from tools.gpu_stages.worker import NOBODY, Offline
 
 _PROMPTS = Prompts(places=[NOBODY] * 3, decoded=[range(3), [0]])
 _TIMES = 1.5

@@ -116,6 +116,24 @@ def _alike(results: Mapping[str, Any]) -> Found:
     return f"wrong: {', '.join(wrong)}" if wrong else f"{right} forms right", not wrong
 
 
+def _adapted(results: Mapping[str, Any]) -> Found:
+    wrong = results["wrong"]
+    return f"wrong: {', '.join(wrong)}" if wrong else f"{len(results['compared'])} cases right", not wrong
+
+
+def _adapters(results: Mapping[str, Any]) -> Found:
+    found = results["timed"]
+    if "trouble" in found:
+        return found["trouble"], False
+    parts = [
+        f"{batch}: {', '.join(format(one['ms_per_token'], '.2f') for one in turns.values())} ms"
+        for batch, turns in found.items()
+        if batch.startswith("batch ")
+    ]
+    speeds = ", ".join(f"{speed:,.0f}" for speed in found["prefill_tokens_per_s"].values())
+    return f"{', '.join(parts)}; prompts {speeds} tokens/s", None
+
+
 def _form(name: str) -> Callable[[Mapping[str, Any]], Found]:
     def read(results: Mapping[str, Any]) -> Found:
         found = results["timed"][name]
@@ -151,6 +169,13 @@ ROWS: Sequence[Row] = [
     Row("the same, fp8 weights", "report", "quantised", _form("fp8")),
     Row("the same, fp8 weights in blocks", "report", "quantised", _form("fp8 block")),
     Row("the same, int4 weights (AWQ, GPTQ)", "report", "quantised", _form("int4")),
+    Row("adapters (LoRA) against float32, two layers", "all right", "adapters", _adapted),
+    Row(
+        "a token of Llama-3.1-8B with adapters of rank 16, 1k context: nobody has one, all the same, each one of eight",
+        "report",
+        "adapters",
+        _adapters,
+    ),
     Row("offline, 500 requests, input U(1..4096), output U(1..2048)", ">= 5,500 output tokens/s", "offline", _offline),
     Row("Qwen3-0.6B, 256 requests, in/out U(100..1024)", "report", "small_models", _small("qwen3-0.6b")),
     Row("Qwen3-14B, 256 requests, in/out U(100..1024)", "report", "small_models", _small("qwen3-14b")),

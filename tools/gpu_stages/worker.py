@@ -24,6 +24,8 @@ from tercet.scheduler.testing import request
 from tools.gpu_stages.scale import Scale, random_requests
 
 PAGE_SIZE = 16
+NOBODY = -1
+"""The place of no adapter."""
 
 Given = TypeVar("Given")
 
@@ -102,7 +104,7 @@ class Offline:
         self.lengths = [0] * slots
         self._step = 0
 
-    def prefill_plan(self, slot: int, tokens: int, adapter: int = -1) -> Plan:
+    def prefill_plan(self, slot: int, tokens: int, adapter: int = NOBODY) -> Plan:
         """One slot's prompt, whatever the slot held before, and the place of its adapter."""
         vocab = self.worker.capacity.vocab_size
         self.lengths[slot] = tokens
@@ -124,7 +126,7 @@ class Offline:
             self.lengths[slot] += 1
         return self._plan(rows)
 
-    def prefill(self, slot: int, tokens: int, adapter: int = -1) -> float:
+    def prefill(self, slot: int, tokens: int, adapter: int = NOBODY) -> float:
         """Seconds of one slot's prompt."""
         plan = self.prefill_plan(slot, tokens, adapter)
         start = time.perf_counter()

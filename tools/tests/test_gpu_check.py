@@ -128,6 +128,14 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
     assert {"date", "machine", "command", "seconds"} < record.keys()
     results = record["results"]
     match stage:
+        case "adapters":
+            assert results["wrong"] == []
+            assert results["compared"].keys() == {"unused", "none", "first", "second"}
+            timed = results["timed"]
+            assert {"batch 1", "batch 2"} < timed.keys()
+            for turns in (timed["batch 1"], timed["batch 2"], {"all": {"speeds": timed["prefill_tokens_per_s"]}}):
+                for figures in turns.values():
+                    assert all(figures.values())
         case "correctness":
             assert results["wrong"] == []
             assert results["checks"]["triton embedding"] == results["checks"]["grid triton"] == "ok"

@@ -1,0 +1,227 @@
+"""LoRA adapters: whether they are right, and what they cost.
+
+The reference is a checkpoint into whose weights an adapter was merged, in float32, on a CPU, by plain torch. One worker
+with two adapters reads prompts with the one, with the other and with none in the same steps, and is asked for the
+log-probabilities of given tokens (`given_tokens`); a prompt of each has to be as if it were alone on its own reference.
+"""
+
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tercet.kernels.ops.lora import LoRAWeights
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.models.lora import LayerAdapter, LoRABank
+from tercet.scheduler.testing.lora_checkpoints import ALL_LINEAR, write_adapter
+from tercet.scheduler.testing.quantized_checkpoints import write_checkpoint
+from tools.gpu_stages import executor
+from tools.gpu_stages.given_tokens import (
+    LEAST,
+    SHARE,
+    CountedReplays,
+    Prompts,
+    count_replays,
+    far_from,
+    record_graphs,
+    scored,
+    trouble,
+    verdict,
+)
+from tools.gpu_stages.kernels import ceilings_of
+from tools.gpu_stages.scale import Results, Scale, model_directory
+from tools.gpu_stages.worker import NOBODY, Offline
+
+_TIMES = 3.0
+"""How often as far as steps without adapters those with some may be: these round more often, between kernels that are
+one without, and what adapters add besides.
+"""
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """What is written."""
+
+    rank: int
+    modules: str
+
+
+_ADAPTERS = {
+    "first": _Adapter(16, ALL_LINEAR),
+    "second": _Adapter(6, r".*\.self_attn\.[qv]_proj"),
+}
+"""The second is of a rank that no tile has, and only of some projections of those that are computed as one."""
+_PLACES = {NOBODY: "none"} | dict(enumerate(_ADAPTERS))
+_PROMPTS = Prompts(
+    places=[0, NOBODY, 1, 1, 0],
+    decoded=[range(5), [4, 1, 2], [1]],
+    rank=max(adapter.rank for adapter in _ADAPTERS.values()),
+)
+"""Decodes fill a graph, are padded in one, and are at last of somebody without adapter alone."""
+
+_TIMED_ADAPTERS, _TIMED_RANK = 8, 16
+_WHO = {"nobody": 0, "one for all": 1, "eight": _TIMED_ADAPTERS}
+"""How many adapters the rows of a step have, in turn."""
+_TURNS = 3
+
+
+def adapters(scale: Scale) -> Iterator[Results]:
+    """Prompts with adapters against their references, then the time that a token of the large model takes with them."""
+    yield from compare(scale)
+    yield from time_adapters(scale)
+
+
+def compare(scale: Scale) -> Iterator[Results]:
+    """How far log-probabilities with each adapter and with none are from the reference, and how far they may be."""
+    found: dict[str, Results] = {}
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            for name, result in _compared(Path(directory), scale):
+                found[name] = result
+                yield {"compared": found}
+    except Exception as error:
+        found["all"] = {"trouble": trouble(error), "right": False}
+        yield {"compared": found}
+    yield {"wrong": sorted(name for name, result in found.items() if not result["right"])}
+
+
+def _compared(directory: Path, scale: Scale) -> Iterator[tuple[str, Results]]:
+    config = scale.compared.config(scale.compared_tokens)
+    full = write_checkpoint("channel", directory / "model", config, scale.grain)
+    given = {name: _written(directory / name, full, name, scale.compared.hidden) for name in _ADAPTERS}
+    plain = replace(_PROMPTS, places=[NOBODY] * len(_PROMPTS.places), rank=1)
+    reference = replace(scale, device=torch.device("cpu"), dtype=torch.float32)
+    without = scored(full, reference, plain, attention="torch_native")
+    roomy = replace(_PROMPTS, adapters=list(given.values()))
+    unused = torch.cat(scored(full, scale, replace(roomy, places=plain.places)))
+    here, spread = far_from(unused, torch.cat(without)), float(torch.cat(without).std())
+    yield "unused", verdict(here, SHARE * spread, f"{SHARE} of the spread of log-probabilities")
+    mine = scored(full, scale, roomy)
+    for place, name in _PLACES.items():
+        wanted = without
+        if place != NOBODY:
+            merged = _merged(directory / f"{name}-merged", full, given[name])
+            wanted = scored(merged, reference, plain, attention="torch_native")
+        slots = [slot for slot, its in enumerate(_PROMPTS.places) if its == place]
+        far, moved = (
+            far_from(torch.cat([some[slot] for slot in slots]), torch.cat([wanted[slot] for slot in slots]))
+            for some in (mine, without)
+        )
+        result = verdict(far, _TIMES * here + LEAST, f"{_TIMES} times what steps without adapters differ by here")
+        yield name, {**result, "moved": moved}
+
+
+def _written(directory: Path, model: Path, name: str, hidden: int) -> Path:
+    """The files of an adapter that changes layers of any width about as much."""
+    own, seed = _ADAPTERS[name], list(_ADAPTERS).index(name)
+    size = 0.15 * (64 / hidden) ** 0.25
+    return write_adapter(directory, model, rank=own.rank, r=own.rank, modules=own.modules, seed=seed, size=size)
+
+
+def _merged(directory: Path, model: Path, adapter: Path) -> Path:
+    """A checkpoint, in full, into whose weights an adapter was merged as PEFT defines it."""
+    directory.mkdir()
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    pairs = load_file(adapter / "adapter_model.safetensors")
+    ends = ".lora_A.weight"
+    scale = config["lora_alpha"] / config["r"]
+    for file in model.iterdir():
+        if file.suffix != ".safetensors":
+            (directory / file.name).write_bytes(file.read_bytes())
+    (stored,) = model.glob("*.safetensors")
+    tensors = load_file(stored)
+    for key in [key for key in pairs if key.endswith(ends)]:
+        path = key.removesuffix(ends)
+        name = path.removeprefix("base_model.model.") + ".weight"
+        tensors[name] = tensors[name].float() + scale * pairs[f"{path}.lora_B.weight"] @ pairs[key]
+    save_file(tensors, directory / stored.name)
+    return directory
+
+
+def time_adapters(scale: Scale) -> Iterator[Results]:
+    """Milliseconds a token of the large model and tokens a second of its prompts, by how many adapters there are."""
+    found: Results = {"rank": _TIMED_RANK}
+    try:
+        for part in _timed(scale, ceilings_of(scale)["copy_gb_per_s"] * 1e9):
+            found |= part
+            yield {"timed": found}
+    except Exception as error:
+        found["trouble"] = trouble(error)
+        yield {"timed": found}
+
+
+def _timed(scale: Scale, copy: float) -> Iterator[Results]:
+    """By turns: each finds the machine as the others do. What is told are medians of the turns."""
+    batches = sorted({min(scale.batches), min(max(scale.batches), 32)})
+    slots, decodes, cached = max(batches), scale.decodes + executor.SETTLING, scale.large.cached * scale.dtype.itemsize
+    with model_directory(scale.large, scale.context + decodes + 64) as directory:
+        offline = Offline(
+            directory,
+            scale,
+            slots=slots,
+            prompt=scale.context,
+            decodes=decodes,
+            loras=_TIMED_ADAPTERS,
+            rank=_TIMED_RANK,
+        )
+        each = _install(offline.worker)
+        offline.prefill(0, scale.context, 0)
+        record_graphs(offline.worker, slots, adapted=True)
+        graphs = count_replays(offline.worker)
+        seconds: dict[str, list[float]] = {}
+        steps: dict[str, dict[str, list[dict[str, float]]]] = {}
+        for who, many in [*_WHO.items()] * _TURNS:
+            places = [slot % many if many else NOBODY for slot in range(slots)]
+            prefills = [offline.prefill(slot, scale.context, place) for slot, place in enumerate(places)]
+            seconds.setdefault(who, []).append(statistics.median(prefills))
+            for batch in batches:
+                read = scale.large.weights * scale.dtype.itemsize + min(many, batch) * each
+                before = _replayed(graphs, many)
+                turn = executor.decoded(offline, scale, batch, copy, weights=read, cached=cached)
+                if graphs is not None and _replayed(graphs, many) - before < decodes:
+                    raise RuntimeError(f"decodes of {batch} with adapters for {who} were not replayed from graphs")
+                steps.setdefault(f"batch {batch}", {}).setdefault(who, []).append(turn)
+            speeds = {who: scale.context / statistics.median(turns) for who, turns in seconds.items()}
+            yield {"prefill_tokens_per_s": speeds, **{batch: _medians(turns) for batch, turns in steps.items()}}
+        offline.worker.close()
+
+
+def _replayed(graphs: CountedReplays | None, many: int) -> int:
+    """Steps so far that were replayed with adapters, if there are many, or without."""
+    if graphs is None:
+        return 0
+    return graphs.adapted if many else graphs.plain
+
+
+def _medians(turns: Mapping[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Of each figure of each arrangement."""
+    return {who: {key: statistics.median(one[key] for one in its) for key in its[0]} for who, its in turns.items()}
+
+
+def _install(worker: TpModelWorker) -> int:
+    """Random adapters at all places, too small to bring a model of random weights to infinity; the bytes of each."""
+    bank = _bank(worker)
+    places = len(bank.ranks)
+    for place in range(places):
+        bank.install(place, {path: _random(weights) for path, weights in bank.weights.items()}, _TIMED_RANK)
+    return bank.bytes // places
+
+
+def _bank(worker: TpModelWorker) -> LoRABank:
+    if worker._adapters is None:
+        raise RuntimeError("the worker has no adapters")
+    return worker._adapters._bank
+
+
+def _random(weights: LoRAWeights) -> LayerAdapter:
+    a, b = weights.a, weights.b
+    parts = len(weights.parts)
+    return LayerAdapter(
+        torch.randn(parts, a.shape[1] // parts, a.shape[2], dtype=a.dtype, device=a.device) * 0.01,
+        torch.randn(b.shape[1:], dtype=b.dtype, device=b.device) * 0.01,
+    )

@@ -1,0 +1,153 @@
+"""The stage of adapters: does it find what is wrong, with graphs and without? On the CPU, in Triton's interpreter."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the GPU path needs it")
+
+from tercet.kernels.attention.select import attention_backend
+from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.triton import missing_triton
+from tercet.scheduler.executor import tp_worker
+from tercet.scheduler.executor.adapter_files import _Config
+from tercet.scheduler.executor.adapters import Adapters
+from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
+from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.executor.model_runner import ModelRunner
+from tercet.scheduler.models.layer_ops import TritonLayerOps
+from tercet.scheduler.models.lora import LoRABank
+from tools.gpu_stages import adapters, executor
+from tools.gpu_stages.scale import Results, Shape
+from tools.gpu_stages.table import table
+from tools.tests.test_gpu_check import CPU, TINY
+
+pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
+
+
+SCALE = replace(TINY, compared=Shape("LlamaForCausalLM", 32, 32, 1, 2, 1, 16, 32), compared_tokens=16)
+
+
+class Tape:
+    """A `Recorder` that runs the work again, into the tensor of the first result."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.fails = fails
+        self.recorded: list[int] = []
+        self.replayed: list[int] = []
+        """Rows of what has given hidden states: what samples is not counted."""
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        output = run()
+        rows = len(output)
+        if rows == self.fails:
+            raise torch.OutOfMemoryError
+        self.recorded.append(rows)
+
+        def replay() -> None:
+            if output.ndim > 1:
+                self.replayed.append(rows)
+            output.copy_(run())
+
+        return replay, output
+
+
+def with_graphs(monkeypatch: pytest.MonkeyPatch, tape: Tape) -> None:
+    """Workers whose attention may be any are made as on a GPU."""
+
+    def runner(model: Any, pool: KVPool, backend: Any, **more: Any) -> ModelRunner:
+        if backend is TritonAttention:
+            more["graphs"] = partial(CudaGraphRunner, model, pool, [backend], tape)
+        return ModelRunner(model, pool, backend, **more)
+
+    def chosen(name: str, device: torch.device) -> Any:
+        return TritonAttention if name == "auto" else attention_backend(name, device)
+
+    monkeypatch.setattr(tp_worker, "attention_backend", chosen)
+    monkeypatch.setattr(tp_worker, "KVPool", lambda *given, **more: KVPool(*given, **more | {"spare": True}))
+    monkeypatch.setattr(tp_worker, "ModelRunner", runner)
+    monkeypatch.setattr("tercet.scheduler.executor.loading.layer_ops", lambda _: TritonLayerOps())
+
+
+def compared() -> Results:
+    results: Results = {}
+    for part in adapters.compare(SCALE):
+        results |= part
+    return results
+
+
+def test_adapters_are_right_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a worker whose adapters nobody has there are graphs for steps without, and of the other twice as many."""
+    tape = Tape()
+    with_graphs(monkeypatch, tape)
+    results = compared()
+    assert results["wrong"] == []
+    assert tape.recorded == [5, 4, 2, 1] * 3
+    assert tape.replayed == [5, 5, 5, 4, 4, 4, 1] * 2
+
+
+def test_graphs_that_read_no_adapters_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_graphs(monkeypatch, Tape())
+    monkeypatch.setattr(Adapters, "put_in_place", lambda *_: None)
+    assert compared()["wrong"] == ["first", "second"]
+
+
+def test_decodes_with_adapters_that_are_not_replayed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although all graphs are there: only the last decode is of somebody without."""
+    kind_of = CudaGraphRunner._kind
+    with_graphs(monkeypatch, Tape())
+    monkeypatch.setattr(
+        CudaGraphRunner, "_kind", lambda self, inputs, adapted: None if adapted else kind_of(self, inputs, adapted)
+    )
+    assert compared()["compared"]["all"]["trouble"].endswith("of 7 decodes only 1 were replayed from graphs")
+
+
+def test_a_graph_that_cannot_be_recorded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_graphs(monkeypatch, Tape(fails=4))
+    results = compared()
+    assert results["wrong"] == ["all"]
+    assert "of 4 graphs only 3 could be recorded" in results["compared"]["all"]["trouble"]
+
+
+def test_an_adapter_that_is_not_applied_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoRABank, "install", lambda *_: None)
+    results = compared()
+    assert results["wrong"] == ["first", "second"]
+    for name in ("first", "second"):
+        assert results["compared"][name]["far"] == pytest.approx(results["compared"][name]["moved"], abs=1e-3)
+
+
+def test_an_adapter_whose_scale_is_slightly_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = _Config.scale
+    monkeypatch.setattr(_Config, "scale", lambda self, module: scale(self, module) * 1.01)
+    assert compared()["wrong"] == ["first", "second"]
+
+
+def test_time_is_that_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row with an adapter, one for both and then two, in graphs of steps with adapters."""
+    tape = Tape()
+    with_graphs(monkeypatch, tape)
+    monkeypatch.setattr(adapters, "_TURNS", 1)
+    monkeypatch.setattr(executor, "SETTLING", 2)
+    *_, last = adapters.time_adapters(SCALE)
+    assert "trouble" not in last["timed"]
+    assert last["timed"]["batch 2"].keys() == {"nobody", "one for all", "eight"}
+    assert tape.replayed == ([1] * 6 + [2] * 6) * 3
+
+
+def test_what_the_stage_raises_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: Any) -> Any:
+        raise ValueError("no place")
+
+    monkeypatch.setattr(adapters, "_install", breaks)
+    monkeypatch.setattr(adapters, "_written", breaks)
+    results: Results = {}
+    for part in adapters.adapters(SCALE):
+        results |= part
+    said = table({"adapters": {"results": results, "complete": True}})
+    assert "| wrong: all | **no** |" in said
+    assert "| ValueError: no place | **no** |" in said
