@@ -7,6 +7,8 @@ from threading import Lock
 from tercet.protocol.values import LoRAAdapter
 from tercet.scheduler.executor.adapter_files import Adapter
 
+_THREADS = 4
+"""A download that takes long keeps nobody from reading files that are here."""
 _LONGEST_FAULT = 400
 
 
@@ -25,7 +27,7 @@ class AdapterDesk:
         self._unread: dict[LoRAAdapter, None] = {}
         """Those of which nobody has been told yet that they are read."""
         self._lock = Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read adapter")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="read adapter")
 
     @property
     def busy(self) -> bool:
@@ -82,12 +84,12 @@ class AdapterDesk:
         return self._reading(adapter).result()
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(cancel_futures=True)
+        """End the threads."""
+        self._threads.shutdown(cancel_futures=True)
 
     def _reading(self, adapter: LoRAAdapter) -> Future[Adapter]:
         with self._lock:
-            reading = self._read.pop(adapter, None) or self._thread.submit(self._read_one, adapter)
+            reading = self._read.pop(adapter, None) or self._threads.submit(self._read_one, adapter)
             self._read[adapter] = reading
             return reading
 
