@@ -110,9 +110,23 @@ def test_some_that_nobody_has_are_kept() -> None:
     assert files.read == [A, B, C]
     have(desk, C)
     assert files.read == [A, B, C, C]
-    desk.forget(A)
+    desk.close()
+
+
+def test_what_is_unloaded_stays_for_those_who_have_it_and_for_nobody_else() -> None:
+    files = Files()
+    desk = AdapterDesk(files, spare=2)
     have(desk, A)
-    assert files.read[4:] == [A]
+    desk.forget(A)
+    desk.keep([A])
+    assert desk.get(A).rank == 4
+    assert files.read == [A]
+    desk.keep([])
+    have(desk, A)
+    assert files.read == [A, A]
+    desk.keep([])
+    have(desk, A)
+    assert files.read == [A, A]
     desk.close()
 
 

@@ -26,6 +26,8 @@ class AdapterDesk:
         """Those last wanted are last."""
         self._unread: dict[LoRAAdapter, None] = {}
         """Those of which nobody has been told yet that they are read."""
+        self._unloaded: set[LoRAAdapter] = set()
+        """Those that are not kept for requests to come."""
         self._lock = Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="read adapter")
 
@@ -36,8 +38,10 @@ class AdapterDesk:
 
     def want(self, adapter: LoRAAdapter) -> bool:
         """Whether an adapter is read; if not, begin. What lies at a path whoever names no contents asks anew."""
+        self._unloaded.discard(adapter)
         if not adapter.sha256 and adapter not in self._unread:
-            self.forget(adapter)
+            with self._lock:
+                self._read.pop(adapter, None)
         if self._reading(adapter).done() and adapter not in self._unread and adapter.sha256:
             return True
         self._unread[adapter] = None
@@ -69,15 +73,15 @@ class AdapterDesk:
                 if each not in wanted and each not in self._unread and reading.done()
             ]
             useful = [each for each in over if each.sha256 and not self._read[each].exception()]
-            spared = useful[-self._spare :] if self._spare else []
+            spared = [each for each in useful if each not in self._unloaded][-self._spare :] if self._spare else []
+            self._unloaded &= {*wanted}
             for each in over:
                 if each not in spared:
                     del self._read[each]
 
     def forget(self, adapter: LoRAAdapter) -> None:
-        """Do not keep it for requests to come."""
-        with self._lock:
-            self._read.pop(adapter, None)
+        """Do not keep it for requests to come. Those that are here may find its files no more."""
+        self._unloaded.add(adapter)
 
     def get(self, adapter: LoRAAdapter) -> Adapter:
         """One that was wanted, or is read now. Raises AdapterError."""

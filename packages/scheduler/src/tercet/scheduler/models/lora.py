@@ -5,7 +5,6 @@ Attention and plain MLPs have them; experts, routers, norms, embeddings and head
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 
@@ -40,11 +39,6 @@ class Target:
             return cls(inputs, {path: Cut.all(linear.weight.shape[0])}, path, linear.order)
         parent = path.rpartition(".")[0]
         return cls(inputs, {f"{parent}.{name}": cut for name, cut in linear.parts.items()}, path, linear.order)
-
-    @property
-    def all_outputs(self) -> Cut:
-        """What is held of the outputs of all projections, as they are where files have them as one."""
-        return reduce(lambda above, part: part.below(above), self.parts.values())
 
     @property
     def most_numbers(self) -> int:
