@@ -41,16 +41,17 @@ def references() -> References:
 @pytest.fixture(scope="session")
 def one_of_each() -> Iterator[Server]:
     """A server of one scheduler, one detokenizer and one frontend."""
-    yield from _served()
+    yield from served()
 
 
 @pytest.fixture(scope="session")
 def two_of_each() -> Iterator[Server]:
     """A server of two schedulers, two detokenizers and two frontends."""
-    yield from _served("--dp-size", "2", "--detokenizer-workers", "2", "--frontend-workers", "2")
+    yield from served("--dp-size", "2", "--detokenizer-workers", "2", "--frontend-workers", "2")
 
 
-def _served(*options: str, program: Sequence[str] = ()) -> Iterator[Server]:
+def served(*options: str, program: Sequence[str] = ()) -> Iterator[Server]:
+    """A server until it is not needed any more."""
     server = Server(*OPTIONS, *options, env=ENVIRONMENT, program=program)
     try:
         yield server.wait()
@@ -64,13 +65,13 @@ def _served(*options: str, program: Sequence[str] = ()) -> Iterator[Server]:
 @pytest.fixture
 def fragile() -> Iterator[Server]:
     """A server whose scheduler dies of one prompt: see `fragile_scheduler.py`."""
-    yield from _served(program=_rebuilt("fragile_scheduler.py", Role.SCHEDULER))
+    yield from served(program=_rebuilt("fragile_scheduler.py", Role.SCHEDULER))
 
 
 @pytest.fixture
 def lossy() -> Iterator[Server]:
     """A server whose parts lose one message in a hundred: see `lossy_part.py`."""
-    yield from _served(program=_rebuilt("lossy_part.py", Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND))
+    yield from served(program=_rebuilt("lossy_part.py", Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND))
 
 
 def _rebuilt(program: str, *roles: Role) -> Sequence[str]:

@@ -54,7 +54,7 @@ class Judge:
 
     def score(self, client: httpx2.Client, job: Job, index: int, before: list[int], token: int) -> float:
         """What the sampler maximises after the output `before`: log-probability; for draws, tempered, with noise."""
-        model = client.get("/v1/models").json()["data"][0]["id"]
+        model = job.lora or client.get("/v1/models").json()["data"][0]["id"]
         prompt = _post(client, "/tokenize", {"prompt": job.prompt})["tokens"]
         body = {"model": model, "prompt": [*prompt, *before, token], "max_tokens": 0, "echo": True, "logprobs": 0}
         scored: float = _post(client, "/v1/completions", body)["choices"][0]["logprobs"]["token_logprobs"][-1]

@@ -32,6 +32,8 @@ class Job:
 
     number: int
     tokens: int = 200
+    lora: str = ""
+    """The name of its adapter."""
 
     @property
     def prompt(self) -> str:
@@ -62,6 +64,7 @@ class Job:
                 "ignore_eos": True,
             },
             "stream": self.streamed,
+            "lora_path": self.lora or None,
         }
 
 
