@@ -130,6 +130,26 @@ def test_what_is_unloaded_stays_for_those_who_have_it_and_for_nobody_else() -> N
     desk.close()
 
 
+def test_no_more_are_read_than_there_is_room_for_and_the_others_wait_in_line() -> None:
+    files = Files()
+    desk = AdapterDesk(files, spare=2, most=2)
+    have(desk, A)
+    have(desk, B)
+    assert not desk.want(C)
+    for _ in range(3):
+        desk.keep([A, B, C])
+        assert desk.take_read() == []
+    desk.keep([A, C])  # which makes room, for there is none to spare
+    assert settle(desk) == [C]
+    assert files.read == [A, B, C]
+    assert not desk.want(B)
+    desk.keep([A, C])  # whoever wanted it is gone
+    assert desk.take_read() == [B]
+    assert (desk.fault(B), desk.sha256(B)) == ("", "")
+    assert files.read == [A, B, C]
+    desk.close()
+
+
 def test_what_is_being_read_is_not_forgotten() -> None:
     files = Files()
     files.may.clear()

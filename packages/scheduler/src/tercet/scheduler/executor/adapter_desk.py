@@ -10,20 +10,25 @@ from tercet.scheduler.executor.adapter_files import Adapter
 _THREADS = 4
 """A download that takes long keeps nobody from reading files that are here."""
 _LONGEST_FAULT = 400
+MOST_READ = 256
 
 
 class AdapterDesk:
     """The `AdapterReader` port. `get` may be called in another thread than the rest.
 
-    An adapter is kept in memory while a choice has it, and some that nobody has any more.
+    An adapter is kept in memory while a choice has it, and some that nobody has any more. So many are there at most;
+    others wait in line until one of these is wanted no longer.
     """
 
-    def __init__(self, read: Callable[[LoRAAdapter], Adapter], spare: int) -> None:
-        """`spare` adapters are kept for requests to come, the last used ones."""
+    def __init__(self, read: Callable[[LoRAAdapter], Adapter], spare: int, most: int = MOST_READ) -> None:
+        """`spare` adapters are kept for requests to come, the last used ones; `most` are kept in all."""
         self._read_files = read
         self._spare = spare
+        self._most = most
         self._read: dict[LoRAAdapter, Future[Adapter]] = {}
         """Those last wanted are last."""
+        self._line: dict[LoRAAdapter, None] = {}
+        """Those that nobody has begun to read."""
         self._unread: dict[LoRAAdapter, None] = {}
         """Those of which nobody has been told yet that they are read."""
         self._unloaded: set[LoRAAdapter] = set()
@@ -39,45 +44,56 @@ class AdapterDesk:
     def want(self, adapter: LoRAAdapter) -> bool:
         """Whether an adapter is read; if not, begin. What lies at a path whoever names no contents asks anew."""
         self._unloaded.discard(adapter)
-        if not adapter.sha256 and adapter not in self._unread:
-            with self._lock:
-                self._read.pop(adapter, None)
-        if self._reading(adapter).done() and adapter not in self._unread and adapter.sha256:
+        with self._lock:
+            known = self._read.pop(adapter, None)
+            if known is not None and (adapter.sha256 or adapter in self._unread):
+                self._read[adapter] = known
+            else:
+                self._line.setdefault(adapter)
+                self._begin()
+        if adapter.sha256 and adapter not in self._unread and self._is_over(adapter):
             return True
         self._unread[adapter] = None
         return False
 
     def take_read(self) -> list[LoRAAdapter]:
-        """Those that `want` had to begin, and that are read by now; each is told once."""
-        read = [each for each in self._unread if self._reading(each).done()]
+        """Those that `want` had to begin, and that are read by now, or wanted no longer; each is told once."""
+        read = [each for each in self._unread if each not in self._line and self._is_over(each)]
         for each in read:
             del self._unread[each]
         return read
 
     def fault(self, adapter: LoRAAdapter) -> str:
         """Why an adapter that was read cannot be run; empty if it can."""
-        error = self._reading(adapter).exception()
+        reading = self._read.get(adapter)
+        error = None if reading is None else reading.exception()
         return "" if error is None else " ".join(str(error).split())[:_LONGEST_FAULT]
 
     def sha256(self, adapter: LoRAAdapter) -> str:
         """Of the files of an adapter that was read; empty if that failed."""
-        reading = self._reading(adapter)
-        return "" if reading.exception() else reading.result().sha256
+        reading = self._read.get(adapter)
+        return "" if reading is None or reading.exception() else reading.result().sha256
 
     def keep(self, wanted: Collection[LoRAAdapter]) -> None:
-        """Forget the others, but for the spare ones."""
+        """Forget the others, but for the spare ones, which make room for those in line."""
         with self._lock:
+            for each in [each for each in self._line if each not in wanted]:
+                del self._line[each]
             over = [
                 each
                 for each, reading in self._read.items()
                 if each not in wanted and each not in self._unread and reading.done()
             ]
-            useful = [each for each in over if each.sha256 and not self._read[each].exception()]
-            spared = [each for each in useful if each not in self._unloaded][-self._spare :] if self._spare else []
-            self._unloaded &= {*wanted}
+            useful = [
+                each for each in over if each.sha256 and each not in self._unloaded and not self._read[each].exception()
+            ]
+            room = self._most - len(self._read) + len(over) - len(self._line)
+            spared = useful[len(useful) - max(0, min(self._spare, room, len(useful))) :]
             for each in over:
                 if each not in spared:
                     del self._read[each]
+            self._unloaded &= {*wanted}
+            self._begin()
 
     def forget(self, adapter: LoRAAdapter) -> None:
         """Do not keep it for requests to come. Those that are here may find its files no more."""
@@ -85,17 +101,27 @@ class AdapterDesk:
 
     def get(self, adapter: LoRAAdapter) -> Adapter:
         """One that was wanted, or is read now. Raises AdapterError."""
-        return self._reading(adapter).result()
+        with self._lock:
+            reading = self._read.get(adapter)
+            if reading is None:
+                reading = self._read[adapter] = self._threads.submit(self._read_one, adapter)
+        return reading.result()
 
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _reading(self, adapter: LoRAAdapter) -> Future[Adapter]:
-        with self._lock:
-            reading = self._read.pop(adapter, None) or self._threads.submit(self._read_one, adapter)
-            self._read[adapter] = reading
-            return reading
+    def _is_over(self, adapter: LoRAAdapter) -> bool:
+        """Whether it is read, with whatever success, or forgotten."""
+        reading = self._read.get(adapter)
+        return adapter not in self._line and (reading is None or reading.done())
+
+    def _begin(self) -> None:
+        """Read what is first in line, as long as there is room. Called with the lock."""
+        while self._line and len(self._read) < self._most:
+            adapter = next(iter(self._line))
+            del self._line[adapter]
+            self._read[adapter] = self._threads.submit(self._read_one, adapter)
 
     def _read_one(self, adapter: LoRAAdapter) -> Adapter:
         """What was read at a path is known by its contents, too."""

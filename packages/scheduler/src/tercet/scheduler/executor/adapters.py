@@ -8,12 +8,14 @@ import torch
 
 from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, Run
 from tercet.scheduler.core.plan import AdapterLoad, Row, SlotInit
-from tercet.scheduler.executor.adapter_desk import AdapterDesk
+from tercet.scheduler.executor.adapter_desk import MOST_READ, AdapterDesk
 from tercet.scheduler.executor.adapter_files import read_adapter
 from tercet.scheduler.executor.uploads import Array, Uploads
 from tercet.scheduler.models.lora import LoRABank
 
 _NONE = -1
+_READ_BYTES = 4 << 30
+"""What adapters that were read take in the host's memory, at most, unless there are places for more."""
 
 
 class Adapters:
@@ -22,7 +24,9 @@ class Adapters:
     def __init__(self, bank: LoRABank, slots: int, device: torch.device) -> None:
         some = next(iter(bank.weights.values()))
         read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
-        self.desk = AdapterDesk(read, spare=len(bank.ranks))
+        places = len(bank.ranks)
+        most = max(2 * places, min(MOST_READ, _READ_BYTES * places // bank.bytes))
+        self.desk = AdapterDesk(read, spare=places, most=most)
         self._bank = bank
         self._places = np.full(slots, _NONE)  # of the adapter of each slot
         self._last: tuple[list[Run], LoRARows] | None = None
