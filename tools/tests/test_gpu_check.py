@@ -119,6 +119,17 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def assert_adapters(results: dict[str, Any]) -> None:
+    """Of the stage of that name."""
+    assert results["wrong"] == []
+    assert results["compared"].keys() == {"unused", "none", "first", "second"}
+    timed = results["timed"]
+    assert {"batch 1", "batch 2"} < timed.keys()
+    for turns in (timed["batch 1"], timed["batch 2"], {"all": {"speeds": timed["prefill_tokens_per_s"]}}):
+        for figures in turns.values():
+            assert all(figures.values())
+
+
 @pytest.mark.parametrize("stage", [*STAGES, *SERVED_STAGES])
 def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
     (path,) = out.glob(f"*-{stage}.json")
@@ -129,13 +140,7 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
     results = record["results"]
     match stage:
         case "adapters":
-            assert results["wrong"] == []
-            assert results["compared"].keys() == {"unused", "none", "first", "second"}
-            timed = results["timed"]
-            assert {"batch 1", "batch 2"} < timed.keys()
-            for turns in (timed["batch 1"], timed["batch 2"], {"all": {"speeds": timed["prefill_tokens_per_s"]}}):
-                for figures in turns.values():
-                    assert all(figures.values())
+            assert_adapters(results)
         case "correctness":
             assert results["wrong"] == []
             assert results["checks"]["triton embedding"] == results["checks"]["grid triton"] == "ok"
