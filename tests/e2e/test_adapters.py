@@ -11,6 +11,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
+from tests.e2e.long_answer import long_answer
 from tests.e2e.random_checkpoint import PLAIN, write
 from tests.server_process import Server
 
@@ -52,26 +53,6 @@ def scheduler(server: Server) -> psutil.Process:
     return found
 
 
-def asked(client: OpenAI, model: str, at: int = 0, blow: Callable[[], None] = lambda: None) -> str:
-    """The text of a long answer, `blow` having been called when so many pieces of it had come."""
-    pieces: list[str] = []
-    stream = client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": "The quick brown fox"}],
-        max_tokens=TOKENS,
-        temperature=1.0,
-        seed=7,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    for chunk in stream:
-        assert chunk.model == model
-        pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
-        if len(pieces) == at:
-            blow()
-    return "".join(pieces)
-
-
 def ordered(server: Server, path: str, **body: str) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=body, headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=60)
 
@@ -95,15 +76,15 @@ def test_an_adapter_is_named_as_a_model_is(served: Server, client: OpenAI, check
     assert set(listed) == {base, "sql"}
     assert listed["sql"].model_extra is not None
     assert listed["sql"].model_extra["parent"] == base
-    plain, adapted = asked(client, base), asked(client, "sql")
-    assert plain != adapted == asked(client, "sql")
-    assert asked(client, base) == plain
+    plain, adapted = long_answer(client, base, TOKENS), long_answer(client, "sql", TOKENS)
+    assert plain != adapted == long_answer(client, "sql", TOKENS)
+    assert long_answer(client, base, TOKENS) == plain
 
 
 def test_a_request_with_an_adapter_outlives_its_scheduler(served: Server, client: OpenAI) -> None:
-    whole = asked(client, "sql")
+    whole = long_answer(client, "sql", TOKENS)
     before = scheduler(served)
-    assert asked(client, "sql", 20, lambda: before.send_signal(signal.SIGKILL)) == whole
+    assert long_answer(client, "sql", TOKENS, 20, lambda: before.send_signal(signal.SIGKILL)) == whole
     assert scheduler(served).pid != before.pid
 
 
@@ -111,20 +92,20 @@ def test_an_adapter_that_is_loaded_at_run_time_is_there_when_parts_have_died(
     served: Server, client: OpenAI, adapters: dict[str, Path]
 ) -> None:
     with pytest.raises(NotFoundError):
-        asked(client, "poems")
+        long_answer(client, "poems", TOKENS)
     answer = ordered(served, "/v1/load_lora_adapter", lora_name="poems", lora_path=str(adapters["poems"]))
     assert answer.status_code == 200, answer.text
     assert answer.json()["loaded_adapters"]["poems"] == str(adapters["poems"])
-    whole = asked(client, "poems")
-    assert whole != asked(client, "sql")
+    whole = long_answer(client, "poems", TOKENS)
+    assert whole != long_answer(client, "sql", TOKENS)
     for part in psutil.Process(served.process.pid).children():
         if "tercet.frontend" in part.cmdline() or "tercet.scheduler" in part.cmdline():
             part.kill()
     wait_until_served(served)
-    assert asked(served.client(), "poems") == whole
+    assert long_answer(served.client(), "poems", TOKENS) == whole
     assert ordered(served, "/v1/unload_lora_adapter", lora_name="poems").status_code == 200
     with pytest.raises(NotFoundError):
-        asked(served.client(), "poems")
+        long_answer(served.client(), "poems", TOKENS)
 
 
 def test_what_is_no_adapter_of_the_model_is_refused(served: Server, checkpoint: Path, tmp_path: Path) -> None:

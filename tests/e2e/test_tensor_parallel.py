@@ -8,6 +8,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
+from tests.e2e.long_answer import long_answer
 from tests.e2e.random_checkpoint import PLAIN, write
 from tests.server_process import Server
 
@@ -49,32 +50,13 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def asked(client: OpenAI, model: str, at: int = 0, blow: Callable[[], None] = lambda: None) -> str:
-    """The text of a long answer, `blow` having been called when so many pieces of it had come."""
-    pieces: list[str] = []
-    stream = client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": "The quick brown fox"}],
-        max_tokens=TOKENS,
-        temperature=1.0,
-        seed=7,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    for chunk in stream:
-        pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
-        if len(pieces) == at:
-            blow()
-    return "".join(pieces)
-
-
 def test_a_request_outlives_either_process(shared: Server, client: OpenAI) -> None:
     model = shared.model()
-    whole = asked(client, model)
+    whole = long_answer(client, model, TOKENS)
     assert len(set(whole.split())) > 20
     for rank, words in ((1, r"rank 1 of this model ended.*: killed by SIGKILL"), (0, r"died: killed by SIGKILL")):
         before = ranks(shared)
         assert len(before) == 2
-        assert asked(client, model, 20, before[rank].kill) == whole
+        assert long_answer(client, model, TOKENS, 20, before[rank].kill) == whole
         assert not any(map(lives, before))
         assert any(re.search(words, line) for line in shared.lines), "\n".join(shared.lines)

@@ -5,6 +5,7 @@ Attention and plain MLPs have them; experts, routers, norms, embeddings and head
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -17,6 +18,15 @@ from tercet.scheduler.models.layer_ops import LayerOps, TorchLayerOps
 from tercet.scheduler.models.layers import GatedMLP
 from tercet.scheduler.models.linear import FusedLinear, Linear
 from tercet.scheduler.models.shard import Cut
+
+
+class AdaptedBatch(Protocol):
+    """What adapters need of a step: see `ForwardBatch`."""
+
+    @property
+    def lora(self) -> LoRARows | None:
+        """Which tokens have an adapter."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +114,10 @@ class LoRABank:
         """Let the layers of a model add what adapters give, in whatever way they compute."""
         for path, linear in self._linears.items():
             linear.ops = AdaptedProjection(linear.ops, self.weights[path], self)
-        model.register_forward_pre_hook(lambda _, inputs: self._begin(*inputs))
+        model.register_forward_pre_hook(lambda _, inputs: self._begin(inputs[2]))
 
-    def _begin(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: object) -> None:  # noqa: ARG002
-        self.rows = getattr(batch, "lora", None)
+    def _begin(self, batch: AdaptedBatch) -> None:
+        self.rows = batch.lora
 
 
 class AdaptedProjection(TorchLayerOps):

@@ -1,0 +1,25 @@
+"""A long answer of a model of random weights, in the midst of which something may happen to the server."""
+
+from collections.abc import Callable
+
+from openai import OpenAI
+
+
+def long_answer(client: OpenAI, model: str, tokens: int, at: int = 0, blow: Callable[[], None] = lambda: None) -> str:
+    """The text, always the same; `blow` is called when so many pieces of it have come."""
+    pieces: list[str] = []
+    stream = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "The quick brown fox"}],
+        max_tokens=tokens,
+        temperature=1.0,
+        seed=7,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    for chunk in stream:
+        assert chunk.model == model
+        pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
+        if len(pieces) == at:
+            blow()
+    return "".join(pieces)
