@@ -39,7 +39,7 @@ def runs(pid: int) -> bool:
     """Whether there is such a process, zombies apart."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second where it goes between opening and reading
         return False
 
 

@@ -97,7 +97,7 @@ def is_alive(pid: int) -> bool:
     """Whether a process still runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second where it goes between opening and reading
         return False
 
 

@@ -51,7 +51,7 @@ class Rank0:
         """Whether its follower lives."""
         try:
             return ") Z " not in Path(f"/proc/{self.follower}/stat").read_text()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # the second where it goes between opening and reading
             return False
 
     def assert_nothing_is_left(self) -> None:
