@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from tercet.protocol.values import unpack_ints
 from tercet.scheduler import wiring
 from tercet.scheduler.__main__ import main
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
-from tercet.scheduler.ports import AdapterReader, Advance, Executor, GrammarReader, Pending
+from tercet.scheduler.ports import AdapterReader, Advance, Executor, GrammarReader, Pending, WeightsReader
+from tercet.scheduler.wiring import Found
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -37,6 +37,10 @@ class FragileExecutor:
     def grammars(self) -> GrammarReader | None:
         return self._executor.grammars
 
+    @property
+    def weights(self) -> WeightsReader:
+        return self._executor.weights
+
     def submit(self, plan: Plan) -> Pending[StepResult]:
         if any(list(unpack_ints(init.tokens))[: len(POISON)] == POISON for init in plan.introduce):
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -50,9 +54,9 @@ class FragileExecutor:
 
 
 def build_fragile(
-    options: ModelOptions, schedule: ScheduleOptions, path: Path, report: Callable[[int, int], None], advance: Advance
+    options: ModelOptions, schedule: ScheduleOptions, found: Found, report: Callable[[int, int], None], advance: Advance
 ) -> Executor:
-    return FragileExecutor(wiring.build_torch(options, schedule, path, report, advance))
+    return FragileExecutor(wiring.build_torch(options, schedule, found, report, advance))
 
 
 if __name__ == "__main__":

@@ -213,9 +213,9 @@ def _install(worker: TpModelWorker) -> int:
 
 
 def _bank(worker: TpModelWorker) -> LoRABank:
-    if worker._adapters is None:
+    if worker._runner._adapters is None:
         raise RuntimeError("the worker has no adapters")
-    return worker._adapters._bank
+    return worker._runner._adapters._bank
 
 
 def _random(weights: LoRAWeights) -> LayerAdapter:

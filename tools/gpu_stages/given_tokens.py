@@ -152,7 +152,7 @@ def record_graphs(worker: TpModelWorker, slots: int, *, adapted: bool = False) -
     """
     while worker.prepare():
         pass
-    recorded, wanted = worker._graphs, len(decode_buckets(slots)) * (2 if adapted else 1)
+    recorded, wanted = worker._runner.graphs, len(decode_buckets(slots)) * (2 if adapted else 1)
     if isinstance(recorded, CudaGraphRunner) and len(recorded._graphs) < wanted:
         raise RuntimeError(f"of {wanted} graphs only {len(recorded._graphs)} could be recorded: see the log")
 

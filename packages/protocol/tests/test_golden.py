@@ -75,7 +75,9 @@ MESSAGES: list[m.Message] = [
             labels=["no", "yes"],
             max_loras=8,
         ),
-        identity=ModelIdentity(weights="abc", files={"tokenizer.json": "0f" * 32}, path="/models/demo"),
+        identity=ModelIdentity(
+            weights="abc", files={"tokenizer.json": "0f" * 32}, path="/models/demo", weights_path="/ckpt/7"
+        ),
         url="http://127.0.0.1:8000",
         software="tercet-scheduler 0.1.0",
     ),
@@ -85,7 +87,7 @@ MESSAGES: list[m.Message] = [
         steps=12,
         step_age=0.5,
         longest_step=1.25,
-        load=Load(queued=1, running=2, pages_total=100, pages_free=40, page_size=16),
+        load=Load(queued=1, running=2, pages_total=100, pages_free=40, page_size=16, updating=True),
         held=Held(rids=["r1"], indices=pack_ints([0]), attempts=pack_ints([1]), positions=pack_ints([9])),
     ),
     m.Goodbye(reason="the server stops"),
@@ -123,6 +125,7 @@ MESSAGES: list[m.Message] = [
     m.FlushCacheReq(id="c1"),
     m.PauseGenerationReq(id="c2"),
     m.ContinueGenerationReq(id="c3"),
+    m.UpdateWeightsFromDiskReq(id="c7", path="/ckpt/7"),
     m.LoadLoRAAdapterReq(id="c5", adapter=LoRAAdapter("/adapters/sql")),
     m.UnloadLoRAAdapterReq(id="c6", adapter=LoRAAdapter("/adapters/sql", "0f" * 32)),
     m.TokenizerFilesReq(id="c4"),

@@ -24,6 +24,7 @@ from tercet.protocol.messages import (
     Rejected,
     TokenizerFiles,
     TokenizerFilesReq,
+    UpdateWeightsFromDiskReq,
 )
 from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.probe import probe
@@ -36,7 +37,7 @@ from tercet.scheduler.event_log import read_events, replay
 from tercet.scheduler.model_files import model_identity, tokenizer_files
 from tercet.scheduler.ports import Executor
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
-from tercet.scheduler.wiring import EXECUTORS, SchedulerProcess, build_fake, build_torch, identity_of
+from tercet.scheduler.wiring import EXECUTORS, Found, SchedulerProcess, build_fake, build_torch, find_model, identity_of
 
 PATIENCE = 60.0
 LONGEST_GAP = 0.5
@@ -116,10 +117,10 @@ def test_the_dtype_of_the_cache_decides_what_fits_and_who_may_take_over(checkpoi
     dtypes: tuple[Literal["bfloat16", "fp8_e4m3"], ...] = ("bfloat16", "fp8_e4m3")
     for dtype in dtypes:
         model = ModelOptions(model=str(path), device="cpu", kv_cache_dtype=dtype, kv_cache_bytes=1 << 16)
-        executor = build_torch(model, ScheduleOptions(), path, lambda *_: None, lambda: None)
+        executor = build_torch(model, ScheduleOptions(), Found(path, "", Task.GENERATE), lambda *_: None, lambda: None)
         pages.append(executor.capacity.groups[0].pages)
         executor.close()
-        weights.append(identity_of(model, Task.GENERATE, path).weights)
+        weights.append(identity_of(model, Found(path, "", Task.GENERATE)).weights)
     assert pages[1] == 2 * pages[0]
     assert weights[0] != weights[1]
 
@@ -134,10 +135,10 @@ def test_who_may_take_over_a_float16_model_depends_on_where_it_is_computed(
     assert len({identity.weights for identity in known.values()}) == 3
     for gpu, dtype, encoder in ((True, "float16", "float16"), (False, "bfloat16", "float32")):
         monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
-        assert identity_of(ModelOptions(), Task.GENERATE, path) == known[dtype]
-        assert identity_of(ModelOptions(), Task.EMBED, path) == known[encoder]
-        assert identity_of(ModelOptions(dtype="float16"), Task.GENERATE, path) == known["float16"]
-        assert identity_of(ModelOptions(device="cpu"), Task.GENERATE, path) == known["bfloat16"]
+        assert identity_of(ModelOptions(), Found(path, "", Task.GENERATE)) == known[dtype]
+        assert identity_of(ModelOptions(), Found(path, "", Task.EMBED)) == known[encoder]
+        assert identity_of(ModelOptions(dtype="float16"), Found(path, "", Task.GENERATE)) == known["float16"]
+        assert identity_of(ModelOptions(device="cpu"), Found(path, "", Task.GENERATE)) == known["bfloat16"]
 
 
 def test_tokenizer_files_are_given_while_the_model_still_loads(
@@ -331,6 +332,40 @@ def test_loading_that_fails_when_nobody_waits_for_it_is_no_failure(
     command += ["--model", str(checkpoints("llama")), "--executor", "fake"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_other_weights_are_announced_and_served(
+    network: Network, start: Start, checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model, new = checkpoints("llama"), tmp_path / "new"
+    new.mkdir()
+    shutil.copy(checkpoints("llama_tied") / "model.safetensors", new)
+    start(model, "--executor", "fake")
+    frontend, detokenizer = Listener(network.node(Role.FRONTEND)), Listener(network.node(Role.DETOKENIZER))
+    first = frontend.wait_for(PeerReady, timeout=PATIENCE).message
+    frontend.node.send("scheduler-0", UpdateWeightsFromDiskReq(id="gone", path=str(tmp_path / "none")))
+    reply = frontend.wait_for(ControlReply, timeout=PATIENCE).message
+    assert reply == ControlReply(id="gone", ok=False, message=f"{tmp_path / 'none'} is no directory")
+    frontend.node.send("scheduler-0", UpdateWeightsFromDiskReq(id="w", path=str(new)))
+    sent = len(frontend.heard)
+    assert frontend.wait_for(ControlReply, timeout=PATIENCE).message == ControlReply(id="w", ok=True)
+    heard = [each.message for each in frontend.heard[sent:] if isinstance(each.message, PeerReady)]
+    second = heard[0] if heard else frontend.wait_for(PeerReady, timeout=PATIENCE).message
+    assert isinstance(first, PeerReady)
+    assert isinstance(second, PeerReady)
+    old, served = first.ready.identity, second.ready.identity
+    assert old is not None
+    assert served is not None
+    assert (served.weights_path, served.path, served.files) == (str(new), old.path, old.files)
+    assert second.ready.limits == first.ready.limits
+    options = ModelOptions(model=str(model), executor="fake")
+    assert served == identity_of(options, find_model(options, str(new)))
+    assert served.weights != old.weights
+    detokenizer.wait_for(PeerUp, timeout=PATIENCE)
+    frontend.node.send("scheduler-0", request("r", PROMPT, max_new_tokens=4, ignore_eos=True))
+    said = tokens_at(detokenizer, 1)["r", 0]
+    fake = FakeExecutor(small_capacity(vocab_size=389), weights=str(new))
+    assert said[0] == fake.next_token(PROMPT) != expected(1)[0]
 
 
 def test_a_bad_model_ends_the_process_with_one_line(start: Start, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
             """Rank 0 as `Ranks` runs it."""
 
             grammars, close, prepare, capacity = worker.grammars, worker.close, worker.prepare, worker.capacity
-            adapters = worker.adapters
+            adapters, weights = worker.adapters, worker.weights
 
             def submit(self, plan: Plan) -> Any:
                 orders.put(Step(plan=plan, forced=[*forced]))

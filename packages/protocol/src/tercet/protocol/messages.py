@@ -172,6 +172,21 @@ class ContinueGenerationReq(Message, frozen=True, kw_only=True):
     id: str
 
 
+class UpdateWeightsFromDiskReq(Message, frozen=True, kw_only=True):
+    """Go on with other weights of the same model. Since 1.1.
+
+    Requests that have tokens of the old ones come to their end first, and others wait, unless generation is paused:
+    then the weights are loaded at once, and what runs goes on with them, all its keys and values computed again.
+
+    The answer comes when they are loaded, and a Ready says what they are, or when they are refused, and then nothing has
+    changed. No prefix stays cached.
+    """
+
+    id: str
+    path: str
+    """A directory on the scheduler's machine."""
+
+
 class LoadLoRAAdapterReq(Message, frozen=True, kw_only=True):
     """Read an adapter, so that the answer says what its files are, and its first request finds it read. Since 1.1.
 
@@ -311,7 +326,8 @@ class BatchStrOutput(Message, frozen=True, kw_only=True):
 # Unions: what each link carries, and what each inbox therefore decodes.
 
 Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
-ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq | LoadLoRAAdapterReq | UnloadLoRAAdapterReq
+AdapterReq = LoadLoRAAdapterReq | UnloadLoRAAdapterReq
+ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq | UpdateWeightsFromDiskReq | AdapterReq
 FrontendToScheduler = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq | TokenizerFilesReq
 SchedulerToFrontend = Rejected | ReadyAlone | ControlReply | TokenizerFiles | BatchEmbeddingOutput
 SchedulerToDetokenizer = BatchTokenIDOutput | TokenizerFiles

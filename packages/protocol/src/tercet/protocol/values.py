@@ -228,6 +228,8 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """File name to SHA-256: tokenizer, chat template and generation config."""
     path: str = ""
     """The model directory on the scheduler's machine."""
+    weights_path: str = ""
+    """The directory that weights were taken from, if it is another. Since 1.1."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +249,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     cached_prompt_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    updating: bool = False
+    """Whether new requests wait for other weights. Since 1.1."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,8 @@ class ProcessOptions:
     """How much to log."""
     drain_grace: float = 30.0
     """Seconds that requests held get to finish after SIGTERM."""
+    weights: str = ""
+    """Directory of other weights for the model, such as it had come to before its process died."""
     event_log: str = ""
     """File to write every event and plan to, for tools/replay.py."""
 

@@ -14,13 +14,14 @@ from tercet.protocol.messages import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     UnloadLoRAAdapterReq,
+    UpdateWeightsFromDiskReq,
 )
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
 from tercet.protocol.values import Grammar, Held, Load, LoRAAdapter, Phase
-from tercet.scheduler.core.config import Arrival, Drain, PeerGone
+from tercet.scheduler.core.config import Arrival, Drain, PeerGone, WeightsRead
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.outbox import Outbox
-from tercet.scheduler.ports import AdapterReader, GrammarReader, Pending, Runner
+from tercet.scheduler.ports import AdapterReader, GrammarReader, Pending, Runner, WeightsReader
 from tercet.scheduler.reading import of_adapters, of_grammars
 from tercet.scheduler.status import StatusBoard
 
@@ -73,6 +74,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         overlap: int = 0,
         grammars: GrammarReader | None = None,
         adapters: AdapterReader | None = None,
+        weights: WeightsReader | None = None,
         prepare: Callable[[], bool] = lambda: False,
     ) -> None:
         """`prepare` does a part of what makes later steps faster, and says whether there is more to do."""
@@ -86,6 +88,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._grammars = of_grammars(grammars, core.grammars)
         self._adapters = of_adapters(adapters, core.adapters)
         self._forget = (lambda _: None) if adapters is None else adapters.forget
+        self._weights = weights
         self._prepare = prepare
         self._in_flight: deque[Pending[ResultT]] = deque()
         self._published = float("-inf")
@@ -105,7 +108,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def turn(self) -> None:
         """Take what arrived, start the next step, finish the oldest."""
         core, outbox, in_flight = self._core, self._outbox, self._in_flight
-        news = [*outbox.flush(), *self._grammars.news(), *self._adapters.news()]
+        news = [*outbox.flush(), *self._grammars.news(), *self._adapters.news(), *self._looked_at()]
         if self.draining and self._board.drain():
             news.append(Arrival("", Drain()))
         arrivals = [*news, *self._arrivals(0 if news else self._wait())]
@@ -125,13 +128,21 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
-        if self._outbox.backlog or self._core.runnable or self._grammars.busy or self._adapters.busy:
+        if self._outbox.backlog or self._core.runnable or self._reads:
             return RETRY_INTERVAL
         self._publish(now=True)
         self._board.enter(Phase.COMPILING)
         more = self._prepare()
         self._board.enter(Phase.IDLE)
         return 0 if more else None
+
+    @property
+    def _reads(self) -> bool:
+        """Whether something is being read, of which there will be news."""
+        return self._grammars.busy or self._adapters.busy or (self._weights is not None and self._weights.busy)
+
+    def _looked_at(self) -> list[Arrival]:
+        return [] if self._weights is None else [Arrival("", WeightsRead(*each)) for each in self._weights.take_read()]
 
     def _publish(self, *, now: bool = False) -> None:
         time = self._clock()
@@ -151,6 +162,10 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                     arrivals += [*self._grammars.want(message.sampling.grammar), *self._adapters.want(message.lora)]
                 case LoadLoRAAdapterReq(adapter=adapter):
                     arrivals += [Arrival(source, message), *self._adapters.want(adapter)]
+                case UpdateWeightsFromDiskReq(path=path):
+                    arrivals.append(Arrival(source, message))
+                    if self._weights is not None:
+                        self._weights.want(path)
                 case UnloadLoRAAdapterReq(adapter=adapter):
                     self._forget(adapter)
                     arrivals.append(Arrival(source, message))

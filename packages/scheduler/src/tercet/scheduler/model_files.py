@@ -207,6 +207,7 @@ def model_identity(
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
     context_length: int | None = None,
+    weights: Path | None = None,
 ) -> ModelIdentity:
     """What must be equal for a request to go on elsewhere, and the hashes that frontends cache files by.
 
@@ -215,23 +216,27 @@ def model_identity(
     quantized, the dtype of keys and values ("auto": that of the weights), and where a model rotates otherwise to serve
     long texts (longrope) how long it serves. It reads a few hundred KiB of a checkpoint of any size. A directory
     without weights, good for dummy ones, has an identity too.
+
+    Of a model with the `weights` of another directory, it is the fingerprint of that one.
     """
+    own = directory if weights is None else weights
+    described = own if (own / "config.json").is_file() else directory
     digest = hashlib.sha256()
 
     def add(part: bytes) -> None:
         digest.update(len(part).to_bytes(8, "little") + part)
 
-    config = (directory / "config.json").read_bytes()
+    config = (described / "config.json").read_bytes()
     add(config)
     if b'"long_factor"' in config:
         add(f"as long as {context_length}".encode())
     for name in _SENTENCE_FILES:
-        if (directory / name).is_file():
-            add((directory / name).read_bytes())
-    add(_revision(directory).encode())
+        if (described / name).is_file():
+            add((described / name).read_bytes())
+    add(_revision(own).encode())
     served = dtype if quantization == "none" else f"{dtype} as {quantization}"
     add((served if kv_cache_dtype in ("auto", dtype) else f"{served}, cached in {kv_cache_dtype}").encode())
-    for path in weight_files(directory) if any(directory.glob("*.safetensors")) else []:
+    for path in weight_files(own) if any(own.glob("*.safetensors")) else []:
         add(f"{path.name} {path.stat().st_size}".encode())
         tensors = read_header(path)
         with path.open("rb") as file:
@@ -239,8 +244,12 @@ def model_identity(
                 add(f"{name} {tensor}".encode())
                 file.seek(tensor.start)
                 add(file.read(min(_SAMPLE, tensor.end - tensor.start)))
-    files = file_hashes(tokenizer_files(directory))
-    return ModelIdentity(weights=digest.hexdigest(), files=files, path=str(directory))
+    return ModelIdentity(
+        weights=digest.hexdigest(),
+        files=file_hashes(tokenizer_files(directory)),
+        path=str(directory),
+        weights_path="" if weights is None else str(weights),
+    )
 
 
 def _stored_tensor(name: str, entry: Any, data_start: int) -> StoredTensor:

@@ -78,6 +78,23 @@ class AdapterReader(Reader[LoRAAdapter], Protocol):
         ...
 
 
+class WeightsReader(Protocol):
+    """See `tercet.scheduler.weights_desk`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take_read` has something to tell, now or later."""
+        ...
+
+    def want(self, path: str) -> None:
+        """Look whether the weights of a directory could be loaded."""
+        ...
+
+    def take_read(self) -> Collection[tuple[str, str]]:
+        """Each path that has been looked at, and why its weights cannot be loaded; empty where they can."""
+        ...
+
+
 class Executor(Runner[Plan, StepResult], Protocol):
     """Runs a model that generates."""
 
@@ -94,6 +111,11 @@ class Executor(Runner[Plan, StepResult], Protocol):
     @property
     def adapters(self) -> AdapterReader | None:
         """The same of adapters; None where none can be run."""
+        ...
+
+    @property
+    def weights(self) -> WeightsReader:
+        """Who looks at weights before a plan has them loaded."""
         ...
 
     def prepare(self) -> bool:

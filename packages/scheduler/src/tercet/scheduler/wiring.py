@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -26,6 +26,7 @@ from tercet.protocol.node import Answer, NodeConfig, ThreadNode, unanswered
 from tercet.protocol.security import Security
 from tercet.protocol.values import ModelIdentity, ModelLimits, Role, Task
 from tercet.scheduler.__about__ import __version__
+from tercet.scheduler.announcing import AnnouncingExecutor
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeResult
@@ -69,14 +70,29 @@ def on_gpu(options: ModelOptions) -> bool:
     return torch.cuda.is_available()
 
 
-def identity_of(options: ModelOptions, task: Task, path: Path) -> ModelIdentity:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The model that is served."""
+
+    path: Path
+    """Its directory."""
+    name: str
+    """What clients call it."""
+    task: Task
+    weights: Path | None = None
+    """The directory of its weights, if it is another."""
+
+
+def identity_of(options: ModelOptions, found: Found) -> ModelIdentity:
     """By which a model is known: where it is computed decides with the options in which dtype that is."""
-    dtype = served_dtype(path, options.dtype, gpu=on_gpu(options), encoder=task is not Task.GENERATE)
-    return model_identity(path, dtype, options.quantization, options.kv_cache_dtype, options.context_length)
+    dtype = served_dtype(found.path, options.dtype, gpu=on_gpu(options), encoder=found.task is not Task.GENERATE)
+    return model_identity(
+        found.path, dtype, options.quantization, options.kv_cache_dtype, options.context_length, found.weights
+    )
 
 
 def build_torch(
-    options: ModelOptions, schedule: ScheduleOptions, path: Path, report: ReportBytes, advance: Advance
+    options: ModelOptions, schedule: ScheduleOptions, found: Found, report: ReportBytes, advance: Advance
 ) -> Executor:
     """The real thing."""
     with settling_in():
@@ -85,12 +101,13 @@ def build_torch(
         from tercet.scheduler.models.registry import is_ours, named_architecture
 
     size = options.tensor_parallel_size
-    architecture = named_architecture(read_json(path / "config.json"))
+    architecture = named_architecture(read_json(found.path / "config.json"))
     if size > 1 and not is_ours(architecture):
         raise ConfigError(f"--tensor-parallel-size {size}: {architecture} is transformers' own, and never shared")
     gpu = on_gpu(options)
     worker = WorkerOptions(
-        model=path,
+        model=found.path,
+        weights=found.weights,
         dtype=options.dtype,
         device=options.device,
         load_format="dummy" if options.load_format == "dummy" else "safetensors",
@@ -118,17 +135,17 @@ def build_torch(
 def build_fake(
     options: ModelOptions,
     schedule: ScheduleOptions,
-    path: Path,
+    found: Found,
     report: ReportBytes,  # noqa: ARG001
     advance: Advance,  # noqa: ARG001
 ) -> Executor:
     """A model that costs nothing, with the vocabulary of a real one; needs no torch."""
     from tercet.scheduler.testing.fake_executor import FakeExecutor
 
-    config = read_json(path / "config.json")
+    config = read_json(found.path / "config.json")
     length, vocab_size = (config.get(name) for name in ("max_position_embeddings", "vocab_size"))
     if not isinstance(length, int) or not isinstance(vocab_size, int):
-        raise ModelError(f"{path}/config.json lacks max_position_embeddings or vocab_size")
+        raise ModelError(f"{found.path}/config.json lacks max_position_embeddings or vocab_size")
     length = options.context_length or length
     slots = schedule.slots(gpu=False)
     pages = slots * -(-length // options.page_size)
@@ -141,10 +158,10 @@ def build_fake(
         eos_token_ids=[],
         adapters=schedule.max_loras,
     )
-    return FakeExecutor(capacity, verify=False)
+    return FakeExecutor(capacity, verify=False, weights=str(found.weights or ""))
 
 
-EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Path, ReportBytes, Advance], Executor]] = {
+EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Found, ReportBytes, Advance], Executor]] = {
     "torch": build_torch,
     "fake": build_fake,
 }
@@ -153,22 +170,13 @@ EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Path, ReportBytes,
 AnyLoop = SchedulerLoop[Plan, StepResult] | SchedulerLoop[EncodePlan, EncodeResult]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The model that is served."""
-
-    path: Path
-    """Its directory."""
-    name: str
-    """What clients call it."""
-    task: Task
-
-
-def find_model(options: ModelOptions) -> Found:
+def find_model(options: ModelOptions, weights: str = "") -> Found:
     """The model that options name, downloaded if need be, which may take long. Raises ModelError."""
     path = resolve_model(options.model)
     name = path.name if Path(options.model).is_dir() else options.model
-    found = Found(path, name, task_of(path, options.task))
+    found = Found(path, name, task_of(path, options.task), Path(weights).absolute() if weights else None)
+    if found.weights is not None and found.task is not Task.GENERATE:
+        raise ModelError(f"{name} generates no text, and has its own weights alone")
     check_tokenizer(path)
     return found
 
@@ -215,9 +223,7 @@ class SchedulerProcess:
             else:
                 self._loop, limits = self._encoding(found, stack)
             gc.freeze()  # what loading made stays: no collection need look at it, which would hold up every request
-            software = f"tercet-scheduler {__version__}"
-            identity = identity_of(self._model, found.task, found.path)
-            self._node.set_ready(Ready(limits=limits, identity=identity, software=software))
+            self._announce(found, limits)
             self._loop.run()
 
     def stop(self) -> None:
@@ -257,7 +263,7 @@ class SchedulerProcess:
 
     def _find(self) -> Found:
         """The model, of which those who have asked are told."""
-        found = find_model(self._model)
+        found = find_model(self._model, self._process.weights)
         if found.task is not Task.GENERATE and self._process.event_log:
             raise ConfigError("--event-log: what an encoder does is not recorded")
         self._found = found
@@ -269,29 +275,35 @@ class SchedulerProcess:
         """The loop of a model that generates, and what frontends must know of it."""
         build = EXECUTORS[self._model.executor]
         executor = _checked(
-            lambda: build(self._model, self._schedule, found.path, self._reporter(), self._board.advance)
+            lambda: build(self._model, self._schedule, found, self._report_loading(), self._board.advance)
         )
         stack.callback(executor.close)
         core = Scheduler(self._core_config(), executor.capacity)
         tokens = core.memory.tokens
         self._tell(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
-        return (
-            self._looped(
-                core if log is None else RecordingScheduler(core, log),
-                executor,
-                grammars=executor.grammars,
-                adapters=executor.adapters,
-                prepare=executor.prepare,
-            ),
-            _limits(found, executor.capacity, tokens),
+        limits = _limits(found, executor.capacity, tokens)
+        loop = self._looped(
+            core if log is None else RecordingScheduler(core, log),
+            AnnouncingExecutor(executor, lambda path: self._announce(replace(found, weights=Path(path)), limits)),
+            grammars=executor.grammars,
+            adapters=executor.adapters,
+            weights=executor.weights,
+            prepare=executor.prepare,
         )
+        return loop, limits
+
+    def _announce(self, found: Found, limits: ModelLimits) -> None:
+        """Tell peers what is served from now on."""
+        software = f"tercet-scheduler {__version__}"
+        self._node.set_ready(Ready(limits=limits, identity=identity_of(self._model, found), software=software))
 
     def _encoding(self, found: Found, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
         """The same of a model that gives vectors or scores. Raises ConfigError for adapters."""
         if self._schedule.max_loras:
             raise ConfigError(f"--max-loras {self._schedule.max_loras}: {found.name} generates no text")
         build = ENCODERS[self._model.executor]
-        served = _checked(lambda: build(self._model, found.task, found.path, self._reporter(), self._board.advance))
+        report = self._report_loading()
+        served = _checked(lambda: build(self._model, found.task, found.path, report, self._board.advance))
         stack.callback(served.encoder.close)
         capacity = served.encoder.capacity
         limits = ModelLimits(
@@ -330,12 +342,13 @@ class SchedulerProcess:
         except OSError as error:
             raise ConfigError(f"--event-log {self._process.event_log}: {error.strerror}") from error
 
-    def _reporter(self) -> ReportBytes:
-        """Passes the bytes loaded on to the supervisor, not too often."""
+    def _report_loading(self) -> ReportBytes:
+        """Passes the bytes loaded on to the supervisor, not too often. Each is a sign of life, if a step loads them."""
         last = 0.0
 
         def report(done: int, total: int) -> None:
             nonlocal last
+            self._board.advance()
             now = time.monotonic()
             if now - last >= PROGRESS_INTERVAL or done == total:
                 last = now

@@ -50,6 +50,13 @@ class AdapterPlaces:
             del self.users[adapter]
             self._idle[adapter] = None
 
+    def forget(self) -> None:
+        """No adapter is at its place any more. Nobody uses one."""
+        self._empty = list(range(self.count - 1, -1, -1))
+        self._places.clear()
+        self._idle.clear()
+        self.loads = []
+
     def _reused(self) -> int:
         """A place that nobody uses; what was to be brought there is not any more."""
         adapter = next(iter(self._idle))

@@ -88,6 +88,13 @@ class AdapterRead(msgspec.Struct, frozen=True, tag=True):
     """Of its files."""
 
 
+class WeightsRead(msgspec.Struct, frozen=True, tag=True):
+    """Weights that were asked for have been looked at; with a `fault`, they cannot be loaded."""
+
+    path: str
+    fault: str = ""
+
+
 class Drain(msgspec.Struct, frozen=True, tag=True):
     """The scheduler is leaving: finish what is held, refuse the rest."""
 
@@ -96,7 +103,7 @@ Asked = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | Cont
 """What frontends ask of a core, of whichever kind: each answers also what only the other can do."""
 Obstacle = PeerBlocked | PeerDrained | GrammarPending | GrammarRead | AdapterPending | AdapterRead
 """What comes between a choice and its plan, and that it is gone."""
-CoreMessage = Asked | PeerGone | Obstacle | Drain
+CoreMessage = Asked | PeerGone | Obstacle | WeightsRead | Drain
 
 
 class Arrival(NamedTuple):

@@ -22,6 +22,7 @@ from tercet.protocol.messages import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     UnloadLoRAAdapterReq,
+    UpdateWeightsFromDiskReq,
 )
 from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, LoRAAdapter, belongs, pack_ints
 from tercet.scheduler.core.asked_aborts import AskedAborts
@@ -36,6 +37,7 @@ from tercet.scheduler.core.config import (
     PeerBlocked,
     PeerDrained,
     PeerGone,
+    WeightsRead,
 )
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.embedding_outputs import EmbeddingOutputs
@@ -91,6 +93,7 @@ class EmbeddingScheduler:
                     FlushCacheReq()
                     | PauseGenerationReq()
                     | ContinueGenerationReq()
+                    | UpdateWeightsFromDiskReq()
                     | LoadLoRAAdapterReq()
                     | UnloadLoRAAdapterReq()
                 ):
@@ -103,8 +106,8 @@ class EmbeddingScheduler:
                     self.blocked_peers.discard(peer)
                 case Drain():
                     self.draining = True
-                case GrammarPending() | GrammarRead() | AdapterPending() | AdapterRead():
-                    pass  # a vector follows no grammar and has no adapter
+                case GrammarPending() | GrammarRead() | AdapterPending() | AdapterRead() | WeightsRead():
+                    pass  # a vector follows no grammar and has no adapter, and an encoder keeps its weights
                 case _:
                     assert_never(message)
         self._offer(outputs)
@@ -119,6 +122,8 @@ class EmbeddingScheduler:
                 self.paused_by = source if isinstance(order, PauseGenerationReq) else ""
             case LoadLoRAAdapterReq() | UnloadLoRAAdapterReq():
                 ok, told = False, "an encoder runs no adapters"
+            case UpdateWeightsFromDiskReq():
+                ok, told = False, "an encoder keeps the weights that it was started with"
             case _:
                 assert_never(order)
         outputs.tell(source, ControlReply(id=order.id, ok=ok, message=told))

@@ -148,6 +148,11 @@ class KVMemory:
         self.pools.release(pages)
         return len(pages[0])
 
+    def forget(self) -> None:
+        """Nothing that was computed is of use any more, and no adapter is at its place. No choice runs."""
+        self.flush()
+        self.adapters.forget()
+
     def _common_with_leader(self, req: Req) -> tuple[Req | None, int]:
         """The leader, if it still runs, and how many tokens of its pages a follower can use."""
         leader = req.leader

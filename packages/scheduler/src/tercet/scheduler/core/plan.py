@@ -87,9 +87,15 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in this order: adapters, introduce, pages, copies, rows. Rows that decode come first."""
+    """One step. Applied in this order: adapters, introduce, pages, copies, rows. Rows that decode come first.
+
+    Or no step at all, but other `weights` to be loaded: then there is nothing else in it, and whatever an executor knew
+    of slots and adapters is void.
+    """
 
     step: int
+    weights: str = ""
+    """A directory."""
     adapters: list[AdapterLoad] = []
     introduce: list[SlotInit] = []
     pages: list[PageUpdate] = []

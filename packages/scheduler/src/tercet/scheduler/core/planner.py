@@ -116,6 +116,8 @@ class Planner:
         self.blocked_peers: set[str] = set()
         self.pending_grammars: set[Grammar] = set()
         self.pending_adapters: set[LoRAAdapter] = set()
+        self.closed = False
+        """Whether only choices that have output go on: what has none waits for other weights."""
 
     def plan(self, step: int) -> tuple[Plan, list[Req]] | None:
         """The next step, or None when there is nothing to compute, or when it is better to wait for a result."""
@@ -170,11 +172,13 @@ class Planner:
                 self.pending_adapters.discard(adapter)
 
     def is_blocked(self, req: Req) -> bool:
-        """Whether the output of a choice has nowhere to go now, or its grammar or adapter is not read yet."""
+        """Whether the output of a choice has nowhere to go now, or it waits for a grammar, an adapter or weights."""
         if req.detokenizer in self.blocked_peers:
             return True
         if req.slot >= 0:
             return False
+        if self.closed and not req.output_tokens:
+            return True
         return req.sampling.grammar in self.pending_grammars or req.adapter in self.pending_adapters
 
     def _plan_decodes(self, draft: Draft, step: int) -> list[Req]:

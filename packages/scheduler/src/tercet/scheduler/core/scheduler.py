@@ -20,6 +20,7 @@ from tercet.protocol.messages import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     UnloadLoRAAdapterReq,
+    UpdateWeightsFromDiskReq,
 )
 from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, LoRAAdapter, pack_ints, unpack_ints
 from tercet.scheduler.core.adapter_orders import AdapterOrders
@@ -35,6 +36,7 @@ from tercet.scheduler.core.config import (
     PeerBlocked,
     PeerDrained,
     PeerGone,
+    WeightsRead,
 )
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_after
@@ -48,6 +50,7 @@ from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.roster import Roster
 from tercet.scheduler.core.screening import strange_ids
+from tercet.scheduler.core.weights_order import WeightsOrder
 
 
 class Scheduler:
@@ -66,6 +69,7 @@ class Scheduler:
         self.paused_by = ""
         """The frontend that paused generation; whoever continues it, or the end of that frontend, ends the pause."""
         self.orders = AdapterOrders()
+        self.weights = WeightsOrder()
         self._steps = 0
         self._steady = SteadyRows()
 
@@ -105,6 +109,7 @@ class Scheduler:
                     FlushCacheReq()
                     | PauseGenerationReq()
                     | ContinueGenerationReq()
+                    | UpdateWeightsFromDiskReq()
                     | LoadLoRAAdapterReq()
                     | UnloadLoRAAdapterReq()
                 ):
@@ -118,6 +123,9 @@ class Scheduler:
                     PeerBlocked() | PeerDrained() | GrammarPending() | GrammarRead() | AdapterPending() | AdapterRead()
                 ):
                     self._heed(message, outputs)
+                case WeightsRead():
+                    self.weights.read(message, outputs)
+                    self.planner.closed = bool(self.weights.due)
                 case Drain():
                     self.intake.draining = True
                 case _:
@@ -128,6 +136,9 @@ class Scheduler:
     def _obey(self, source: str, order: ControlReq, outputs: Outputs) -> None:
         if isinstance(order, LoadLoRAAdapterReq) and self.capacity.adapters:
             self.orders.note(source, order)
+            return
+        if isinstance(order, UpdateWeightsFromDiskReq):
+            self.weights.note(source, order, outputs)
             return
         ok, told = True, ""
         match order:
@@ -153,14 +164,27 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """Plan the next step, if there is one."""
-        if self.paused:
-            return None
-        planned = self.planner.plan(self._steps)
+        planned = self._load_weights() if self.weights.due else None
+        if planned is None and not self.paused:
+            planned = self.planner.plan(self._steps)
         if planned is None:
             return None
         self._steps += 1
         self.in_flight.append(planned)
         return planned[0]
+
+    def _load_weights(self) -> tuple[Plan, list[Req]] | None:
+        """Once nothing needs the weights that are there: a plan that loads others.
+
+        While generation is paused that is as soon as no step is in flight: what runs computes everything again then.
+        """
+        if self.in_flight or (not self.paused and any(req.slot >= 0 or req.output_tokens for req in self.roster)):
+            return None
+        for req in list(self.planner.running):
+            self.planner.retract(req)
+        self.memory.forget()
+        self.planner.closed = False
+        return Plan(step=self._steps, weights=self.weights.load(), rows=[]), []
 
     def commit(self, result: StepResult) -> list[Outgoing]:
         """Take the result of the oldest plan in flight. Returns its tokens and final answers."""
@@ -191,6 +215,8 @@ class Scheduler:
         self._steady.update(steady)
         outputs.emit_steady(self._steady, said)
         self.memory.settle(plan.step)
+        if plan.weights:
+            self.weights.loaded(outputs)
         self._offer(outputs)
         return outputs.take()
 
@@ -236,6 +262,7 @@ class Scheduler:
             cached_prompt_tokens=self.counters.cached_tokens,
             prompt_tokens=self.counters.prompt_tokens,
             output_tokens=self.counters.output_tokens,
+            updating=self.weights.coming,
         )
 
     def _offer(self, outputs: Outputs) -> None:

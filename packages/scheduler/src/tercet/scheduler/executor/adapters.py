@@ -18,15 +18,21 @@ _READ_BYTES = 4 << 30
 """What adapters that were read take in the host's memory, at most, unless there are places for more."""
 
 
+def desk_of(bank: LoRABank) -> AdapterDesk:
+    """Where adapters are read that fit a bank."""
+    some = next(iter(bank.weights.values()))
+    read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
+    places = len(bank.ranks)
+    most = max(2 * places, min(MOST_READ, _READ_BYTES * places // bank.bytes))
+    return AdapterDesk(read, spare=places, most=most)
+
+
 class Adapters:
     """What `ModelRunner` asks of adapters."""
 
-    def __init__(self, bank: LoRABank, slots: int, device: torch.device) -> None:
-        some = next(iter(bank.weights.values()))
-        read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
-        places = len(bank.ranks)
-        most = max(2 * places, min(MOST_READ, _READ_BYTES * places // bank.bytes))
-        self.desk = AdapterDesk(read, spare=places, most=most)
+    def __init__(self, bank: LoRABank, slots: int, device: torch.device, desk: AdapterDesk | None = None) -> None:
+        """`desk` is that of a bank just like this one, which it takes the place of."""
+        self.desk = desk or desk_of(bank)
         self._bank = bank
         self._places = np.full(slots, _NONE)  # of the adapter of each slot
         self._last: tuple[list[Run], LoRARows] | None = None

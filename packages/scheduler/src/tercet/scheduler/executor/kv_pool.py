@@ -59,12 +59,10 @@ class KVPool:
         spare: bool = False,
         scales: Mapping[int, Scales] | None = None,
     ) -> None:
-        if scales and shape.dtype != E4M3:
-            raise ValueError(f"keys and values in {shape.dtype} have no scales")
         self.groups = groups
         self.shape = shape
         self.device = device
-        self._scales = scales or {}
+        self.take_scales(scales)
         self._spare = spare
         self.group_of = {layer: index for index, group in enumerate(groups) for layer in group.layers}
         self._keys: dict[int, torch.Tensor] = {}
@@ -87,6 +85,12 @@ class KVPool:
     def layer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The key and value caches of a layer."""
         return self._keys[layer_id], self._values[layer_id]
+
+    def take_scales(self, scales: Mapping[int, Scales] | None) -> None:
+        """What is stored from now on are multiples of these."""
+        if scales and self.shape.dtype != E4M3:
+            raise ValueError(f"keys and values in {self.shape.dtype} have no scales")
+        self._scales = scales or {}
 
     def scales_of(self, layer_id: int) -> Scales:
         """Those of a layer's keys and values."""

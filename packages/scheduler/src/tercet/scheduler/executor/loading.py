@@ -1,6 +1,8 @@
 """Loading a model: ours or transformers', on native kernels, fused ones or plain torch."""
 
 import logging
+from dataclasses import fields
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -15,9 +17,9 @@ from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig, co
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampler import SamplingOps
 from tercet.scheduler.executor.shortage import release_cached
-from tercet.scheduler.executor.weights import Progress, dummy_weights, load_weights
+from tercet.scheduler.executor.weights import Progress, check_weights, dummy_weights, load_weights
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.model_files import read_json
+from tercet.scheduler.model_files import ModelError, read_header, read_json, weight_files
 from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, use_ops
@@ -41,8 +43,31 @@ class Loaded(NamedTuple):
 def shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:
     """A `ModelConfig`, of an architecture that is written here."""
     dtype = computed_dtype(options.model, options.dtype, device)
-    ours = is_ours(named_architecture(read_json(options.model / "config.json")))
-    return (ModelConfig.load if ours else hugging_face.read_shape)(options.model, dtype)
+    return _read_shape(options.model, dtype)
+
+
+def _read_shape(directory: Path, dtype: str) -> DecoderShape:
+    ours = is_ours(named_architecture(read_json(directory / "config.json")))
+    return (ModelConfig.load if ours else hugging_face.read_shape)(directory, dtype)
+
+
+def check_replacement(weights: Path, options: WorkerOptions, config: DecoderShape, shard: Shard = WHOLE) -> None:
+    """Raise ModelError for a directory whose weights cannot be served in the place of those of the model.
+
+    It needs no config.json. If it has one, that must mean the same as the model's, but for the dtype of what is stored.
+    """
+    if not weights.is_dir():
+        raise ModelError(f"{str(weights)!r} is no directory")
+    if (weights / "config.json").is_file():
+        dtype = str(config.dtype).removeprefix("torch.")
+        own, other = (_read_shape(path, dtype) for path in (options.model, weights))
+        differing = [each.name for each in fields(own) if getattr(own, each.name) != getattr(other, each.name, None)]
+        if wrong := [name for name in differing if name != "eos_token_ids"]:
+            raise ModelError(f"{weights}/config.json is of another model: {', '.join(wrong)}")
+    if isinstance(config, ModelConfig):
+        check_weights(build_model(config, "cpu", shard), weights)  # memory that nobody writes to is none
+    for path in weight_files(weights):
+        read_header(path)
 
 
 def load_model(
@@ -71,7 +96,7 @@ def load_model(
     if options.load_format == "dummy":
         dummy_weights(model, quantization=None if in_full else config.quantization)
     else:
-        load_weights(model, options.model, progress, dequantised=in_full, lend=not why_torch)
+        load_weights(model, options.checkpoint, progress, dequantised=in_full, lend=not why_torch)
     bank = _bank(options, config, model, device)
     if device.type == "cuda":
         release_cached()  # what loading needed for a while is free again, for the KV cache
@@ -113,7 +138,7 @@ def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *
     """A model that runs on transformers' modules, with linear layers on `native` kernels. It has no adapters."""
     if options.max_loras:
         raise ValueError(f"max_loras {options.max_loras}: models on transformers' own modules run no adapters")
-    model = hugging_face.load(options.model, shape, device, dummy=options.load_format == "dummy")
+    model = hugging_face.load(options.checkpoint, shape, device, dummy=options.load_format == "dummy")
     if native:
         use_native_linears(model, load_library(), options.quantization)
     return model

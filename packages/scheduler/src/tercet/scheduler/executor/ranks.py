@@ -23,6 +23,7 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.desk import GrammarDesk
 from tercet.scheduler.models.shard import Shard
 from tercet.scheduler.ports import Advance
+from tercet.scheduler.weights_desk import WeightsDesk
 
 
 class PendingShared:
@@ -90,6 +91,11 @@ class Ranks:
     def adapters(self) -> AdapterDesk | None:
         """Where adapters are read before they are planned. The others read theirs when they are told to."""
         return self._worker.adapters
+
+    @property
+    def weights(self) -> WeightsDesk:
+        """Who looks at weights before all load them."""
+        return self._worker.weights
 
     @property
     def pids(self) -> list[int]:

@@ -1,10 +1,12 @@
 """`TpModelWorker`: the executor of one rank. It loads a model, sizes the KV cache, and runs plans in order."""
 
+import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -15,18 +17,19 @@ from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.adapter_desk import AdapterDesk
-from tercet.scheduler.executor.adapters import Adapters
+from tercet.scheduler.executor.adapters import Adapters, desk_of
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.devices import take_device
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
-from tercet.scheduler.executor.loading import load_model, sampling_ops, shape_of
+from tercet.scheduler.executor.loading import Loaded, check_replacement, load_model, sampling_ops, shape_of
 from tercet.scheduler.executor.lockstep import Conduct, conduct_of
 from tercet.scheduler.executor.model_config import DecoderShape
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
+from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.step_output import StepOutput
@@ -36,6 +39,7 @@ from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.desk import GrammarDesk
 from tercet.scheduler.models.shard import WHOLE, Shard
 from tercet.scheduler.ports import Advance
+from tercet.scheduler.weights_desk import WeightsDesk
 
 logger = logging.getLogger(__name__)
 
@@ -79,38 +83,23 @@ class TpModelWorker:
             dtype=KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
         )
         scales = _kv_scales(options, config, shape)
+        self._options, self._config, self._shape, self._device = options, config, shape, device
+        self._backend, self._native, self._shard = backend, backend is CpuAttention, shard
+        self._conduct, self._advance, self._progress = conduct_of(shard), advance, progress
         self._grammars = _grammars(options, config)
-        native = backend is CpuAttention
-        model, bank = load_model(options, config, shape, device, native=native, progress=progress, shard=shard)
-        self._adapters = None if bank is None else Adapters(bank, options.slots, device)
-        ops = sampling_ops(model, device, native=native)
+        loaded = self._load(options)
         given = options.kv_cache_bytes
         if given is None:
-            given = _kv_bytes(options, config, context_length, shape, device, model, backend, ops, shard)
+            ops = sampling_ops(loaded.model, device, native=self._native)
+            given = _kv_bytes(options, config, context_length, shape, device, loaded.model, backend, ops, shard)
         pages = shard.collectives.smallest(_pages(given, options, shape, config.layers, context_length))
         group = KVGroup(name="full", layers=range(config.layers), pages=pages)
         self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
-        conduct = conduct_of(shard)
-        graphs = _graphs(model, self._pool, backend, conduct) if device.type == "cuda" else None
-        model = conduct.wrapped(model, device, advance)
-        self._runner = ModelRunner(
-            model,
-            self._pool,
-            backend,
-            slots=options.slots,
-            context_length=context_length,
-            vocab_size=config.vocab_size,
-            device=device,
-            sampling_ops=ops,
-            grammars=self._grammars,
-            adapters=self._adapters,
-            graphs=graphs,
-            agree=conduct.agree,
-            divided=conduct.divided,
-        )
-        self._graphs = self._runner.graphs
+        self._desk = None if loaded.adapters is None else desk_of(loaded.adapters)
+        self._runner = self._runner_of(loaded)
+        self.weights = WeightsDesk(self._check)
         self._capacity = _capacity(options, config, context_length, self._pool, self._grammars)
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
@@ -128,7 +117,7 @@ class TpModelWorker:
     @property
     def adapters(self) -> AdapterDesk | None:
         """Where adapters are read before they are planned; None where none can be run."""
-        return None if self._adapters is None else self._adapters.desk
+        return self._desk
 
     def submit(self, plan: Plan) -> PendingStep:
         """Start a step. Steps run in the order they are submitted."""
@@ -139,8 +128,8 @@ class TpModelWorker:
     def follow(self, plan: Plan) -> None:
         """Run a step for whose result another process is asked. Raises what the forward raises."""
         self._execute(plan)
-        if self._adapters is not None and plan.adapters:
-            self._adapters.desk.keep(())  # that process knows who still has which
+        if self._desk is not None and plan.adapters:
+            self._desk.keep(())  # that process knows who still has which
 
     def force(self, slot: int, first: int, tokens: Sequence[int]) -> None:
         """Give a slot what another process, whose grammars say so, gave it: see `ModelRunner.force`."""
@@ -149,24 +138,76 @@ class TpModelWorker:
     @property
     def records(self) -> bool:
         """Whether `prepare` may have something to do."""
-        return self._graphs is not None
+        return self._runner.graphs is not None
 
     def prepare(self) -> bool:
         """Record the next graph. See `Executor.prepare`."""
-        return self._graphs is not None and self._graphs.capture_next()
+        return self._runner.graphs is not None and self._runner.graphs.capture_next()
 
     def _execute(self, plan: Plan) -> StepOutput:
         """Run a plan, and record something after it: not after one that fails, for processes must do it together."""
+        if plan.weights:
+            self._replace(Path(plan.weights))
+            return StepOutput(plan, [], None, [])
         output = self._runner.execute(plan)
-        if self._graphs is not None:
-            self._graphs.capture_next()
+        self.prepare()
         return output
+
+    def _load(self, options: WorkerOptions) -> Loaded:
+        return load_model(
+            options,
+            self._config,
+            self._shape,
+            self._device,
+            native=self._native,
+            progress=self._progress,
+            shard=self._shard,
+        )
+
+    def _runner_of(self, loaded: Loaded) -> ModelRunner:
+        """What runs a model in the pages that there are."""
+        options, device, conduct, model = self._options, self._device, self._conduct, loaded.model
+        graphs = _graphs(model, self._pool, self._backend, conduct) if device.type == "cuda" else None
+        bank = loaded.adapters
+        adapters = None if bank is None else Adapters(bank, options.slots, device, self._desk)
+        return ModelRunner(
+            conduct.wrapped(model, device, self._advance),
+            self._pool,
+            self._backend,
+            slots=options.slots,
+            context_length=self._config.context_length,
+            vocab_size=self._config.vocab_size,
+            device=device,
+            sampling_ops=sampling_ops(model, device, native=self._native),
+            grammars=self._grammars,
+            adapters=adapters,
+            graphs=graphs,
+            agree=conduct.agree,
+            divided=conduct.divided,
+        )
+
+    def _check(self, path: str) -> None:
+        """Look at weights in a thread. Raises ValueError or OSError for those that cannot take the place of ours."""
+        check_replacement(Path(path), self._options, self._config, self._shard)
+
+    def _replace(self, weights: Path) -> None:
+        """Give the model up, for there is no memory for two, and load it with other weights.
+
+        Raises what loading raises. There is no model then.
+        """
+        options = replace(self._options, weights=weights, load_format="safetensors")
+        del self._runner
+        gc.unfreeze()  # perhaps somebody has frozen what was there after a start
+        release_cached()
+        self._pool.take_scales(_kv_scales(options, self._config, self._shape))
+        self._runner = self._runner_of(self._load(options))
+        gc.freeze()
 
     def close(self) -> None:
         """Let steps that were submitted finish, and start no more."""
         if self._thread is not None:
             self._thread.shutdown()
-        for each in (self._grammars, self._adapters):
+        for each in (self._grammars, self._desk, self.weights):
             if each is not None:
                 each.close()
 
@@ -226,7 +267,7 @@ def _kv_scales(options: WorkerOptions, config: DecoderShape, shape: KVShape) -> 
     """Those that a checkpoint has, where the cache has 8 bits."""
     if shape.dtype != E4M3 or options.load_format == "dummy":
         return None
-    scales = read_kv_scales(options.model, config.layers)
+    scales = read_kv_scales(options.checkpoint, config.layers)
     if not scales:
         logger.warning("the checkpoint has no scales for keys and values in 8 bits: they are 1")
     return scales

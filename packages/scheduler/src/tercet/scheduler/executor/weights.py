@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence, 
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -52,6 +53,22 @@ class Tally:
             self._progress(self._done, self._total)
 
 
+class _Fitting(NamedTuple):
+    """A checkpoint that fits a model."""
+
+    files: Mapping[Path, Mapping[str, StoredTensor]]
+    stored: Mapping[str, StoredTensor]
+    targets: Mapping[str, Place]
+    linears: Sequence[_Quantized]
+    quantised: Mapping[str, tuple[int, ...]]
+    """The shapes of tensors that quantised layers are stored as."""
+
+
+def check_weights(model: CausalLM, directory: Path) -> None:
+    """Raise ModelError for a checkpoint that `load_weights` would refuse. The model is only looked at."""
+    _fitting(model, directory)
+
+
 def load_weights(
     model: CausalLM,
     directory: Path,
@@ -66,6 +83,17 @@ def load_weights(
     unexpected or of another shape. Quantised layers stay so, unless they are to be `dequantised` as they are read.
     `lend` is for who takes the weights away next: matrices are left in the mapped files until then.
     """
+    fitting = _fitting(model, directory)
+    files, embedding = fitting.files, fitting.targets[_EMBEDDING].memory
+    tally = Tally(progress, files)
+    borrowers = _borrowers(model, fitting.stored) if lend else {}
+    fill(files, fitting.targets, tally, borrowers=borrowers, later=fitting.quantised)
+    ExpertNames.of(fitting.stored).put_in_order(model)
+    _load_quantised(fitting.linears, files, embedding, tally, dequantised=dequantised)
+    finish(model)
+
+
+def _fitting(model: CausalLM, directory: Path) -> _Fitting:
     files = _read_text_part(directory)
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     quantization = model.config.quantization
@@ -79,11 +107,7 @@ def load_weights(
     check_fit(directory, shapes | quantised, files, unread | tied_head)
     if tied_head:
         _check_tied_head(directory, files, targets[_EMBEDDING].memory.dtype)
-    tally = Tally(progress, files)
-    fill(files, targets, tally, borrowers=_borrowers(model, stored) if lend else {}, later=quantised)
-    ExpertNames.of(stored).put_in_order(model)
-    _load_quantised(linears, files, targets[_EMBEDDING].memory, tally, dequantised=dequantised)
-    finish(model)
+    return _Fitting(files, stored, targets, linears, quantised)
 
 
 def _read_text_part(directory: Path) -> dict[Path, dict[str, StoredTensor]]:

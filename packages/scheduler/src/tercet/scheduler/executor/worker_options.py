@@ -20,6 +20,8 @@ class WorkerOptions:
 
     model: Path
     """A model directory."""
+    weights: Path | None = None
+    """The directory of other weights for it."""
     dtype: str = "auto"
     """auto (see `served_dtype`), float32, float16 or bfloat16."""
     device: str = "auto"
@@ -56,6 +58,11 @@ class WorkerOptions:
     """The highest rank that an adapter can have."""
     fast_forward: bool = True
     """Tokens that a grammar leaves no choice about take no step of their own."""
+
+    @property
+    def checkpoint(self) -> Path:
+        """The directory that weights are in."""
+        return self.weights or self.model
 
     def __post_init__(self) -> None:
         if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_DTYPES:

@@ -3,9 +3,11 @@
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tercet.protocol.values import Logprobs, LoRAAdapter, SamplingParams, pack_floats, pack_ints, unpack_ints
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StepResult
+from tercet.scheduler.weights_desk import WeightsDesk
 
 _MASK = (1 << 61) - 1
 
@@ -91,7 +93,7 @@ class _Slot:
 
 
 class FakeExecutor:
-    """The next token is a hash of all before it and of the adapter, so any mistake in these shows in the output.
+    """The next token is a hash of all before it, of adapter and weights, so any mistake in these shows in the output.
 
     With `verify`, each page remembers the hash of the prefix it holds at each offset, and a row that would attend to
     anything else raises StaleCacheError: wrong sharing, early reuse and missing copies all show. A token's
@@ -106,7 +108,10 @@ class FakeExecutor:
         verify: bool = True,
         before_step: Callable[[Plan], None] | None = None,
         grammar: ScriptedGrammar | None = None,
+        weights: str = "",
     ) -> None:
+        self.weights = WeightsDesk(_check_directory)
+        self._loaded = weights
         self._capacity = capacity
         self._verify = verify
         self._before_step = before_step
@@ -140,6 +145,10 @@ class FakeExecutor:
         """Run a plan at once."""
         if self._before_step is not None:
             self._before_step(plan)
+        if plan.weights:
+            self._loaded = plan.weights
+            for void in (self._slots, self._adapters, self._cache):
+                void.clear()
         for load in plan.adapters:
             if not 0 <= load.place < self._capacity.adapters:
                 raise IndexError(f"there is no place {load.place}")
@@ -158,7 +167,8 @@ class FakeExecutor:
         return Done(self._result(plan))
 
     def close(self) -> None:
-        """Nothing to free."""
+        """End the thread that looks at weights."""
+        self.weights.close()
 
     def next_token(
         self,
@@ -168,7 +178,7 @@ class FakeExecutor:
         adapter: LoRAAdapter | None = None,
     ) -> int:
         """What the model says after `tokens`: for tests that know the answer without a scheduler."""
-        value = _first(adapter)
+        value = self._first(adapter)
         for token in tokens:
             value = _extend(value, token)
         return self._sampled(value, choice, suppressed)
@@ -176,6 +186,11 @@ class FakeExecutor:
     def follow(self, tokens: Sequence[int], sampling: SamplingParams) -> tuple[Sequence[int], bool]:
         """What a choice's grammar says after `tokens`; see `ScriptedGrammar`."""
         return ((), False) if self._grammar is None or sampling.grammar is None else self._grammar(tokens)
+
+    def _first(self, adapter: LoRAAdapter | None) -> int:
+        """What is before the first token."""
+        made_of = self._loaded + ("" if adapter is None else adapter.sha256)
+        return int(hashlib.sha256(made_of.encode()).hexdigest(), 16) & _MASK if made_of else 0
 
     def _result(self, plan: Plan) -> StepResult:
         result = StepResult(step=plan.step, token_ids=[])
@@ -225,7 +240,7 @@ class FakeExecutor:
             raise StaleCacheError(f"the plan computes token {end - 1} of {len(slot.tokens)} known")
         while len(slot.hashes) < end:
             at = len(slot.hashes)
-            slot.hashes.append(_extend(slot.hashes[-1] if at else _first(slot.adapter), slot.tokens[at]))
+            slot.hashes.append(_extend(slot.hashes[-1] if at else self._first(slot.adapter), slot.tokens[at]))
         del slot.hashes[end:]
         if not self._verify:
             return
@@ -236,9 +251,10 @@ class FakeExecutor:
             self._cache[slot.table[position // size], position % size] = slot.hashes[position]
 
 
-def _first(adapter: LoRAAdapter | None) -> int:
-    """What is before the first token."""
-    return 0 if adapter is None else int(hashlib.sha256(adapter.sha256.encode()).hexdigest(), 16) & _MASK
+def _check_directory(path: str) -> None:
+    """Raises ValueError where there is none."""
+    if not Path(path).is_dir():
+        raise ValueError(f"{path} is no directory")
 
 
 def _extend(value: int, token: int) -> int:
