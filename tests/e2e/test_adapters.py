@@ -1,22 +1,20 @@
 """A model with adapters, named by clients as models are, loaded at the start and at run time, outliving deaths."""
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
+from tests.e2e.administration import ADMIN_KEY, ordered, scheduler, wait_until_served
 from tests.e2e.long_answer import long_answer
 from tests.e2e.random_checkpoint import PLAIN, write
 from tests.server_process import Server
 
 TOKENS = 300
-ADMIN_KEY = "open-sesame"
 OPTIONS = ("--kv-cache-bytes", "16MiB", "--dtype", "float32", "--admin-key", ADMIN_KEY)
 
 
@@ -45,29 +43,6 @@ def served(
 @pytest.fixture
 def client(served: Server) -> OpenAI:
     return served.client()
-
-
-def scheduler(server: Server) -> psutil.Process:
-    parts = psutil.Process(server.process.pid).children()
-    (found,) = [part for part in parts if "tercet.scheduler" in part.cmdline()]
-    return found
-
-
-def ordered(server: Server, path: str, **body: str) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=body, headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=60)
-
-
-def wait_until_served(server: Server) -> None:
-    """Parts that died again and again take longer to come back."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError("\n".join(server.lines))
 
 
 def test_an_adapter_is_named_as_a_model_is(served: Server, client: OpenAI, checkpoint: Path) -> None:

@@ -61,6 +61,18 @@ def test_what_has_output_ends_with_the_old_weights_and_the_rest_begins_with_the_
     run.assert_empty()
 
 
+def test_there_is_something_to_do_once_the_last_old_request_has_ended() -> None:
+    run = driver()
+    run.send(request("old", PROMPT, max_new_tokens=3, ignore_eos=True))
+    steps(run, 1)
+    run.send(ORDER, WeightsRead("/new"), request("new", PROMPT, max_new_tokens=3))
+    while ("old", 0) not in run.finishes:
+        assert run.core.runnable
+        steps(run, 1)
+    assert not any(plan.weights for plan in run.plans)
+    assert run.core.runnable  # or the loop would wait for a message
+
+
 def test_no_prefix_and_no_adapter_is_left() -> None:
     run = driver()
     kind: dict[str, Any] = {"max_new_tokens": 4, "ignore_eos": True}

@@ -1,17 +1,18 @@
-"""/abort_request, /flush_cache, /pause_generation and /continue_generation, as SGLang has them."""
+"""What concerns requests of others, caches, pauses and weights, as SGLang has it."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import orjson
 from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tercet.frontend.adapter_text import LONGEST_PATH
 from tercet.frontend.body import read_model
 from tercet.frontend.control import Order
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.keys import require_admin
-from tercet.frontend.openai.sampling_schema import Strict
+from tercet.frontend.openai.sampling_schema import Name, Strict
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.messages import ContinueGenerationReq, FlushCacheReq, PauseGenerationReq
 
@@ -30,6 +31,17 @@ class AbortRequest(Strict):
         if (self.rid is None) == (not self.abort_all):
             raise BadRequestError("Give either 'rid' or 'abort_all'.", param="rid")
         return self
+
+
+class UpdateWeights(Strict):
+    """Other weights of a model: a directory of safetensors where the schedulers are."""
+
+    model_path: Annotated[str, Field(min_length=1, max_length=LONGEST_PATH)]
+    model: Name | None = None
+    rolling: bool | None = None
+    abort_all_requests: bool | None = None
+    load_format: Literal["auto", "safetensors"] | None = None
+    flush_cache: Literal[True] | None = None
 
 
 class ControlRoutes:
@@ -67,6 +79,17 @@ class ControlRoutes:
     async def continue_generation(self, request: Request) -> Response:
         """End a pause."""
         return await self._order(request, lambda number: ContinueGenerationReq(id=number))
+
+    async def update_weights(self, request: Request) -> Response:
+        """Have every scheduler go on with other weights."""
+        require_admin(request)
+        body = await read_model(request, UpdateWeights, self._body_limit)
+        if not body.model_path.startswith("/"):
+            raise BadRequestError("'model_path' must be an absolute path.", param="model_path")
+        if body.abort_all_requests:
+            self._manager.abort_all()
+        weights = await self._manager.weights.update(body.model_path, body.model, rolling=bool(body.rolling))
+        return _json({"success": True, "message": f"The weights are those of {body.model_path}.", "weights": weights})
 
     async def _order(self, request: Request, order: Order) -> Response:
         """Tell every scheduler; the answer says what each answered. Raises UnavailableError unless all obeyed."""

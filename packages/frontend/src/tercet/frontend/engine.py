@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -131,6 +132,13 @@ class Engine:
             for state in batch.states
         ]
         return vectors[0] if single else vectors
+
+    def update_weights_from_disk(self, path: str | os.PathLike[str]) -> None:
+        """Go on with the weights of a directory. Answers that have begun end with those they began with.
+
+        Raises ApiError for weights that cannot take the place of the model's.
+        """
+        self._client.wait(partial(self._client.update_weights, str(Path(path).absolute())))
 
     def shutdown(self) -> None:
         """Stop the parts and give up what still runs: who waits for it gets EngineError. Harmless when called again."""

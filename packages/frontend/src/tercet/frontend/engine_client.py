@@ -139,6 +139,10 @@ class EngineClient:
             raise EngineError(f"the adapter {name!r} cannot be used: {refusal}")
         return {each.name: each.lora for each in await adapters.all()}
 
+    async def update_weights(self, path: str) -> None:
+        """Have all schedulers load them. Raises ApiError."""
+        await self._manager.weights.update(path)
+
     async def whole(self, request: GenerateRequest) -> tuple[Generation, list[Whole]]:
         """Every choice when all have ended. Raises ApiError."""
         async with self._limit:

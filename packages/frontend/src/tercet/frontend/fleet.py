@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from tercet.frontend.in_flight import InFlight
+from tercet.frontend.successions import Successions
 from tercet.protocol.messages import Heartbeat, Ready
 from tercet.protocol.pulse import is_stuck
 from tercet.protocol.values import Load, ModelIdentity, ModelLimits, Phase, Role
@@ -71,6 +72,7 @@ class Fleet:
     def __init__(self) -> None:
         self.schedulers: dict[str, SchedulerPeer] = {}
         self.detokenizers: dict[str, DetokenizerPeer] = {}
+        self.successions = Successions()
 
     def get(self, peer: str) -> SchedulerPeer | DetokenizerPeer | None:
         """The part of that id."""
@@ -105,6 +107,8 @@ class Fleet:
         scheduler = self.schedulers.get(peer)
         if scheduler is None or ready.limits is None or ready.identity is None:
             return False
+        if scheduler.identity is not None:
+            self.successions.note(scheduler.identity.weights, ready.identity.weights)
         scheduler.limits, scheduler.identity, scheduler.software = ready.limits, ready.identity, ready.software
         return True
 
@@ -135,9 +139,12 @@ class Fleet:
         ]
 
     def able_schedulers(self, state: InFlight) -> list[SchedulerPeer]:
-        """Those of them that can run a request."""
+        """Those of them that can run a request; if its weights are gone, those of what has taken their place."""
         weights, adapters = state.model.identity.weights, state.lora is not None
-        return self.eligible_schedulers(weights, grammars=state.constrained, adapters=adapters)
+        for each in dict.fromkeys([weights, self.successions.latest(weights)]):
+            if able := self.eligible_schedulers(each, grammars=state.constrained, adapters=adapters):
+                return able
+        return []
 
     def eligible_detokenizers(self) -> list[DetokenizerPeer]:
         """Ready detokenizers."""

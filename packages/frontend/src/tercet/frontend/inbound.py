@@ -232,13 +232,13 @@ class Inbound:
             self._on_down(up.peer, "another incarnation came up")
         if self._fleet.add(up.peer, up.role, up.incarnation) and up.role is Role.SCHEDULER:
             self._outbox.send(up.peer, TokenizerFilesReq(id=up.incarnation))
-            self._models.update(self._fleet.schedulers.values())
+            self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
 
     def _on_ready(self, ready: PeerReady) -> None:
         match ready.role:
             case Role.SCHEDULER:
                 if self._fleet.scheduler_ready(ready.peer, ready.ready):
-                    self._models.update(self._fleet.schedulers.values())
+                    self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
             case Role.DETOKENIZER:
                 self._fleet.detokenizer_ready(ready.peer)
         self._recovery.retry(self._clock())
@@ -255,7 +255,7 @@ class Inbound:
         if is_scheduler:
             cause = Cause.SCHEDULER_LEFT if left else Cause.SCHEDULER_DIED
             self._models.forget(peer)
-            self._models.update(self._fleet.schedulers.values())
+            self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
             self._dispatcher.gone(peer)
             self._control.gone(peer)
         else:
@@ -273,7 +273,7 @@ class Inbound:
 
     async def _load(self, source: str, message: TokenizerFiles, frames: Sequence[memoryview]) -> None:
         await self._models.load(source, message, frames)
-        self._models.update(self._fleet.schedulers.values())
+        self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
         self._recovery.retry(self._clock())
         self._changed()
 

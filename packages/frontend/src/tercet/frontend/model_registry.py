@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tercet.frontend.errors import ModelNotFoundError, UnavailableError
 from tercet.frontend.fleet import SchedulerPeer
 from tercet.frontend.served_model import ModelFiles, ServedModel
+from tercet.frontend.successions import Successions
 from tercet.frontend.text_work import TextWork
 from tercet.protocol.messages import TokenizerFiles
 from tercet.protocol.values import ModelIdentity, ModelLimits
@@ -94,11 +95,12 @@ class ModelRegistry:
             logger.error("the tokenizer files of %s are of no use: %s", peer, error)
             return None
 
-    def update(self, schedulers: Iterable[SchedulerPeer]) -> None:
+    def update(self, schedulers: Iterable[SchedulerPeer], successions: Successions) -> None:
         """Serve the models of all schedulers there are, once both the files and the limits of each are here.
 
-        Of two that give one name to different weights the first keeps it as long as it is there. Of equal weights that
-        schedulers of several versions run, one version's fingerprint is told as long as any of them is there.
+        Of two that give one name to different weights the first keeps it as long as it is there, unless the others are
+        what has come of its own. Of equal weights that schedulers of several versions run, one version's fingerprint is
+        told as long as any of them is there.
         """
         offers: dict[str, list[_Offer]] = {}
         self._undecided = False
@@ -115,13 +117,16 @@ class ModelRegistry:
                 )
         for name, offered in offers.items():
             known = self._models.get(name)
+            if known is not None and (heirs := [each for each in offered if each.succeeds(known, successions)]):
+                offered = heirs
             if known is None or not any(offer.is_of(known) for offer in offered):
                 first = next((offer for offer in offered if known is not None and offer.could_be(known)), offered[0])
                 known = self._models[name] = ServedModel(
                     name, first.files, first.limits, first.identity, self._text_work, first.software
                 )
-            for offer in offered:
-                self._note(name, known, offer)
+            for offer in offers[name]:
+                if not successions.follows(known.identity.weights, offer.identity.weights):
+                    self._note(name, known, offer)
 
     def _note(self, name: str, known: ServedModel, offer: "_Offer") -> None:
         """Say once of a scheduler that it is not used for the name it gives."""
@@ -142,6 +147,10 @@ class _Offer(NamedTuple):
 
     def is_of(self, model: ServedModel) -> bool:
         return self.could_be(model) and self.software == model.software
+
+    def succeeds(self, model: ServedModel, successions: Successions) -> bool:
+        """Whether it has the weights that the model's are to be given up for."""
+        return self.files is model.files and successions.follows(self.identity.weights, model.identity.weights)
 
     def could_be(self, model: ServedModel) -> bool:
         """Whether requests for the model can run there."""

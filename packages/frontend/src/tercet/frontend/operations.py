@@ -2,7 +2,7 @@
 
 from tercet.frontend.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, LoadAdapter, UnloadAdapter
 from tercet.frontend.anthropic.schema import CountTokens, CreateMessage
-from tercet.frontend.control_routes import AbortRequest
+from tercet.frontend.control_routes import AbortRequest, UpdateWeights
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.openai.completion_schema import CompletionRequest
@@ -196,6 +196,14 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/continue_generation"): Operation(
         tag="Control", summary="End a pause. Needs an admin key.", answer="What each scheduler said.", admin=True
+    ),
+    ("POST", "/update_weights_from_disk"): Operation(
+        tag="Control",
+        summary="Go on with other weights of a model, once requests that have begun are answered. Needs an admin key.",
+        answer="The fingerprint of each scheduler's weights.",
+        body=UpdateWeights,
+        example={"model_path": "/checkpoints/step-700"},
+        admin=True,
     ),
     **{("POST", path): _LOAD for path in LOAD_PATHS},
     **{("POST", path): _UNLOAD for path in UNLOAD_PATHS},

@@ -86,6 +86,7 @@ _LOAD = {
     "cached_prompt_tokens": 8,
     "prompt_tokens": 14,
     "output_tokens": 3,
+    "updating": False,
 }
 _SERVER = {
     "version": "0.1.0",
@@ -233,6 +234,11 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("POST", "/flush_cache"): _OBEYED,
     ("POST", "/pause_generation"): _OBEYED,
     ("POST", "/continue_generation"): _OBEYED,
+    ("POST", "/update_weights_from_disk"): {
+        "success": True,
+        "message": "The weights are those of /checkpoints/step-700.",
+        "weights": {"scheduler-0": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
+    },
     **{("POST", path): {"success": True, "loaded_adapters": {"haiku": "/adapters/haiku"}} for path in LOAD_PATHS},
     **{("POST", path): {"success": True, "loaded_adapters": {}} for path in UNLOAD_PATHS},
     ("GET", "/server_info"): _SERVER,

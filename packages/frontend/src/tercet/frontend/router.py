@@ -19,12 +19,15 @@ class DataParallelController:
         """Where each request is, by its rid, and how many tokens it had when it was sent there."""
 
     def schedulers(self, state: InFlight, eligible: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
-        """Where to try a request, in order: first where it runs already, last where that was in vain."""
+        """Where to try a request, in order: first where it runs already, last where that was in vain.
+
+        Those are late, too, where it would have to wait for other weights.
+        """
         if not eligible:
             return []
         ordered = (self._policy if state.has_text else self._by_load).order(state, eligible)
         vain = state.refused_by | state.unheard_at
-        return sorted(ordered, key=lambda each: (each.peer in vain, each.peer != state.scheduler))
+        return sorted(ordered, key=lambda each: (each.peer in vain, each.load.updating, each.peer != state.scheduler))
 
     def sent(self, state: InFlight, scheduler: SchedulerPeer) -> None:
         """A request went there."""

@@ -69,6 +69,7 @@ def routes(
         ("POST", "/flush_cache", control.flush_cache),
         ("POST", "/pause_generation", control.pause_generation),
         ("POST", "/continue_generation", control.continue_generation),
+        ("POST", "/update_weights_from_disk", control.update_weights),
         *(("POST", path, adapters.load) for path in LOAD_PATHS),
         *(("POST", path, adapters.unload) for path in UNLOAD_PATHS),
         ("GET", "/server_info", native.server_info),

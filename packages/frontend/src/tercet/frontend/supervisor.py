@@ -129,13 +129,19 @@ class Supervisor:
         try:
             self._processes[part.name] = PartProcess(
                 part,
-                ("--peer", part.name, *self._arguments),
+                ("--peer", part.name, *self._arguments, *self._other_weights(part.name)),
                 socket_fd=None if listener is None else listener.fileno(),
                 on_line=lambda line: self._display.output(part.name, line),
                 on_exit=lambda code, last_words: self._from_exit(part.name, code, last_words),
             )
         except OSError as error:  # no memory, no process ids, no interpreter: a death like others
             self._from_exit(part.name, UNSTARTED, f"cannot be started: {error}")
+
+    def _other_weights(self, name: str) -> list[str]:
+        """A scheduler that was told to take other weights than it was started with has them again."""
+        ready = self._readies.get(name)
+        path = ready.identity.weights_path if ready is not None and ready.identity is not None else ""
+        return [f"--weights={path}"] if path else []
 
     def _from_exit(self, name: str, code: int, last_words: str) -> None:
         """From the thread that saw a process exit to ours."""
@@ -172,6 +178,8 @@ class Supervisor:
         self._display.done(name)
         limits = ready.limits
         what = f": {limits.model}, context {limits.context_length:,} tokens" if limits else ""
+        if ready.identity is not None and ready.identity.weights_path:
+            what += f", weights of {ready.identity.weights_path}"
         generates = limits is not None and limits.task is Task.GENERATE
         cache = f", KV cache {limits.max_total_tokens:,} tokens" if limits and generates else ""
         if limits is not None and not generates:

@@ -38,6 +38,7 @@ from tercet.frontend.router import DataParallelController
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tenants import Place, Tenants
 from tercet.frontend.text_work import TextWork
+from tercet.frontend.weights import Weights
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import AbortReq, Heartbeat
 from tercet.protocol.node import Sender
@@ -85,6 +86,7 @@ class TokenizerManager:
         self.counters = Counters()
         self.control = Control(outbox, self.fleet)
         self.adapters = Adapters(registry, self.fleet, self.control, lora or {}, adapter_names)
+        self.weights = Weights(registry, self.fleet, self.control)
         self.grammars = GrammarChecker()
         self._refuses_at: float | None = None
         self._text_work = TextWork(pool)

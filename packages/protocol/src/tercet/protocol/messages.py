@@ -178,8 +178,8 @@ class UpdateWeightsFromDiskReq(Message, frozen=True, kw_only=True):
     Requests that have tokens of the old ones come to their end first, and others wait, unless generation is paused:
     then the weights are loaded at once, and what runs goes on with them, all its keys and values computed again.
 
-    The answer comes when they are loaded, and a Ready says what they are, or when they are refused, and then nothing has
-    changed. No prefix stays cached.
+    The answer comes when they are loaded, and a Ready says what they are, or when they are refused, and then nothing
+    has changed. No prefix stays cached.
     """
 
     id: str

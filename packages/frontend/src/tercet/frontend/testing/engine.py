@@ -27,6 +27,7 @@ from tercet.protocol.messages import (
     TokenizerFiles,
     TokenizerFilesReq,
     UnloadLoRAAdapterReq,
+    UpdateWeightsFromDiskReq,
 )
 from tercet.protocol.values import (
     FinishReason,
@@ -130,6 +131,8 @@ class FakeEngine:
                 self._answer(peer, ControlReply(id=message.id, ok=True))
             case LoadLoRAAdapterReq():
                 self._answer(peer, self._read(peer, message))
+            case UpdateWeightsFromDiskReq():
+                self._update(peer, message)
         return True
 
     def connect(self) -> None:
@@ -145,6 +148,18 @@ class FakeEngine:
         ready = Ready(limits=self.limits, identity=ModelIdentity(weights=self.weights))
         self._from(peer, PeerUp(peer, Role.SCHEDULER, incarnation))
         self._from(peer, PeerReady(peer, Role.SCHEDULER, ready))
+
+    def _update(self, peer: str, order: UpdateWeightsFromDiskReq) -> None:
+        """Weights are known by what is at their path; they come with the next turn of the loop."""
+        try:
+            weights = self.adapter(peer, order.path)
+        except ValueError as error:
+            self._answer(peer, ControlReply(id=order.id, ok=False, message=str(error)))
+            return
+        ready = Ready(limits=self.limits, identity=ModelIdentity(weights=weights, weights_path=order.path))
+        self._answer(peer, ControlReply(id=order.id, ok=True))
+        if peer not in self.silent:
+            asyncio.get_running_loop().call_soon(self._from, peer, PeerReady(peer, Role.SCHEDULER, ready))
 
     def detokenizer_up(self, peer: str, incarnation: str = "1") -> None:
         """One detokenizer comes up and gets ready."""

@@ -81,6 +81,8 @@ class Scheduler:
     @property
     def runnable(self) -> bool:
         """Whether `schedule` might have something to plan."""
+        if self._loads_weights:
+            return True
         if self.paused:
             return False
         blocked = self.planner.is_blocked
@@ -164,8 +166,10 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """Plan the next step, if there is one."""
-        planned = self._load_weights() if self.weights.due else None
-        if planned is None and not self.paused:
+        planned: tuple[Plan, list[Req]] | None = None
+        if self._loads_weights:
+            planned = self._load_weights(), []
+        elif not self.paused:
             planned = self.planner.plan(self._steps)
         if planned is None:
             return None
@@ -173,18 +177,23 @@ class Scheduler:
         self.in_flight.append(planned)
         return planned[0]
 
-    def _load_weights(self) -> tuple[Plan, list[Req]] | None:
-        """Once nothing needs the weights that are there: a plan that loads others.
+    @property
+    def _loads_weights(self) -> bool:
+        """Whether other weights are due, and nothing needs those that are there.
 
-        While generation is paused that is as soon as no step is in flight: what runs computes everything again then.
+        While generation is paused that is as soon as no step is in flight.
         """
-        if self.in_flight or (not self.paused and any(req.slot >= 0 or req.output_tokens for req in self.roster)):
-            return None
+        if not self.weights.due or self.in_flight:
+            return False
+        return self.paused or not any(req.slot >= 0 or req.output_tokens for req in self.roster)
+
+    def _load_weights(self) -> Plan:
+        """A plan that loads them. What runs computes everything again then."""
         for req in list(self.planner.running):
             self.planner.retract(req)
         self.memory.forget()
         self.planner.closed = False
-        return Plan(step=self._steps, weights=self.weights.load(), rows=[]), []
+        return Plan(step=self._steps, weights=self.weights.load(), rows=[])
 
     def commit(self, result: StepResult) -> list[Outgoing]:
         """Take the result of the oldest plan in flight. Returns its tokens and final answers."""

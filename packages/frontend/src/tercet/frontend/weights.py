@@ -1,0 +1,81 @@
+"""Other weights for a model that is being served."""
+
+import asyncio
+from collections.abc import Sequence
+
+from tercet.frontend.control import Answer, Control
+from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.fleet import Fleet
+from tercet.frontend.model_registry import ModelRegistry
+from tercet.protocol.messages import UpdateWeightsFromDiskReq
+
+PATIENCE = 3600.0
+"""Seconds for requests that began with the old weights to come to their end, and for the new ones to load."""
+_NEWS = 1.0
+"""Seconds for a scheduler's word of what it has loaded, which may come behind its answer."""
+
+
+class Weights:
+    """Has schedulers load them. All methods run on the event loop's thread."""
+
+    def __init__(self, models: ModelRegistry, fleet: Fleet, control: Control) -> None:
+        self._models = models
+        self._fleet = fleet
+        self._control = control
+
+    async def update(self, path: str, model: str | None = None, *, rolling: bool = False) -> dict[str, str]:
+        """Have all schedulers of a model load the weights of a directory; `rolling`, one after the other.
+
+        Returns what each is now, by its id. Raises ModelNotFoundError, BadRequestError for weights that one refuses,
+        and UnavailableError where one says nothing: others may have loaded them then.
+        """
+        peers = self._schedulers(model)
+        for group in [[peer] for peer in peers] if rolling else [peers]:
+            before = self._identities(group)
+            answers = await self._control.ask(
+                lambda number: UpdateWeightsFromDiskReq(id=number, path=path), group, PATIENCE
+            )
+            _check(answers)
+            await self._news_of(group, before)
+        return self._identities(peers)
+
+    def _schedulers(self, model: str | None) -> list[str]:
+        """Those of the model named, or of the only one. Raises ApiError."""
+        name = model
+        if name is None:
+            served = {each.limits.model: each.name for each in self._models}
+            if len(served) > 1:
+                raise BadRequestError("Several models are served here: say which.", param="model")
+            name = next(iter(served.values()), "")
+        known = self._models.get(name).limits.model
+        peers = [each.peer for each in self._fleet.schedulers.values() if each.limits and each.limits.model == known]
+        if not peers:
+            raise UnavailableError(f"No scheduler of {name!r} is there.", retry_after=1)
+        return peers
+
+    def _identities(self, peers: Sequence[str]) -> dict[str, str]:
+        """Fingerprints of weights, of those who are there."""
+        there = (self._fleet.schedulers.get(peer) for peer in peers)
+        return {each.peer: each.identity.weights for each in there if each is not None and each.identity is not None}
+
+    async def _news_of(self, peers: Sequence[str], before: dict[str, str]) -> None:
+        """Wait until each has said that its weights are others. Some may be just what they were, and say nothing."""
+        deadline = asyncio.get_running_loop().time() + _NEWS
+        while asyncio.get_running_loop().time() < deadline:
+            if all(weights != before.get(peer) for peer, weights in self._identities(peers).items()):
+                return
+            await asyncio.sleep(0.01)
+
+
+def _check(answers: dict[str, Answer]) -> None:
+    for refused in (True, False):
+        told = [
+            f"{peer}: {each.message.rstrip('.')}"
+            for peer, each in sorted(answers.items())
+            if not each.ok and each.answered is refused
+        ]
+        if told and refused:
+            message = f"The weights cannot be loaded. {', '.join(told)}."
+            raise BadRequestError(message, param="model_path", code="invalid_weights")
+        if told:
+            raise UnavailableError(f"Not every scheduler has loaded them. {', '.join(told)}.", retry_after=1)

@@ -1,0 +1,113 @@
+"""A model gets other weights while it is served, and keeps them when its scheduler dies."""
+
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from openai import OpenAI
+from safetensors.torch import load_file, save_file
+
+from tests.e2e.administration import ADMIN_KEY, ordered, scheduler, wait_until_served
+from tests.e2e.long_answer import long_answer
+from tests.e2e.random_checkpoint import PLAIN, write
+from tests.server_process import Server
+
+TOKENS = 300
+OPTIONS = ("--kv-cache-bytes", "16MiB", "--dtype", "float32", "--admin-key", ADMIN_KEY)
+UPDATE = "/update_weights_from_disk"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("qwen") / "tiny-qwen", PLAIN)
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a trainer might have made of it: the same shapes, and no tokenizer."""
+    directory = tmp_path_factory.mktemp("trained")
+    torch.manual_seed(5)
+    tensors = load_file(checkpoint / "model.safetensors")
+    save_file(
+        {name: tensor + 0.02 * torch.randn_like(tensor) for name, tensor in tensors.items()},
+        directory / "model.safetensors",
+    )
+    shutil.copy(checkpoint / "config.json", directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def served(start: Callable[..., Server], checkpoint: Path) -> Iterator[Server]:
+    server = start(str(checkpoint), *OPTIONS).wait()
+    yield server
+    assert server.stop() == 0, "\n".join(server.lines)
+
+
+@pytest.fixture
+def client(served: Server) -> OpenAI:
+    return served.client()
+
+
+def update(server: Server, path: Path) -> None:
+    answer = ordered(server, UPDATE, model_path=str(path))
+    assert answer.status_code == 200, answer.text
+
+
+def test_new_weights_are_served_and_kept_through_deaths(
+    served: Server, client: OpenAI, checkpoint: Path, trained: Path
+) -> None:
+    name = checkpoint.name
+    old = long_answer(client, name, TOKENS)
+    update(served, trained)
+    new = long_answer(client, name, TOKENS)
+    assert new != old
+    before = scheduler(served)
+    assert long_answer(client, name, TOKENS, 20, lambda: before.send_signal(signal.SIGKILL)) == new
+    assert scheduler(served).pid != before.pid
+    wait_until_served(served)
+    assert [each.id for each in client.models.list()] == [name]
+    update(served, checkpoint)
+    assert long_answer(client, name, TOKENS) == old
+
+
+def test_an_answer_that_has_begun_ends_with_the_weights_it_began_with(
+    served: Server, client: OpenAI, checkpoint: Path, trained: Path
+) -> None:
+    name = checkpoint.name
+    update(served, checkpoint)
+    old = long_answer(client, name, TOKENS)
+    updating = threading.Thread(target=update, args=(served, trained))
+    assert long_answer(client, name, TOKENS, 20, updating.start) == old
+    updating.join()
+    assert long_answer(client, name, TOKENS) != old
+
+
+def test_a_paused_answer_goes_on_with_the_new_weights(
+    served: Server, client: OpenAI, checkpoint: Path, trained: Path
+) -> None:
+    name = checkpoint.name
+    update(served, checkpoint)
+    old = long_answer(client, name, TOKENS)
+
+    def swap() -> None:
+        assert ordered(served, "/pause_generation").status_code == 200
+        update(served, trained)
+        assert ordered(served, "/continue_generation").status_code == 200
+
+    mixed = long_answer(client, name, TOKENS, 20, swap)
+    assert mixed not in (old, long_answer(client, name, TOKENS))
+    assert mixed[:10] == old[:10]
+
+
+def test_weights_of_another_model_are_refused(served: Server, client: OpenAI, checkpoint: Path, tmp_path: Path) -> None:
+    before = long_answer(client, checkpoint.name, TOKENS)
+    save_file({"some.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    for path, why in ((tmp_path / "none", "is no directory"), (tmp_path, "missing: ")):
+        answer = ordered(served, UPDATE, model_path=str(path))
+        assert answer.status_code == 400
+        assert why in answer.json()["error"]["message"]
+    assert long_answer(client, checkpoint.name, TOKENS) == before
