@@ -16,7 +16,7 @@ def scheduler(server: Server) -> psutil.Process:
     return found
 
 
-def ordered(server: Server, path: str, **body: str) -> httpx.Response:
+def ordered(server: Server, path: str, **body: object) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=body, headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=60)
 
 

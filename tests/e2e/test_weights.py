@@ -4,6 +4,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,10 @@ def client(served: Server) -> OpenAI:
     return served.client()
 
 
-def update(server: Server, path: Path) -> None:
-    answer = ordered(server, UPDATE, model_path=str(path))
+def update(server: Server, path: Path, *, rolling: bool = False) -> None:
+    answer = ordered(server, UPDATE, model_path=str(path), rolling=rolling)
     assert answer.status_code == 200, answer.text
+    assert len(set(answer.json()["weights"].values())) == 1
 
 
 def test_new_weights_are_served_and_kept_through_deaths(
@@ -111,3 +113,41 @@ def test_weights_of_another_model_are_refused(served: Server, client: OpenAI, ch
         assert answer.status_code == 400
         assert why in answer.json()["error"]["message"]
     assert long_answer(client, checkpoint.name, TOKENS) == before
+
+
+@pytest.fixture(scope="module")
+def pair(start: Callable[..., Server], checkpoint: Path) -> Iterator[Server]:
+    server = start(str(checkpoint), *OPTIONS, "--dp-size", "2", "--threads", "1").wait()
+    yield server
+    assert server.stop() == 0, "\n".join(server.lines)
+
+
+@pytest.mark.parametrize("updates", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_one_scheduler_after_the_other_is_updated_and_no_request_notices(
+    pair: Server, checkpoint: Path, trained: Path, updates: int
+) -> None:
+    name, tokens = checkpoint.name, 60
+    clients = [pair.client() for _ in range(4)]
+    whole = {}
+    for path in (trained, checkpoint):
+        update(pair, path)
+        whole[path] = long_answer(clients[0], name, tokens)
+    over = threading.Event()
+    texts: list[list[str]] = [[] for _ in clients]
+
+    def ask(client: OpenAI, said: list[str]) -> None:
+        while not over.is_set():
+            said.append(long_answer(client, name, tokens))
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        asking = [pool.submit(ask, client, said) for client, said in zip(clients, texts, strict=True)]
+        try:
+            for number in range(updates):
+                update(pair, (trained, checkpoint)[number % 2], rolling=True)
+        finally:
+            over.set()
+        for each in asking:
+            each.result()
+    heard = [text for said in texts for text in said]
+    assert set(heard) == set(whole.values())
+    print(f"{len(heard)} requests, {updates} updates of two schedulers, 0 failed")  # noqa: T201
