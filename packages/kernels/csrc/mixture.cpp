@@ -14,7 +14,8 @@ constexpr int64_t WAVE_ROWS = 512;  // of all experts of a wave; one that has mo
 
 // What the mixtures of a step work with. A thread that runs models keeps one.
 struct Workspace {
-    Buffer routed, routed_scales, logits, experts, weights, shared, inputs, input_scales, gathered, gathered_scales, out;
+    Buffer routed, routed_scales, logits, scored, experts, weights, shared;
+    Buffer inputs, input_scales, gathered, gathered_scales, out;
     GatedRows gated;
     Routing routing;
     std::vector<Product> products;
@@ -34,9 +35,14 @@ Operand operand_from(int64_t format, const float* x, int64_t k, int64_t rows, Bu
 }
 
 // What weighs the shared expert of each token; null where there is none. `x` is in the format of routers.
-float* weigh_shared(const Linear& gate, const Operand& x, int64_t tokens) {
-    if (!gate.n) return nullptr;
+float* weigh_shared(const Mixture& mixture, const Operand& x, int64_t tokens) {
+    if (!mixture.shared) return nullptr;
+    const Linear& gate = mixture.shared_gate;
     float* weights = workspace().shared.floats(tokens);
+    if (!gate.n) {
+        std::fill_n(weights, tokens, 1.0f);
+        return weights;
+    }
     multiply(gate, x, tokens, {Output::STORE, weights, 1});
     for (int64_t token = 0; token < tokens; token++) weights[token] = 1 / (1 + std::exp(-weights[token]));
     return weights;
@@ -44,15 +50,23 @@ float* weigh_shared(const Linear& gate, const Operand& x, int64_t tokens) {
 
 void route(const Mixture& mixture, const Operand& x, int64_t tokens) {
     Workspace& space = workspace();
-    int64_t count = mixture.count, top_k = mixture.top_k;
+    const Choice& how = mixture.choice;
+    int64_t count = mixture.count, top_k = how.top_k;
+    bool scored = how.sigmoid || how.correction || how.top_groups < how.groups;
     float *logits = space.logits.floats(tokens * count), *weights = space.weights.floats(tokens * top_k);
+    float* memory = scored ? space.scored.floats(tokens * 2 * count) : nullptr;
     auto* experts = reinterpret_cast<int32_t*>(space.experts.bytes(4 * tokens * top_k));
     multiply(mixture.router, x, tokens, {Output::STORE, logits, count});
     pool::for_rows(tokens, count * top_k, [&](int64_t token) {
-        choose_experts(logits + token * count, count, top_k, mixture.renormalise, experts + token * top_k,
-                       weights + token * top_k);
+        float *mine = logits + token * count, *weight = weights + token * top_k;
+        int32_t* chosen = experts + token * top_k;
+        if (scored)
+            choose_scored(how, mine, memory + token * 2 * count, count, chosen, weight);
+        else
+            choose_experts(mine, count, top_k, how.renormalise, chosen, weight);
+        for (int64_t place = 0; how.scale != 1 && place < top_k; place++) weight[place] *= how.scale;
     });
-    space.routing.group(experts, weights, weigh_shared(mixture.shared_gate, x, tokens), tokens, top_k, count);
+    space.routing.group(experts, weights, weigh_shared(mixture, x, tokens), tokens, top_k, count);
 }
 
 // Experts [first, last), and the rows of the routing that are theirs, [begin, end).

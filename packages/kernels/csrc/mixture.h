@@ -4,13 +4,25 @@
 
 #include "linear.h"
 
+// How a token's experts are chosen, and what weighs them: `Routing` of ops/moe.py.
+struct Choice {
+    int64_t top_k;
+    int64_t sigmoid;      // of logits are scores, and not likelihoods
+    int64_t renormalise;  // whether the weights of a token's experts are made to add up to 1
+    int64_t groups, top_groups, group_best;
+    float scale;              // of weights
+    const float* correction;  // [experts], which scores are compared with; null where there is none
+};
+
 struct Mixture {
-    int64_t count, top_k;  // experts, and how many of them a token has
-    int64_t renormalise;   // whether the weights of a token's experts are made to add up to 1
-    int64_t gate;          // a `Gate`
-    Linear router;         // [count, hidden]
-    Linear shared_gate;    // [1, hidden]; without outputs where there is no shared expert
-    // Of each expert, and then of the shared one, which every token has, weighed by a sigmoid. All of one format.
+    int64_t count;       // experts
+    int64_t gate;        // a `Gate`
+    int64_t shared;      // whether there is a shared expert
+    Choice choice;
+    Linear router;       // [count, hidden]
+    Linear shared_gate;  // [1, hidden]; without outputs where nothing weighs the shared expert
+    // Of each expert, and then of the shared one, which every token has, weighed by a sigmoid if by anything. All of one
+    // format.
     const Linear* gate_up;  // panels alternate
     const Linear* down;
 };

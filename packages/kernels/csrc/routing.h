@@ -2,9 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <limits>
 #include <vector>
 
+#include "mixture.h"
 #include "vec.h"
 
 // Softmax of logits [count] in place, then the `top_k` that are likeliest; of equal ones the first come first. Where
@@ -25,6 +28,60 @@ inline void choose_experts(float* logits, int64_t count, int64_t top_k, bool ren
         logits[best] = TAKEN;
     }
     for (int64_t place = 0; renormalise && place < top_k; place++) weights[place] /= chosen;
+}
+
+constexpr float OUT = -FLT_MAX;  // below every score
+
+// Makes `left` [count] of experts of all groups but the best OUT; of equal groups the first are better. Needs `spare`
+// [count].
+inline void drop_groups(const Choice& how, float* left, float* spare, int64_t count) {
+    int64_t size = count / how.groups;
+    std::copy(left, left + count, spare);
+    for (int64_t group = 0; group < how.groups; group++) {
+        float worth = 0;
+        for (int64_t n = 0; n < how.group_best; n++) {
+            float* best = std::max_element(spare + group * size, spare + (group + 1) * size);
+            worth += *best;
+            *best = OUT;
+        }
+        spare[group] = worth;  // where only groups that are done with had theirs
+    }
+    for (int64_t n = how.top_groups; n < how.groups; n++) {
+        int64_t worst = 0;
+        for (int64_t group = 1; group < how.groups; group++)
+            if (spare[group] <= spare[worst]) worst = group;
+        std::fill_n(left + worst * size, size, OUT);
+        spare[worst] = std::numeric_limits<float>::infinity();
+    }
+}
+
+// Scores of logits [count] in place, then the `top_k` that are best once they are corrected; of equal ones the first come
+// first. Experts are different ones whatever the logits are. Needs `memory` [2 * count].
+inline void choose_scored(const Choice& how, float* scores, float* memory, int64_t count, int32_t* experts,
+                          float* weights) {
+    float most = *std::max_element(scores, scores + count), total = 0, chosen = 0, *left = memory;
+    for (int64_t i = 0; i < count; i++) {
+        scores[i] = how.sigmoid ? 1 / (1 + std::exp(-scores[i])) : std::exp(scores[i] - most);
+        total += scores[i];
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (!how.sigmoid) scores[i] /= total;
+        left[i] = how.correction ? scores[i] + how.correction[i] : scores[i];
+        if (left[i] < OUT) left[i] = OUT;
+    }
+    if (how.top_groups < how.groups) drop_groups(how, left, memory + count, count);
+    constexpr float TAKEN = -std::numeric_limits<float>::infinity();
+    for (int64_t place = 0; place < how.top_k; place++) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < count; i++)
+            if (left[i] != TAKEN && (best < 0 || left[i] > left[best])) best = i;
+        experts[place] = int32_t(best);
+        weights[place] = scores[best];
+        chosen += weights[place];
+        left[best] = TAKEN;
+    }
+    chosen += 1e-20f;
+    for (int64_t place = 0; how.renormalise && place < how.top_k; place++) weights[place] /= chosen;
 }
 
 // The tokens of each expert, in their order, and what each of them weighs there. A thread that runs models keeps one.

@@ -16,6 +16,7 @@ from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.linear import linear_int4, linear_int8, quantise_int4, quantise_weight
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Run, add_lora
+from tercet.kernels.ops.moe import Routing
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import store_kv
@@ -112,7 +113,7 @@ class Model:
         pack = partial(pack_linears, library, biases=[None] * count)
         gate_ups = pack(weights["gate_up"] * scales, interleave=True)
         return Mixture(
-            router, list(map(PackedMLP, gate_ups, pack(weights["down"] / scales))), top_k=2, renormalise=True
+            router, list(map(PackedMLP, gate_ups, pack(weights["down"] / scales))), Routing(top_k=2, renormalise=True)
         )
 
 

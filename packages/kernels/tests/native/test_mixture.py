@@ -12,7 +12,7 @@ from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear, p
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.linear import linear_int4, linear_int8, quantise_int4, quantise_weight
-from tercet.kernels.ops.moe import ExpertBiases, by_expert, fused_moe, route
+from tercet.kernels.ops.moe import ExpertBiases, Routing, by_expert, fused_moe, route
 
 TOKENS = [1, 2, 7, 41, 700]
 """The last are more than a wave, whatever experts they have."""
@@ -43,16 +43,27 @@ class Weights:
             router, router_bias, gate_up, down, ExpertBiases(torch.randn(count, 2 * size), torch.randn(count, hidden))
         )
 
-    def pack(self, library: Library, top_k: int, *, quantization: Quantization = "none", **how: Any) -> Mixture:
+    def parts(self, library: Library, quantization: Quantization = "none") -> tuple[PackedLinear, list[PackedMLP]]:
+        """Router and experts."""
         pack = partial(pack_linears, library, quantization=quantization)
         gate_ups = pack(self.gate_up, list(self.biases.gate_up), interleave=True)
         experts = list(map(PackedMLP, gate_ups, pack(self.down, list(self.biases.down))))
-        router = pack_linear(library, self.router, self.router_bias)
-        return Mixture(router, experts, **{"top_k": top_k, "renormalise": True, **how})
+        return pack_linear(library, self.router, self.router_bias), experts
+
+    def pack(
+        self,
+        library: Library,
+        top_k: int,
+        *,
+        renormalise: bool = True,
+        quantization: Quantization = "none",
+        **how: Any,
+    ) -> Mixture:
+        return Mixture(*self.parts(library, quantization), Routing(top_k=top_k, renormalise=renormalise), **how)
 
     def route(self, x: torch.Tensor, top_k: int, *, renormalise: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         logits = torch.nn.functional.linear(x, self.router.float(), self.router_bias.float())
-        return route(logits, top_k, renormalise=renormalise)
+        return route(logits, Routing(top_k=top_k, renormalise=renormalise))
 
     def one(self, quantization: Quantization, expert: int, x: torch.Tensor) -> torch.Tensor:
         """What an expert gives whose weights are rounded."""
@@ -76,6 +87,52 @@ def test_equals_torch(library: Library, count: int, top_k: int, hidden: int, siz
     for tokens in TOKENS:
         x = torch.randn(tokens, hidden)
         assert error(mixture(x), weights.expected(x, top_k, renormalise=renormalise)) < 1e-5
+
+
+CHOICES = [
+    Routing(top_k=3, score="sigmoid", renormalise=True, scale=2.5, groups=4, top_groups=2, group_best=2),
+    Routing(top_k=5, score="sigmoid"),
+    Routing(top_k=3, scale=16.0, groups=4, top_groups=2),
+    Routing(top_k=4, renormalise=True, scale=0.5),
+]
+
+
+@pytest.mark.parametrize("routing", CHOICES)
+@pytest.mark.parametrize("corrected", [False, True])
+def test_scores_are_compared_as_torch_does(library: Library, routing: Routing, *, corrected: bool) -> None:
+    weights = Weights.random(16, 48, 32)
+    correction = torch.randn(16) / 4 if corrected else None
+    mixture = Mixture(*weights.parts(library), routing, correction=correction)
+    for tokens in TOKENS:
+        x = torch.randn(tokens, 48)
+        routed = route(torch.nn.functional.linear(x, weights.router, weights.router_bias), routing, correction)
+        assert error(mixture(x), fused_moe(x, *routed, weights.gate_up, weights.down, biases=weights.biases)) < 1e-5
+
+
+def test_a_correction_is_one_number_for_each_expert(library: Library) -> None:
+    parts = Weights.random(4, 32, 16).parts(library)
+    with pytest.raises(ValueError, match=r"a correction \[3\] of 4 experts"):
+        Mixture(*parts, Routing(top_k=2), correction=torch.zeros(3))
+
+
+def test_a_shared_expert_without_a_gate_weighs_one(library: Library) -> None:
+    weights = Weights.random(4, 32, 16)
+    up, down = torch.randn(48, 32) / 5, torch.randn(32, 24) / 5
+    shared = PackedMLP(pack_linear(library, up, interleave=True), pack_linear(library, down))
+    mixture = weights.pack(library, 2, shared=(None, shared))
+    for tokens in TOKENS:
+        x = torch.randn(tokens, 32)
+        given = torch.nn.functional.linear(act_and_mul(torch.nn.functional.linear(x, up), "silu"), down)
+        assert error(mixture(x), weights.expected(x, 2) + given) < 1e-5
+
+
+@pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("routing", CHOICES)
+def test_whatever_scores_are_the_experts_exist(library: Library, routing: Routing, strange: float) -> None:
+    weights = Weights.random(16, 48, 32)
+    weights.router_bias.fill_(strange)
+    x = torch.randn(20, 48)
+    assert Mixture(*weights.parts(library), routing, correction=torch.zeros(16))(x).shape == x.shape
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu_tanh", "clamped"])
@@ -201,10 +258,10 @@ def test_what_does_not_fit_together_is_refused(library: Library) -> None:
         [*[good] * 3, PackedMLP(pack(torch.randn(32, 31), interleave=True), down)],
     ):
         with pytest.raises(ValueError, match="a layer's weights are"):
-            Mixture(mixture.router, experts, top_k=2, renormalise=True)
+            Mixture(mixture.router, experts, Routing(top_k=2, renormalise=True))
     rounded = PackedMLP(gate_up, pack(weights.down[0], quantization="int8"))
     with pytest.raises(ValueError, match="of one format"):
-        Mixture(mixture.router, [*[good] * 3, rounded], top_k=2, renormalise=True)
+        Mixture(mixture.router, [*[good] * 3, rounded], Routing(top_k=2, renormalise=True))
     with pytest.raises(ValueError, match="a layer's weights are"):
         weights.pack(library, 2, shared=(pack(torch.randn(2, 32)), good))
     with pytest.raises(ValueError, match="of one format"):

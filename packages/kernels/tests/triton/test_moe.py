@@ -5,6 +5,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import moe as reference
 from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.moe import Routing
 from tercet.kernels.ops.quantised import Format, quantise
 from tercet.kernels.triton import expert_rows
 from tercet.kernels.triton.launch import Tiling
@@ -17,7 +18,7 @@ from tercet.kernels.triton.route import route
 def test_experts(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     x = torch.randn(tokens, 40, device=device).to(dtype)
     gate_up, down = torch.randn(6, 48, 40, device=device) / 6, torch.randn(6, 40, 24, device=device) / 5
-    weights, experts = reference.route(torch.randn(tokens, 6, device=device), 2, renormalise=True)
+    weights, experts = reference.route(torch.randn(tokens, 6, device=device), Routing(top_k=2, renormalise=True))
     given = (x, weights, experts, gate_up.to(dtype), down.to(dtype))
     tolerance = 8 * torch.finfo(dtype).eps if dtype == torch.float16 else 2e-6
     torch.testing.assert_close(fused_moe(*given), reference.fused_moe(*given), rtol=tolerance, atol=tolerance)
@@ -33,7 +34,7 @@ def test_quantised_experts(tokens: int, kind: Format, block: tuple[int, int], de
         reference.QuantisedExperts(quantise(torch.randn(4 * n, 96, device=device) / 8, kind, block), 4)
         for n in (192, 96)
     )
-    weights, experts = reference.route(torch.randn(tokens, 4, device=device), 2, renormalise=True)
+    weights, experts = reference.route(torch.randn(tokens, 4, device=device), Routing(top_k=2, renormalise=True))
     given = (x, weights, experts, gate_up, down)
     torch.testing.assert_close(fused_moe(*given), reference.fused_moe(*given), rtol=1e-5, atol=1e-5)
 
@@ -54,7 +55,7 @@ def published(
     biases = reference.ExpertBiases(
         torch.randn(count, 2 * size, device=device).to(dtype), torch.randn(count, hidden, device=device).to(dtype)
     )
-    routed = reference.route(torch.randn(tokens, count, device=device), top_k, renormalise=True)
+    routed = reference.route(torch.randn(tokens, count, device=device), Routing(top_k=top_k, renormalise=True))
     return (torch.randn(tokens, hidden, device=device).to(dtype), *routed), (gate_up, down), biases
 
 
@@ -94,17 +95,48 @@ def test_a_token_goes_where_the_reference_sends_it(
     tokens: int, count: int, top_k: int, renormalise: bool, device: torch.device
 ) -> None:
     logits = torch.randn(tokens, count, device=device) * 4
-    weights, experts = route(logits, top_k, renormalise=renormalise)
-    expected = reference.route(logits, top_k, renormalise=renormalise)
+    weights, experts = route(logits, Routing(top_k=top_k, renormalise=renormalise))
+    expected = reference.route(logits, Routing(top_k=top_k, renormalise=renormalise))
     assert torch.equal(experts, expected[1])
     torch.testing.assert_close(weights, expected[0], rtol=1e-5, atol=1e-6)
 
 
+CHOICES = [
+    (12, Routing(top_k=3, score="sigmoid", renormalise=True)),
+    (384, Routing(top_k=8, score="sigmoid", renormalise=True, scale=2.5)),
+    (256, Routing(top_k=8, score="sigmoid", groups=8, top_groups=4, group_best=2)),
+    (20, Routing(top_k=3, renormalise=True, scale=1.5)),
+    (60, Routing(top_k=6, scale=16.0, groups=3, top_groups=2)),
+]
+
+
+@pytest.mark.parametrize(("count", "routing"), CHOICES)
+@pytest.mark.parametrize("corrected", [False, True])
+def test_scores_are_compared_as_the_reference_does(
+    count: int, routing: Routing, corrected: bool, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(5, count, device=device) * 2
+    correction = torch.randn(count, device=device) / 4 if corrected else None
+    weights, experts = route(logits, routing, correction)
+    expected = reference.route(logits, routing, correction)
+    assert torch.equal(experts, expected[1])
+    torch.testing.assert_close(weights, expected[0], rtol=1e-5, atol=1e-6)
+
+
+def test_of_equal_scores_the_first_experts_of_the_first_groups_go_first(device: torch.device) -> None:
+    routing = Routing(top_k=3, score="sigmoid", groups=4, top_groups=2, group_best=2)
+    assert route(torch.zeros(1, 8, device=device), routing)[1].tolist() == [[0, 1, 2]]
+
+
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf")])
 def test_whatever_logits_are_the_experts_exist(strange: float, device: torch.device) -> None:
-    _, experts = route(torch.full((2, 5), strange, device=device), 3, renormalise=True)
+    _, experts = route(torch.full((2, 5), strange, device=device), Routing(top_k=3, renormalise=True))
     assert experts.min() >= 0
     assert experts.max() < 5
+    _, experts = route(torch.full((2, 6), strange, device=device), Routing(top_k=3, groups=3, top_groups=2))
+    assert experts.min() >= 0
+    assert experts.max() < 6
 
 
 def test_every_pair_lies_in_one_tile_of_its_expert(device: torch.device) -> None:

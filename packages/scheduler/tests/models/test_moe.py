@@ -46,7 +46,8 @@ def test_what_transformers_was_equalled_in_counts(changes: dict[str, Any], check
     directory = checkpoints("qwen3_moe")
     right = build_model(ModelConfig.load(directory))
     assert right.config.moe is not None
-    wrong = build_model(replace(right.config, moe=replace(right.config.moe, **changes)))
+    moe = right.config.moe
+    wrong = build_model(replace(right.config, moe=replace(moe, routing=replace(moe.routing, **changes))))
     for model in (right, wrong):
         load_weights(model, directory)
     assert (logits(right) - logits(wrong)).abs().max() > 0.1

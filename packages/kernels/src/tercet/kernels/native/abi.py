@@ -68,11 +68,22 @@ class Filter(Structure):
     _fields_ = (*_ints("top_k"), ("top_p", c_float), ("floor", c_float))
 
 
+class Choice(Structure):
+    """`Choice` of mixture.h."""
+
+    _fields_ = (
+        *_ints("top_k", "sigmoid", "renormalise", "groups", "top_groups", "group_best"),
+        ("scale", c_float),
+        *_pointers("correction"),
+    )
+
+
 class Mixture(Structure):
     """`Mixture` of mixture.h."""
 
     _fields_ = (
-        *_ints("count", "top_k", "renormalise", "gate"),
+        *_ints("count", "gate", "shared"),
+        ("choice", Choice),
         *[(name, Linear) for name in ("router", "shared_gate")],
         *_pointers("gate_up", "down"),
     )

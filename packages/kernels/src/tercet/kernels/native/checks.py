@@ -16,7 +16,7 @@ from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantise_int4, quantise_weight
-from tercet.kernels.ops.moe import ExpertBiases, fused_moe, route
+from tercet.kernels.ops.moe import ExpertBiases, Routing, fused_moe, route
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import store_kv
@@ -173,14 +173,15 @@ def _run_layer(
 
 def _mixture(gate: Gate) -> Pair:
     """Of no token, a few and many; of six experts two for each."""
+    routing = Routing(top_k=2, renormalise=True)
     router, biases = torch.randn(6, _HIDDEN), ExpertBiases(torch.randn(6, 2 * _INNER), torch.randn(6, _HIDDEN))
     gate_up, down = (torch.randn(6, n, k) / k**0.5 for n, k in ((2 * _INNER, _HIDDEN), (_HIDDEN, _INNER)))
     pack = partial(pack_linear, load_library())
     gate_ups = map(partial(pack, interleave=True), gate_up, biases.gate_up)
     experts = list(map(PackedMLP, gate_ups, map(pack, down, biases.down)))
-    mixture = Mixture(pack(router), experts, top_k=2, renormalise=True, gate=gate)
+    mixture = Mixture(pack(router), experts, routing, gate=gate)
     xs = [torch.randn(tokens, _HIDDEN) for tokens in (0, 1, 5, 300)]
-    routed = [route(linear(x, router), 2, renormalise=True) for x in xs]
+    routed = [route(linear(x, router), routing) for x in xs]
     expected = [fused_moe(x, *to, gate_up, down, gate=gate, biases=biases) for x, to in zip(xs, routed, strict=True)]
     return torch.cat([mixture(x) for x in xs]), torch.cat(expected)
 

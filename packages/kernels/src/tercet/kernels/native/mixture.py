@@ -8,32 +8,34 @@ import torch
 from tercet.kernels.native import abi
 from tercet.kernels.native.linear import PackedLinear, PackedMLP, check_shape
 from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.moe import Routing
 
 
 class Mixture:
     """Routes tokens to experts, and adds up what these give. The struct points into the weights, which this keeps.
 
-    Of experts that are equally likely to a token the first ones are taken.
+    Of experts that are equally good for a token the first ones are taken.
     """
 
     def __init__(
         self,
         router: PackedLinear,
         experts: Sequence[PackedMLP],
+        routing: Routing,
         *,
-        top_k: int,
-        renormalise: bool,
+        correction: torch.Tensor | None = None,
         gate: Gate = "silu",
-        shared: tuple[PackedLinear, PackedMLP] | None = None,
+        shared: tuple[PackedLinear | None, PackedMLP] | None = None,
     ) -> None:
-        """`shared` is an expert that every token has, and what it is weighed by the sigmoid of.
+        """`shared` is an expert that every token has, and what it is weighed by the sigmoid of, if by anything.
 
-        Raises ValueError for weights that do not fit together.
+        `correction` is as of `route`. Raises ValueError for weights that do not fit together.
         """
         self.router = router
         self._weights = every = [*experts, *([] if shared is None else [shared[1]])]
         self._shared_gate = None if shared is None else shared[0]
-        _check(router, every, count=len(experts), top_k=top_k)
+        _check(router, every, count=len(experts), top_k=routing.top_k)
+        self._correction = _checked_correction(correction, len(experts))
         if self._shared_gate is not None:
             check_shape(self._shared_gate, 1, int(router.struct.k))
             if self._shared_gate.struct.format != router.struct.format:
@@ -41,7 +43,7 @@ class Mixture:
         each = [expert.gate_up for expert in every], [expert.down for expert in every]
         self._arrays = [(abi.Linear * len(every))(*(linear.struct for linear in linears)) for linears in each]
         self.struct = abi.Mixture(
-            *(len(experts), top_k, renormalise, abi.GATES[gate]),
+            *(len(experts), abi.GATES[gate], shared is not None, _choice(routing, self._correction)),
             *(router.struct, abi.Linear() if self._shared_gate is None else self._shared_gate.struct),
             *(ctypes.cast(array, ctypes.c_void_p) for array in self._arrays),
         )
@@ -57,6 +59,22 @@ class Mixture:
         functions = self.router.library.functions
         functions.mixture(ctypes.byref(self.struct), x.data_ptr(), len(x), out.data_ptr())
         return out
+
+
+def _choice(routing: Routing, correction: torch.Tensor | None) -> abi.Choice:
+    groups = routing.groups, routing.top_groups, routing.group_best
+    return abi.Choice(
+        *(routing.top_k, routing.score == "sigmoid", routing.renormalise, *groups, routing.scale),
+        None if correction is None else correction.data_ptr(),
+    )
+
+
+def _checked_correction(correction: torch.Tensor | None, count: int) -> torch.Tensor | None:
+    if correction is None:
+        return None
+    if correction.shape != (count,):
+        raise ValueError(f"a correction {list(correction.shape)} of {count} experts")
+    return correction.detach().float().contiguous()
 
 
 def _check(router: PackedLinear, experts: Sequence[PackedMLP], *, count: int, top_k: int) -> None:

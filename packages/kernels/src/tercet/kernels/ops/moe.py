@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -59,14 +59,62 @@ class ExpertBiases(NamedTuple):
     down: torch.Tensor  # [experts, hidden]
 
 
-def route(router_logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+Score = Literal["softmax", "sigmoid"]
+"""What makes scores of logits."""
+LEAST = 1e-20
+"""What is added to the sum that weights are divided by: only where all of them are 0 does it change anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a router chooses a token's experts, and what weighs these."""
+
+    top_k: int
+    score: Score = "softmax"
+    renormalise: bool = False
+    """Whether the weights of a token's experts are made to add up to 1, before they are scaled."""
+    scale: float = 1.0
+    """What weights are multiplied by."""
+    groups: int = 1
+    """Runs of experts, of one size."""
+    top_groups: int = 1
+    """Of how many groups, those of most worth, a token's experts are."""
+    group_best: int = 1
+    """The scores of how many of a group's best experts add up to its worth."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether experts of some groups are out."""
+        return self.top_groups < self.groups
+
+
+def route(
+    router_logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(weights float32 [tokens, top_k], experts int64 [tokens, top_k]) of logits [tokens, experts].
 
-    The weights are softmax probabilities; renormalised, those of a token add up to 1.
+    Weights are the scores of those that are chosen. What they are chosen by, and groups are, are scores to which a
+    `correction` float32 [experts] is added, if there is one.
     """
-    probabilities = router_logits.float().softmax(-1)
-    weights, experts = probabilities.topk(top_k, -1)
-    return (weights / weights.sum(-1, keepdim=True) if renormalise else weights), experts
+    logits = router_logits.float()
+    scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
+    chosen_by = scores if correction is None else scores + correction
+    if routing.limited:
+        chosen_by = _of_best_groups(chosen_by, routing)
+    experts = chosen_by.topk(routing.top_k, -1).indices
+    weights = scores.gather(-1, experts)
+    if routing.renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + LEAST)
+    return weights * routing.scale, experts
+
+
+def _of_best_groups(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Scores [tokens, experts], those of experts that are out being -inf."""
+    tokens, experts = scores.shape
+    grouped = scores.view(tokens, routing.groups, experts // routing.groups)
+    worth = grouped.topk(routing.group_best, -1).values.sum(-1)
+    out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, worth.topk(routing.top_groups, -1).indices, value=False)
+    return grouped.masked_fill(out[..., None], -torch.inf).view(tokens, experts)
 
 
 def fused_moe(

@@ -155,7 +155,7 @@ def _moe(device: torch.device) -> Pair:
         cases.append((moe.QuantisedExperts(few[0], 4), moe.QuantisedExperts(few[1], 4)))
     found = []
     for route, op in ((fused_route, fused_moe.fused_moe), (moe.route, moe.fused_moe)):
-        routed = [route(logits[:tokens], 2, renormalise=True) for tokens in (3, 40)]
+        routed = [route(logits[:tokens], moe.Routing(top_k=2, renormalise=True)) for tokens in (3, 40)]
         parts = [op(x[: len(w)], w, e, *given, gate="clamped", biases=biases) for w, e in routed for given in cases]
         found.append(torch.cat(parts))
     return found[0], found[1]

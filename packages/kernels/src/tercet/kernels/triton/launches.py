@@ -10,7 +10,7 @@ from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.check import make_batch
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights
-from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts, Routing
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.projection import Norm, Weight
@@ -266,8 +266,17 @@ CASES: dict[str, Callable[[], object]] = {
     "int4": partial(_quantised, "int4", 4, (1, 128)),
     "int4, many rows": partial(_quantised, "int4", 200, (1, 128)),
     "int4, prefill": partial(_quantised, "int4", 512, (1, 128)),
-    "route": lambda: route(_hidden(4, 32), 4, renormalise=True),
-    "route, softmax of all": lambda: route(_hidden(4, 60), 4, renormalise=False),
+    "route": lambda: route(_hidden(4, 32), Routing(top_k=4, renormalise=True)),
+    "route, softmax of all": lambda: route(_hidden(4, 60), Routing(top_k=4)),
+    "route, corrected": lambda: route(
+        torch.zeros(4, 384), Routing(top_k=8, score="sigmoid", renormalise=True, scale=2.5), torch.zeros(384)
+    ),
+    "route, groups": lambda: route(
+        torch.zeros(4, 256),
+        Routing(top_k=8, score="sigmoid", renormalise=True, groups=8, top_groups=4, group_best=2),
+        torch.zeros(256),
+    ),
+    "route, groups by their best": lambda: route(_hidden(4, 160), Routing(top_k=6, scale=16.0, groups=8, top_groups=3)),
     "moe": partial(_moe, 4),
     "moe, prefill": partial(_moe, 512),
     "moe, fp8": partial(_moe, 4, "fp8"),

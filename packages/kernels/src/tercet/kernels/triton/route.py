@@ -1,9 +1,13 @@
-"""Which experts a token goes through, in one kernel. The reference is `tercet.kernels.ops.moe.route`."""
+"""Which experts a token goes through, in one kernel. The reference is `tercet.kernels.ops.moe.route`.
+
+Likelihoods have a kernel of their own, which compares logits.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
+from tercet.kernels.ops.moe import LEAST, Routing
 from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
 
 
@@ -13,6 +17,7 @@ def route_kernel(
     weights_ptr,  # float32 [tokens, TOP_K]
     chosen_ptr,  # int64 [tokens, TOP_K]
     experts,
+    scale,
     TOP_K: tl.constexpr,
     RENORMALISE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -37,26 +42,109 @@ def route_kernel(
     if RENORMALISE:
         total = tl.sum(weights, 0)
     at = token * TOP_K + rank
-    tl.store(weights_ptr + at, weights / total, mask=rank < TOP_K)
+    tl.store(weights_ptr + at, weights / total * scale, mask=rank < TOP_K)
     tl.store(chosen_ptr + at, chosen, mask=rank < TOP_K)
 
 
-def route(router_logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference; of equal logits the first expert's go first."""
-    logits = router_logits.contiguous()
+@triton.jit
+def route_scored_kernel(
+    logits_ptr,  # [tokens, experts]
+    correction_ptr,  # float32 [experts], if CORRECTED
+    weights_ptr,  # float32 [tokens, TOP_K]
+    chosen_ptr,  # int64 [tokens, TOP_K]
+    experts,
+    scale,
+    least,
+    TOP_K: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RANKS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The same where scores are compared: a row of the block is a group."""
+    token = tl.program_id(0).to(tl.int64)
+    group, rank, place = tl.arange(0, ROWS), tl.arange(0, RANKS), tl.arange(0, BLOCK)[None, :]
+    size = experts // GROUPS
+    held = (group[:, None] < GROUPS) & (place < size)
+    expert = group[:, None] * size + place
+    await_previous(EARLY)
+    logits = tl.load(logits_ptr + token * experts + expert, mask=held, other=-float("inf")).to(tl.float32)
+    release_next(EARLY)
+    if SIGMOID:
+        scores = 1 / (1 + tl.exp(-logits))
+    else:
+        likely = tl.exp(logits - tl.max(logits))
+        scores = likely / tl.sum(likely)
+    left = scores
+    if CORRECTED:
+        left += tl.load(correction_ptr + expert, mask=held, other=0.0)
+    left = tl.where(held, left, -float("inf"))
+    if TOP_GROUPS < GROUPS:
+        worth = tl.zeros([ROWS], tl.float32)
+        uncounted = left
+        for _ in tl.static_range(GROUP_BEST):
+            best = tl.max(uncounted, 1)
+            worth += best
+            first = tl.min(tl.where(uncounted == best[:, None], place, BLOCK), 1)
+            uncounted = tl.where(place == first[:, None], -float("inf"), uncounted)
+        kept = group < 0
+        for _ in tl.static_range(TOP_GROUPS):
+            best_group = tl.argmax(worth, 0)
+            kept = kept | (group == best_group)
+            worth = tl.where(group == best_group, -float("inf"), worth)
+        left = tl.where(kept[:, None], left, -float("inf"))
+    weights = tl.zeros([RANKS], tl.float32)
+    chosen = tl.zeros([RANKS], tl.int64)
+    for taken in tl.static_range(TOP_K):
+        one = tl.minimum(tl.min(tl.where(left == tl.max(left), expert, experts)), experts - 1)
+        weights = tl.where(rank == taken, tl.sum(tl.where((expert == one) & held, scores, 0.0)), weights)
+        chosen = tl.where(rank == taken, one.to(tl.int64), chosen)
+        left = tl.where(expert == one, -float("inf"), left)
+    if RENORMALISE:
+        weights = weights / (tl.sum(weights, 0) + least)
+    at = token * TOP_K + rank
+    tl.store(weights_ptr + at, weights * scale, mask=rank < TOP_K)
+    tl.store(chosen_ptr + at, chosen, mask=rank < TOP_K)
+
+
+def route(
+    router_logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the reference; of equals the first experts, and groups, go first."""
+    logits, top_k = router_logits.contiguous(), routing.top_k
     tokens, experts = logits.shape
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
     chosen = torch.empty(tokens, top_k, dtype=torch.int64, device=logits.device)
-    route_kernel[(tokens,)](
+    how = {"TOP_K": top_k, "RENORMALISE": routing.renormalise, "RANKS": power_of_two(top_k), "num_warps": 1}
+    early = early_start(logits.device)
+    if routing.score == "softmax" and correction is None and not routing.limited:
+        route_kernel[(tokens,)](
+            logits, weights, chosen, experts, routing.scale, BLOCK=power_of_two(experts), **how, **early
+        )
+        return weights, chosen
+    groups = routing.groups if routing.limited else 1
+    route_scored_kernel[(tokens,)](
         logits,
+        logits if correction is None else correction,
         weights,
         chosen,
         experts,
-        TOP_K=top_k,
-        RENORMALISE=renormalise,
-        BLOCK=power_of_two(experts),
-        RANKS=power_of_two(top_k),
-        num_warps=1,
-        **early_start(logits.device),
+        routing.scale,
+        LEAST,
+        GROUPS=groups,
+        TOP_GROUPS=routing.top_groups if routing.limited else 1,
+        GROUP_BEST=routing.group_best,
+        SIGMOID=routing.score == "sigmoid",
+        CORRECTED=correction is not None,
+        ROWS=power_of_two(groups),
+        BLOCK=power_of_two(experts // groups),
+        **how,
+        **early,
     )
     return weights, chosen

@@ -23,6 +23,8 @@ from tercet.scheduler.models.shard import Cut
 
 _TEXT = {"language_model.": "", "model.language_model.": "model."}
 """What stands before names where a model reads images, too, as transformers 4 and 5 have it, and what does here."""
+_BESIDE = ".e_score_correction_bias"
+"""The end of a name of what scores are corrected by, where it is not the router's."""
 _SIGHT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
@@ -80,6 +82,8 @@ class ExpertNames:
     parts: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
     """Of one expert's projections; None where all experts are in one tensor."""
     router: str = "gate"
+    correction: str = ".gate.e_score_correction_bias"
+    """How the name of what scores are corrected by ends."""
     by_turns: bool = False
     """Whether gates and ups are stored by turns, and weights in full the other way round."""
 
@@ -89,12 +93,18 @@ class ExpertNames:
         for name in stored:
             if ".mlp.router." in name or name.endswith(".experts.gate_up_proj_blocks"):
                 return cls(parts=None, router="router", by_turns=True)
+        beside = any(name.endswith((".mlp" + _BESIDE, ".block_sparse_moe" + _BESIDE)) for name in stored)
+        correction = _BESIDE if beside else cls.correction
         for name in stored:
             if name.endswith(".experts.gate_up_proj"):
-                return cls(parts=None)
+                return cls(parts=None, correction=correction)
             if ".block_sparse_moe." in name:
-                return cls("block_sparse_moe", ("w1", "w3", "w2"))
-        return cls()
+                return cls("block_sparse_moe", ("w1", "w3", "w2"), correction=correction)
+        return cls(correction=correction)
+
+    def parameter(self, path: str, kind: str) -> str:
+        """The name of a parameter of the module at `path`."""
+        return f"{path}.{kind}".replace(type(self).correction, self.correction)
 
     def modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """Every module of a model and its path in the checkpoint."""

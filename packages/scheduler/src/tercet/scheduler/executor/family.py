@@ -31,11 +31,14 @@ class Family:
     """Whether an element is rotated with its neighbour."""
     leaves_unrotated: bool = False
     """Whether some layers may not rotate."""
+    layers_ahead: int = 0
+    """Layers after the others that guess tokens ahead."""
     known_code: bool = False
     """Whether a model may come with code of its own, which computes what is computed here."""
 
 
 _FAMILIES = {
+    "Dots1ForCausalLM": Family(known_code=True),
     "Ernie4_5ForCausalLM": Family(
         rms_norm_eps=1e-5,
         head_dim=128,
@@ -46,6 +49,7 @@ _FAMILIES = {
         interleaved=True,
         known_code=True,
     ),
+    "Glm4MoeForCausalLM": Family(rms_norm_eps=1e-5, rotated_share=0.5, layers_ahead=1),
     "GlmForCausalLM": Family(
         rms_norm_eps=1.5625e-7,
         head_dim=128,
@@ -62,6 +66,7 @@ _FAMILIES = {
         rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
     ),
     "GraniteForCausalLM": Family(known_code=True),
+    "MiniMaxM2ForCausalLM": Family(head_dim=128, rope_theta=5e6, rotated_share=1.0, known_code=True),
     "MixtralForCausalLM": Family(rms_norm_eps=1e-5, rope_theta=1e6),
     "OlmoeForCausalLM": Family(rms_norm_eps=1e-5),
     "Phi3ForCausalLM": Family(

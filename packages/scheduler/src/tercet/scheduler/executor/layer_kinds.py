@@ -10,6 +10,10 @@ def windows_of(fields: Fields, architecture: str, layers: int) -> tuple[int, ...
             null = fields.values.get("sliding_window", 128) is None
             window = 0 if null else fields.count("sliding_window", 128)
             return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
+        case "Dots1ForCausalLM":
+            null = fields.values.get("sliding_window", 4096) is None
+            window = 0 if null else fields.count("sliding_window", 4096)
+            return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
         case "MistralForCausalLM":
             null = fields.values.get("sliding_window", 4096) is None
             return (0 if null else fields.count("sliding_window", 4096),) * layers
@@ -53,7 +57,7 @@ def _sliding_layers(fields: Fields, architecture: str, layers: int) -> list[bool
         unrotated = unrotated_layers(fields, layers)
         return [layer in unrotated for layer in range(layers)]
     if kinds is None:
-        border = fields.count("max_window_layers", 28, least=0)
+        border = fields.count("max_window_layers", 62 if architecture == "Dots1ForCausalLM" else 28, least=0)
         if architecture == "Qwen2MoeForCausalLM":
             return [layer < border and layer % 2 == 0 for layer in range(layers)]
         return [layer >= border for layer in range(layers)]

@@ -65,6 +65,10 @@ class ModelConfig(DecoderShape):
     """Tokens of sliding window in each layer, the token itself included; 0 sees everything."""
     output_bias: bool = False
     """Of what attention gives, in families that say so by itself."""
+    norms_heads: bool = False
+    """Whether queries and keys are normalised, in families that say so."""
+    layers_ahead: int = 0
+    """Layers that checkpoints may have after the others, to guess tokens ahead, and which are not read."""
     quantization: StoredQuantization | None = None
     moe: MoeConfig | None = None
     local_rope: RopeConfig | None = None
@@ -134,6 +138,12 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         attention_bias=bias is None or fields.flag(*bias),
         mlp_bias=fields.flag(family.mlp_bias),
         output_bias=fields.flag("attention_out_bias"),
+        norms_heads=fields.flag("use_qk_norm"),
+        layers_ahead=fields.count(
+            "num_mtp_layers" if fields.has("num_mtp_layers") else "num_nextn_predict_layers",
+            family.layers_ahead,
+            least=0,
+        ),
         windows=windows_of(fields, architecture, layers),
         eos_token_ids=end_ids(config, generation),
         dtype=saved_torch_dtype(config, dtype),

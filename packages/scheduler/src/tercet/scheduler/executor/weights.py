@@ -15,6 +15,7 @@ from torch import nn
 from tercet.kernels.ops.moe import QuantisedExperts
 from tercet.scheduler.executor.checkpoint_names import ExpertNames, FusedNames, Place, text_names
 from tercet.scheduler.executor.kv_scales import SUFFIXES as KV_SCALES
+from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.mxfp4_experts import Mxfp4Experts
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, joined, quantised_as, quantized_linears
 from tercet.scheduler.executor.quantized_config import StoredQuantization
@@ -94,7 +95,7 @@ def load_weights(
 
 
 def _fitting(model: CausalLM, directory: Path) -> _Fitting:
-    files = _read_text_part(directory)
+    files = _read_text_part(directory, model.config)
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     quantization = model.config.quantization
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
@@ -110,12 +111,13 @@ def _fitting(model: CausalLM, directory: Path) -> _Fitting:
     return _Fitting(files, stored, targets, linears, quantised)
 
 
-def _read_text_part(directory: Path) -> dict[Path, dict[str, StoredTensor]]:
-    """Each file's tensors by their names here, but for those of what a model reads images with."""
+def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str, StoredTensor]]:
+    """Each file's tensors by their names here, but for those that images are read or tokens guessed ahead with."""
     files = {path: read_header(path) for path in weight_files(directory)}
-    names = text_names([name for header in files.values() for name in header])
+    ahead = tuple(f"model.layers.{config.layers + number}." for number in range(config.layers_ahead))
+    names = text_names([name for header in files.values() for name in header if not name.startswith(ahead)])
     if left := sum(map(len, files.values())) - len(names):
-        logger.info("%s: %d tensors that images are read with are left there", directory, left)
+        logger.info("%s: %d tensors of what is not served are left there", directory, left)
     return {
         path: {names[name]: tensor for name, tensor in header.items() if name in names}
         for path, header in files.items()
@@ -269,7 +271,7 @@ def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[s
                 }
             else:
                 cut = module.cuts.get(kind) if isinstance(module, OpsModule) else None
-                tensors[f"{path}.{kind}"] = Place(parameter, cut)
+                tensors[names.parameter(path, kind)] = Place(parameter, cut)
     return tensors
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, add_lora
-from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, fused_moe, route
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, Routing, fused_moe, route
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope
@@ -116,7 +116,7 @@ class LayerOps(Protocol):
     def act_and_mul(self, x: torch.Tensor, gate: Gate) -> torch.Tensor: ...  # noqa: D102
     def add_lora(self, out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None: ...  # noqa: D102
     def route(  # noqa: D102
-        self, router_logits: torch.Tensor, top_k: int, *, renormalise: bool
+        self, router_logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
     def fused_moe(  # noqa: D102
         self,

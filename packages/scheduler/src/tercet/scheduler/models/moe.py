@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.moe_config import MoeConfig
@@ -104,20 +105,37 @@ class Experts(nn.Module):
         return None if gate_up is None or down is None else ExpertBiases(gate_up, down)
 
 
+class Router(Linear):
+    """The logits of experts, and what is added to their scores before these are compared."""
+
+    def __init__(self, config: ModelConfig, moe: MoeConfig) -> None:
+        dtype = torch.float32 if moe.full_router else config.dtype
+        super().__init__(config.hidden_size, moe.experts, bias=moe.bias, dtype=dtype)
+        self.e_score_correction_bias = empty_parameter(moe.experts, dtype=torch.float32) if moe.corrected else None
+
+    def forward(self, x: torch.Tensor, *, gate: Gate | None = None) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, experts], of the dtype that the router has."""
+        return super().forward(x.to(self.weight.dtype), gate=gate)
+
+
 class MixtureOfExperts(OpsModule):
-    """What a token's experts give, weighed by the router, and what the shared expert gives, weighed by its own gate."""
+    """What a token's experts give, weighed by the router, and what the shared expert gives.
+
+    That is `shared_expert` where a gate of its own weighs it, otherwise `shared_experts`: so checkpoints call it.
+    """
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
         super().__init__()
         self._shard = shard
-        self.top_k = moe.top_k
-        self.renormalise = moe.renormalise
+        self.routing = moe.routing
         self.expert_gate = moe.gate
-        self.gate = Linear(config.hidden_size, moe.experts, bias=moe.bias, dtype=config.dtype)
+        self.gate = Router(config, moe)
         self.experts = Experts(config, moe, shard)
-        self.shared_expert = GatedMLP(config, shard, size=moe.shared_size) if moe.shared_size else None
+        shared = GatedMLP(config, shard, size=moe.shared_size) if moe.shared_size else None
+        self.shared_expert = shared if moe.weighs_shared else None
+        self.shared_experts = None if moe.weighs_shared else shared
         self.shared_expert_gate = (
-            Linear(config.hidden_size, 1, bias=False, dtype=config.dtype) if moe.shared_size else None
+            Linear(config.hidden_size, 1, bias=False, dtype=config.dtype) if self.shared_expert is not None else None
         )
 
     def when_loaded(self) -> None:
@@ -131,12 +149,14 @@ class MixtureOfExperts(OpsModule):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As attention: see there."""
         x, residual = norm.add(x, residual)
-        weights, experts = self.ops.route(self.gate(x), self.top_k, renormalise=self.renormalise)
+        weights, experts = self.ops.route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
         projections = self.experts.gate_up_proj.value, self.experts.down_proj.value
         biases, gate = self.experts.biases, self.expert_gate
         out = self.ops.fused_moe(x, weights, experts, *projections, gate=gate, biases=biases)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert.partial(x)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts.partial(x)
         out = self._shard.collectives.all_reduce(out)
         return out if after is None else after(out), residual
 

@@ -24,7 +24,7 @@ from tercet.scheduler.models.native_linear import pack_experts, unread
 from tercet.scheduler.models.norms import RMSNorm
 from tercet.scheduler.models.shard import WHOLE, Shard
 
-_NORMS_OF_PROJECTIONS = ("OlmoeForCausalLM",)
+_NORMS_OF_PROJECTIONS = ("MiniMaxM2ForCausalLM", "OlmoeForCausalLM")
 """Architectures that normalise all heads of the queries, and of the keys, as one."""
 
 
@@ -157,14 +157,16 @@ class NativeCausalLM:
         """Routers are never rounded: which experts a token has would change."""
         gate_ups = pack_experts(self._library, mlp.experts.gate_up_proj, self._quantization, interleave=True)
         downs = pack_experts(self._library, mlp.experts.down_proj, self._quantization)
-        shared = None
+        shared: tuple[PackedLinear | None, PackedMLP] | None = None
+        if mlp.shared_experts is not None:
+            shared = None, self._pack_mlp(mlp.shared_experts)
         if mlp.shared_expert is not None and mlp.shared_expert_gate is not None:
             shared = self._pack(mlp.shared_expert_gate, rounded=False), self._pack_mlp(mlp.shared_expert)
         return Mixture(
             self._pack(mlp.gate, rounded=False),
             list(map(PackedMLP, gate_ups, downs)),
-            top_k=mlp.top_k,
-            renormalise=mlp.renormalise,
+            mlp.routing,
+            correction=mlp.gate.e_score_correction_bias,
             gate=mlp.expert_gate,
             shared=shared,
         )

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
     from tercet.scheduler.models.decoder import CausalLM
 
 _ARCHITECTURES = {
+    "Dots1ForCausalLM": "dots1",
     "Ernie4_5ForCausalLM": "llama",
     "Gemma2ForCausalLM": "gemma",
     "Gemma3ForCausalLM": "gemma",
     "Gemma3ForConditionalGeneration": "gemma",
+    "Glm4MoeForCausalLM": "glm4_moe",
     "GlmForCausalLM": "glm",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "llama",
     "LlamaForCausalLM": "llama",
     "LLaMAForCausalLM": "llama",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mistral",
     "OlmoeForCausalLM": "olmoe",

@@ -1,0 +1,18 @@
+"""dots.llm1: attention as of Qwen3, experts as of DeepSeek-V3."""
+
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers import Attention, Rotary
+from tercet.scheduler.models.moe import mlp_of
+from tercet.scheduler.models.shard import Shard
+
+
+def build(config: ModelConfig, shard: Shard) -> CausalLM:
+    """Dots1ForCausalLM."""
+    bias = config.attention_bias
+
+    def layer(number: int, rotary: Rotary) -> DecoderLayer:
+        attention = Attention(config, number, rotary, shard, input_bias=bias, output_bias=bias, qk_norm="heads")
+        return DecoderLayer(config, attention, mlp_of(config, number, shard))
+
+    return CausalLM(config, shard, layer)
