@@ -159,7 +159,10 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4_moe": ("Glm4Moe", {**_GROUPS, "head_dim": 12, "use_qk_norm": True, "attention_bias": True}),
-    "glm4_moe_air": ("Glm4Moe", {**_ROUTED, "n_shared_experts": 2, "norm_topk_prob": False, "head_dim": 8}),
+    "glm4_moe_air": (
+        "Glm4Moe",
+        {**_ROUTED, "n_shared_experts": 2, "norm_topk_prob": False, "routed_scaling_factor": 0.6},
+    ),
     "dots1": (
         "Dots1",
         {**_GROUPS, "n_shared_experts": 1, "norm_topk_prob": True, "sliding_window": 7, "max_window_layers": 1},

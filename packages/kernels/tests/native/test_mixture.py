@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear, pack_linears
+from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear, pack_linears
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.linear import linear_int4, linear_int8, quantise_int4, quantise_weight

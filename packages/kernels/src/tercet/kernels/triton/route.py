@@ -84,7 +84,7 @@ def route_scored_kernel(
     left = scores
     if CORRECTED:
         left += tl.load(correction_ptr + expert, mask=held, other=0.0)
-    left = tl.where(held, left, -float("inf"))
+    left = tl.where(held & (left > -float("inf")), left, -float("inf"))  # what is no number is never the largest
     if TOP_GROUPS < GROUPS:
         worth = tl.zeros([ROWS], tl.float32)
         uncounted = left

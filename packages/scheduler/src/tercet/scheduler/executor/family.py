@@ -27,6 +27,8 @@ class Family:
     """`original_max_position_embeddings`; None: `max_position_embeddings`."""
     rotated_share: float | None = None
     """`partial_rotary_factor`; None where it has no meaning."""
+    rotary_dim: bool = False
+    """Whether a field of this name may say as much in elements of a head."""
     interleaved: bool = False
     """Whether an element is rotated with its neighbour."""
     leaves_unrotated: bool = False
@@ -66,7 +68,7 @@ _FAMILIES = {
         rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
     ),
     "GraniteForCausalLM": Family(known_code=True),
-    "MiniMaxM2ForCausalLM": Family(head_dim=128, rope_theta=5e6, rotated_share=1.0, known_code=True),
+    "MiniMaxM2ForCausalLM": Family(head_dim=128, rope_theta=5e6, rotated_share=1.0, rotary_dim=True, known_code=True),
     "MixtralForCausalLM": Family(rms_norm_eps=1e-5, rope_theta=1e6),
     "OlmoeForCausalLM": Family(rms_norm_eps=1e-5),
     "Phi3ForCausalLM": Family(

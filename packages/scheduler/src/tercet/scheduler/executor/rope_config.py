@@ -42,11 +42,7 @@ def parse_rope(config: Mapping[str, Any], family: Family) -> RopeConfig:
     if kind not in ROPE_TYPES or "mrope_section" in values:
         raise wrong(name, f"type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
     outside = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
-    if (
-        config.get("rotary_dim") is not None
-        and family.rotated_share is not None
-        and not config.get("partial_rotary_factor")
-    ):
+    if family.rotary_dim and outside["partial_rotary_factor"] is None and config.get("rotary_dim") is not None:
         whole = Fields(config)
         outside["partial_rotary_factor"] = whole.count("rotary_dim") / whole.count("head_dim", family.head_dim or 1)
     fields = Fields({**outside, **values}, f"{name}." if name else "")
