@@ -42,7 +42,8 @@ families = pytest.mark.parametrize(
 )
 
 with_experts = pytest.mark.parametrize(
-    "family", ["llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss"]
+    "family",
+    ["llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"],
 )
 
 

@@ -87,6 +87,8 @@ def generate(
         "qwen3_sliding",
         "qwen2_moe",
         "olmoe",
+        "glm4_moe",
+        "minimax_m2",
         "phi3_longrope",
         "glm",
         "smollm3",

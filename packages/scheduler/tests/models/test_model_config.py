@@ -320,3 +320,10 @@ def test_which_layers_have_experts() -> None:
 def test_experts_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         parse(QWEN3_MOE, **changes)
+
+
+def test_how_much_minimax_rotates() -> None:
+    config = {**LLAMA, "architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 16, "rotary_dim": 8}
+    assert parse(config).rotary_dim == 8
+    assert parse(config, partial_rotary_factor=0.25).rotary_dim == 4
+    assert parse({**LLAMA, "rotary_dim": 8}).rotary_dim == 16

@@ -40,10 +40,18 @@ def test_layers_are_what_the_config_says(checkpoints: Checkpoints) -> None:
     assert kinds("mixtral") == [MixtureOfExperts] * 3
 
 
-@pytest.mark.parametrize("changes", [{"top_k": 2}, {"renormalise": False}])
-def test_what_transformers_was_equalled_in_counts(changes: dict[str, Any], checkpoints: Checkpoints) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen3_moe", {"top_k": 2}),
+        ("qwen3_moe", {"renormalise": False}),
+        *(("glm4_moe", change) for change in ({"score": "softmax"}, {"scale": 1.0}, {"groups": 1, "top_groups": 1})),
+        ("glm4_moe", {"group_best": 1}),
+    ],
+)
+def test_what_transformers_was_equalled_in_counts(name: str, changes: dict[str, Any], checkpoints: Checkpoints) -> None:
     """The checkpoint does tell a model that chooses or weighs otherwise."""
-    directory = checkpoints("qwen3_moe")
+    directory = checkpoints(name)
     right = build_model(ModelConfig.load(directory))
     assert right.config.moe is not None
     moe = right.config.moe
@@ -51,6 +59,27 @@ def test_what_transformers_was_equalled_in_counts(changes: dict[str, Any], check
     for model in (right, wrong):
         load_weights(model, directory)
     assert (logits(right) - logits(wrong)).abs().max() > 0.1
+
+
+def test_the_correction_counts(checkpoints: Checkpoints) -> None:
+    model = build_model(ModelConfig.load(checkpoints("dots1")))
+    load_weights(model, checkpoints("dots1"))
+    right = logits(model)
+    for layer in model.model.layers:
+        if isinstance(mixture := layer.mlp, MixtureOfExperts):
+            assert mixture.gate.e_score_correction_bias is not None
+            mixture.gate.e_score_correction_bias.data.zero_()
+    assert (right - logits(model)).abs().max() > 0.1
+
+
+def test_layers_that_guess_ahead_are_left_out(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    directory = shutil.copytree(checkpoints("glm4_moe"), tmp_path / "model")
+    tensors = load_file(directory / "model.safetensors")
+    save_file({**tensors, "model.layers.3.eh_proj.weight": torch.zeros(48, 96)}, directory / "model.safetensors")
+    model = build_model(ModelConfig.load(directory))
+    load_weights(model, directory)
+    with pytest.raises(ModelError, match=r"unexpected: model\.layers\.3\.eh_proj\.weight"):
+        load_weights(build_model(replace(model.config, layers_ahead=0)), directory)
 
 
 def test_experts_go_through_the_operations_passed_in(checkpoints: Checkpoints) -> None:

@@ -180,7 +180,7 @@ def test_int4_is_what_its_rounded_weights_give(
     assert error.square().mean() < far(native_family, 0.1) ** 2 * exact.var()
 
 
-EXPERTS = ["mixtral", "qwen2_moe", "gpt_oss"]
+EXPERTS = ["mixtral", "qwen2_moe", "gpt_oss", "glm4_moe"]
 LENT = ["llama", "llama_tied", *EXPERTS, *(f"{name}/fused" for name in EXPERTS)]
 """One by one, in one tensor, and in one by turns."""
 
