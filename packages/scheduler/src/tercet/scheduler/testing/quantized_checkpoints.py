@@ -56,7 +56,7 @@ def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
 
 
 def _linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each linear layer of a decoder layer, of a Llama, a Mixtral or a Phi-3."""
+    """(outputs, inputs) of each linear layer of a decoder layer, of a Llama, a Mixtral, a Phi-3 or a GLM-4.5."""
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
     queries, keys = heads * head_dim, config["num_key_value_heads"] * head_dim
@@ -66,6 +66,12 @@ def _linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     if config["architectures"] == ["Phi3ForCausalLM"]:
         fused = {"self_attn.qkv_proj": (queries + 2 * keys, hidden), "mlp.gate_up_proj": (2 * inner, hidden)}
         return {**fused, "self_attn.o_proj": (hidden, queries), "mlp.down_proj": down}
+    if config["architectures"] == ["Glm4MoeForCausalLM"]:
+        inner = config["moe_intermediate_size"]
+        words = [f"experts.{expert}" for expert in range(config["n_routed_experts"])]
+        sizes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        found["mlp.gate"] = (len(words), hidden)
+        return found | {f"mlp.{word}.{name}": sizes[name] for word in [*words, "shared_experts"] for name in sizes}
     experts = config.get("num_local_experts", 0)
     if not experts:
         return found | {"mlp.gate_proj": up, "mlp.up_proj": up, "mlp.down_proj": down}
