@@ -13,6 +13,7 @@ from tercet.scheduler.executor.weights import checkpoint_tensors, dummy_weights,
 from tercet.scheduler.model_files import ModelError, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.encoder_registry import build_encoder
+from tercet.scheduler.models.layers import Rotary
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.norms import CentredNorm
 from tercet.scheduler.models.registry import build_model
@@ -37,7 +38,7 @@ def edited(source: Path, target: Path, edit: Callable[[Tensors], object]) -> Pat
 def test_every_stored_tensor_arrives_where_its_name_says(family: Path) -> None:
     model = fresh(family)
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | Rotary):
             module.order = None  # rows stay where they are stored
     load_weights(model, family)
     stored = load_file(family / "model.safetensors")

@@ -113,11 +113,14 @@ def _fitting(model: CausalLM, directory: Path) -> _Fitting:
 
 def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str, StoredTensor]]:
     """Each file's tensors by their names here, but for those that images are read or tokens guessed ahead with."""
-    files = {path: read_header(path) for path in weight_files(directory)}
     ahead = tuple(f"model.layers.{config.layers + number}." for number in range(config.layers_ahead))
-    names = text_names([name for header in files.values() for name in header if not name.startswith(ahead)])
+    files = {
+        path: {name: tensor for name, tensor in read_header(path).items() if not name.startswith(ahead)}
+        for path in weight_files(directory)
+    }
+    names = text_names([name for header in files.values() for name in header])
     if left := sum(map(len, files.values())) - len(names):
-        logger.info("%s: %d tensors of what is not served are left there", directory, left)
+        logger.info("%s: %d tensors that images are read with are left there", directory, left)
     return {
         path: {names[name]: tensor for name, tensor in header.items() if name in names}
         for path, header in files.items()
