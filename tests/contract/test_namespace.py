@@ -25,6 +25,7 @@ API_MODULES = (
     "scheduler/src/tercet/scheduler/ports.py",
     "scheduler/src/tercet/scheduler/testing/*.py",
     "kernels/src/tercet/kernels/attention/api.py",
+    "kernels/src/tercet/kernels/attention/latent.py",
     "kernels/src/tercet/kernels/device.py",
 )
 """What another package, or a program of a user, may import."""

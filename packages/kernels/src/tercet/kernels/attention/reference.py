@@ -54,7 +54,38 @@ class ReferenceAttention:
         return out.to(q.dtype)
 
 
+class ReferenceLatent:
+    """The same for `LatentBackend`: all heads of a token look at the vectors of its row."""
+
+    capturable = False
+
+    def __init__(self) -> None:
+        self._batch: AttentionBatch | None = None
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Keep the batch: nothing is prepared."""
+        self._batch = batch
+
+    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
+        """See `LatentBackend.attend`."""
+        batch = self._batch
+        if batch is None:
+            raise RuntimeError("attend was called before plan")
+        out = torch.empty(*q.shape[:2], rank, dtype=torch.float64)
+        token = 0
+        for row in range(batch.rows):
+            kv_len, query_len = batch.host_kv_lens[row], batch.host_query_lens[row]
+            vectors = _gather(cache, batch, row, range(kv_len))
+            for position in range(kv_len - query_len, kv_len):
+                seen = vectors[: position + 1]
+                for head in range(q.shape[1]):
+                    weights = torch.softmax(seen @ q[token, head].double() * scale, dim=0)
+                    out[token, head] = weights @ seen[:, :rank]
+                token += 1
+        return out.to(q.dtype)
+
+
 def _gather(cache: torch.Tensor, batch: AttentionBatch, row: int, positions: range) -> torch.Tensor:
-    """The cached vectors of a row at some positions, one lookup each: float64 [positions, kv_heads, head_dim]."""
+    """The cached vectors of a row at some positions, one lookup each: float64 [positions, ...]."""
     size = batch.page_size
     return torch.stack([cache[int(batch.page_table[row, p // size]), p % size].double() for p in positions])

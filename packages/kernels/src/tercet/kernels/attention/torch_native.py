@@ -98,13 +98,7 @@ class TorchNativeAttention:
         """Look up where every extend's keys lie; decodes follow at the first layer that asks, once for each window."""
         self._batch = batch
         self._decodes = {}
-        self._extends = []
-        first = batch.decodes
-        for row in range(batch.decodes, batch.rows):
-            last = first + batch.host_query_lens[row]
-            positions = torch.arange(batch.host_kv_lens[row], device=batch.page_table.device)
-            self._extends.append(_Extend(first, last, _locate(batch, row, positions)))
-            first = last
+        self._extends = _find_extends(batch)
 
     def attend(
         self,
@@ -133,6 +127,54 @@ class TorchNativeAttention:
             k, v = gather("k", k_cache, extend.index), gather("v", v_cache, extend.index)
             _extend(q, k, v, extend, window, options, out)
         return out
+
+
+class TorchNativeLatent:
+    """`LatentBackend` in plain torch: all heads share one KV head, whose keys begin with its values."""
+
+    capturable = False
+
+    def __init__(self) -> None:
+        self._batch: AttentionBatch | None = None
+        self._decodes: list[_Decodes] | None = None
+        self._extends: list[_Extend] = []
+        self._scratch = _Scratch()
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Look up where every extend's vectors lie; decodes follow at the first layer, when the vectors are known."""
+        self._batch = batch
+        self._decodes = None
+        self._extends = _find_extends(batch)
+
+    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
+        """See `LatentBackend.attend`."""
+        if self._batch is None:
+            raise RuntimeError("attend was called before plan")
+        if self._decodes is None:
+            self._decodes = _pad_decodes(self._batch, 0, max(1, _GATHERED // cache.shape[2]))
+        options = _Options(scale=scale, softcap=0.0, sinks=None)
+        keyed = cache[:, :, None]  # [pages, page_size, 1, rank + rope]
+        out = q.new_empty(*q.shape[:2], rank)
+        for decodes in self._decodes:
+            vectors = self._scratch.gather("vectors", keyed, decodes.index)
+            result = _decode(q[decodes.rows], vectors, vectors[..., :rank], decodes.padding, options)
+            out[decodes.rows] = result.to(q.dtype)
+        for extend in self._extends:
+            vectors = self._scratch.gather("vectors", keyed, extend.index)
+            _extend(q, vectors, vectors[..., :rank], extend, 0, options, out)
+        return out
+
+
+def _find_extends(batch: AttentionBatch) -> list[_Extend]:
+    """Every row that is no decode, and where its keys lie."""
+    extends = []
+    first = batch.decodes
+    for row in range(batch.decodes, batch.rows):
+        last = first + batch.host_query_lens[row]
+        positions = torch.arange(batch.host_kv_lens[row], device=batch.page_table.device)
+        extends.append(_Extend(first, last, _locate(batch, row, positions)))
+        first = last
+    return extends
 
 
 def _locate(batch: AttentionBatch, row: int | torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -173,7 +215,7 @@ def _decode(
 ) -> torch.Tensor:
     """Attention of one token for each row: q [n, heads, head_dim] -> float32 [n, heads, head_dim].
 
-    keys and values are float32 [n * longest, kv_heads, head_dim].
+    keys and values are float32 [n * longest, kv_heads, head_dim]; values may be narrower, as the result then is.
     """
     rows, heads, head_dim = q.shape
     kv_heads = keys.shape[1]

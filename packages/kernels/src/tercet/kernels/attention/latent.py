@@ -1,0 +1,64 @@
+"""Attention over one cached vector for each token, the same for all heads: its interface, and backends by name.
+
+Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1) caches `rank` elements from
+which keys and values are both projected, and `rope` elements of a key that is rotated and shared. A model that puts the
+projection of keys into its queries, and that of values behind what comes back, attends to cached vectors as they are.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Protocol
+
+import torch
+
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.errors import UnavailableBackendError
+
+_BACKENDS = {
+    "torch_native": "tercet.kernels.attention.torch_native:TorchNativeLatent",
+}
+
+
+class LatentBackend(Protocol):
+    """One way of computing it. An instance belongs to one cache group and holds the plan of one step."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a decode may be recorded in a graph: its tensors are read there, and nothing of its host lists."""
+        ...
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepare for a step: called once, before the `attend` of every layer."""
+        ...
+
+    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
+        """Attention of q [tokens, heads, rank + rope] over a cache [pages, page_size, rank + rope].
+
+        The new tokens' vectors are in the cache already, which may be of another dtype than q. Scores are products with
+        whole vectors, values the first `rank` elements of each. Returns [tokens, heads, rank] in q's dtype.
+        """
+        ...
+
+
+def latent_backend_names() -> list[str]:
+    """Every name that `latent_backend` knows, besides `auto`."""
+    return sorted(_BACKENDS)
+
+
+def latent_backend(name: str, device: torch.device) -> Callable[[], LatentBackend]:
+    """A factory of backends, called once for each cache group. `auto` takes the fastest that runs here.
+
+    Raises UnavailableBackendError for a name that does not exist, or cannot be had on this device.
+    """
+    if name == "auto":
+        name = _fastest(device)
+    if name not in _BACKENDS:
+        names = ", ".join(latent_backend_names())
+        raise UnavailableBackendError(f"no backend {name!r} of latent attention: there are auto, {names}")
+    module, _, attribute = _BACKENDS[name].partition(":")
+    factory: Callable[[], LatentBackend] = getattr(import_module(module), attribute)
+    return factory
+
+
+def _fastest(device: torch.device) -> str:  # noqa: ARG001
+    return "torch_native"

@@ -1,0 +1,175 @@
+"""Every backend of latent attention against its naive reference, over the same batches."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.latent import LatentBackend, latent_backend, latent_backend_names
+from tercet.kernels.attention.reference import ReferenceLatent
+from tercet.kernels.check import make_batch
+from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native.library import missing_library
+from tercet.kernels.triton import missing_triton
+
+CPU = torch.device("cpu")
+MISSING = {"cpu": missing_library(), "triton": missing_triton(CPU)}
+BACKENDS = [name for name in latent_backend_names() if not MISSING.get(name)]
+
+Rows = tuple[tuple[int, int], ...]
+"""(new tokens, tokens after the step) of each."""
+
+MIXED: Rows = ((1, 5), (1, 33), (6, 6), (7, 19), (1, 12), (1, 1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows, and the sizes of the call."""
+
+    rows: Rows = MIXED
+    heads: int = 3
+    rank: int = 32
+    rope: int = 16
+    page_size: int = 16
+    dtype: torch.dtype = torch.float32
+    cached: torch.dtype | None = None  # the same, if nothing is said
+
+
+CASES = {
+    "decode": Case(((1, 1), (1, 9), (1, 40), (1, 8), (1, 2))),
+    "one token": Case(((1, 1),)),
+    "prefill": Case(((5, 5), (17, 17))),
+    "chunk after prefix": Case(((3, 11), (8, 21))),
+    "mixed": Case(),
+    "one head": Case(heads=1),
+    "nine heads": Case(heads=9),
+    "sixteen heads": Case(heads=16, rank=64),
+    "forty heads": Case(heads=40),
+    "pages of one": Case(page_size=1),
+    "pages of 64": Case(page_size=64, rope=64),
+    "odd sizes": Case(rank=44, rope=22, heads=5, page_size=4),
+    "long": Case(((1, 700), (1, 257), (40, 40), (30, 600)), heads=2),
+    "as DeepSeek-V2-Lite": Case(((1, 70), (1, 3), (3, 40)), heads=16, rank=512, rope=64, page_size=64),
+    "as DeepSeek-V2": Case(((1, 70), (2, 20)), heads=128, rank=512, rope=64),
+    "as DeepSeek-V2 in bfloat16": Case(((1, 70), (2, 20)), 128, 512, 64, dtype=torch.bfloat16),
+    "bfloat16": Case(dtype=torch.bfloat16),
+    "float16": Case(dtype=torch.float16),
+    "narrower cache": Case(dtype=torch.float32, cached=torch.bfloat16),
+}
+
+
+def scattered(rows: Rows, page_size: int) -> tuple[AttentionBatch, int]:
+    """Rows over pages in no order, and how many pages; unused entries of the page table name no page at all."""
+    batch = make_batch(list(rows), page_size, CPU)
+    pages = int(batch.page_table.max()) + 1
+    shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(7))
+    table = shuffled[batch.page_table.long()].int()
+    for row, kv_len in enumerate(batch.host_kv_lens):
+        table[row, -(-kv_len // page_size) :] = 1 << 30
+    slots = shuffled[batch.slot_mapping // page_size] * page_size + batch.slot_mapping % page_size
+    return replace(batch, page_table=table, slot_mapping=slots), pages
+
+
+def planned(name: str, batch: AttentionBatch) -> LatentBackend:
+    backend = latent_backend(name, CPU)()
+    backend.plan(batch)
+    return backend
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_equals_the_reference(name: str, case: Case) -> None:
+    if name == "triton" and torch.bfloat16 in (case.dtype, case.cached):
+        pytest.skip("Triton's interpreter computes bfloat16 wrongly: on a GPU, tercet-kernels check has it")
+    torch.manual_seed(0)
+    batch, pages = scattered(case.rows, case.page_size)
+    width = case.rank + case.rope
+    cache = torch.randn(pages, case.page_size, width).to(case.cached or case.dtype)
+    q = torch.randn(sum(batch.host_query_lens), case.heads, width).to(case.dtype)
+    reference = ReferenceLatent()
+    reference.plan(batch)
+    given, wanted = (
+        attention.attend(q, cache, rank=case.rank, scale=2 * width**-0.5)
+        for attention in (planned(name, batch), reference)
+    )
+    assert given.dtype == case.dtype
+    assert given.is_contiguous()
+    step = torch.finfo(case.dtype).eps
+    torch.testing.assert_close(given, wanted, rtol=2 * step, atol=max(4e-6, step))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_queries_may_be_a_part_of_something_wider(name: str) -> None:
+    torch.manual_seed(0)
+    batch, pages = scattered(MIXED, 16)
+    cache = torch.randn(pages, 16, 48)
+    wide = torch.randn(sum(batch.host_query_lens), 7, 48)
+    backend = planned(name, batch)
+    part = backend.attend(wide[:, 2:5], cache, rank=32, scale=0.1)
+    assert torch.equal(part, backend.attend(wide[:, 2:5].contiguous(), cache, rank=32, scale=0.1))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_long_extend_is_cut_into_blocks_without_a_seam(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.kernels.attention.torch_native._SCORES", 3 * 150 * 7)
+    test_equals_the_reference(name, Case(((90, 150), (31, 31))))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_one_plan_serves_every_layer_and_the_next_begins_anew(name: str) -> None:
+    torch.manual_seed(0)
+    batch, pages = scattered(MIXED, 16)
+    q, caches = torch.randn(sum(batch.host_query_lens), 3, 48), torch.randn(2, pages, 16, 48)
+    backend = planned(name, batch)
+    first, second = (backend.attend(q, cache, rank=32, scale=0.3) for cache in caches)
+    assert torch.equal(second, planned(name, batch).attend(q, caches[1], rank=32, scale=0.3))
+    backend.plan(scattered(((1, 3),), 16)[0])
+    backend.attend(q[:1], caches[0], rank=32, scale=0.3)
+    backend.plan(batch)
+    assert torch.equal(first, backend.attend(q, caches[0], rank=32, scale=0.3))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("poisoned", [1, 3])
+def test_a_row_with_nan_in_its_cache_harms_no_other(name: str, poisoned: int) -> None:
+    torch.manual_seed(0)
+    batch, pages = scattered(MIXED, 16)
+    cache, q = torch.randn(pages, 16, 48), torch.randn(sum(batch.host_query_lens), 3, 48)
+    backend = planned(name, batch)
+    healthy = backend.attend(q, cache, rank=32, scale=0.3)
+    cache[batch.page_table[poisoned, : -(-MIXED[poisoned][1] // 16)]] = torch.nan
+    sick = backend.attend(q, cache, rank=32, scale=0.3)
+    mine = torch.zeros(len(q), dtype=torch.bool)
+    mine[batch.query_start[poisoned] : batch.query_start[poisoned + 1]] = True
+    assert sick[mine].isnan().all()
+    assert torch.equal(sick[~mine], healthy[~mine])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_stale_nan_past_the_end_of_a_row_is_never_seen(name: str) -> None:
+    torch.manual_seed(0)
+    batch, pages = scattered(MIXED, 16)
+    cache = torch.full((pages * 16, 48), torch.nan)
+    for row, kv_len in enumerate(batch.host_kv_lens):
+        position = torch.arange(kv_len)
+        cache[batch.page_table[row, position // 16].long() * 16 + position % 16] = torch.randn(kv_len, 48)
+    q = torch.randn(sum(batch.host_query_lens), 3, 48)
+    assert planned(name, batch).attend(q, cache.view(pages, 16, 48), rank=32, scale=0.3).isfinite().all()
+
+
+@pytest.mark.parametrize("name", [*BACKENDS, "reference"])
+def test_there_is_nothing_to_attend_to_before_a_plan(name: str) -> None:
+    backend = ReferenceLatent() if name == "reference" else latent_backend(name, CPU)()
+    with pytest.raises(RuntimeError, match="before plan"):
+        backend.attend(torch.zeros(1, 1, 48), torch.zeros(1, 16, 48), rank=32, scale=1.0)
+
+
+@pytest.mark.parametrize("name", ["flashinfer", "cpu2"])
+def test_a_name_that_cannot_do_it_is_refused(name: str) -> None:
+    with pytest.raises(UnavailableBackendError, match=f"no backend '{name}' of latent attention: there are auto, "):
+        latent_backend(name, CPU)
+
+
+def test_auto_takes_what_there_is() -> None:
+    assert latent_backend("auto", CPU) is latent_backend("torch_native", CPU)
