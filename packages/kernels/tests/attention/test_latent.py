@@ -130,6 +130,7 @@ def test_one_plan_serves_every_layer_and_the_next_begins_anew(name: str) -> None
     assert torch.equal(first, backend.attend(q, caches[0], rank=32, scale=0.3))
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # by Triton's interpreter
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("poisoned", [1, 3])
 def test_a_row_with_nan_in_its_cache_harms_no_other(name: str, poisoned: int) -> None:
@@ -169,6 +170,12 @@ def test_there_is_nothing_to_attend_to_before_a_plan(name: str) -> None:
 def test_a_name_that_cannot_do_it_is_refused(name: str) -> None:
     with pytest.raises(UnavailableBackendError, match=f"no backend '{name}' of latent attention: there are auto, "):
         latent_backend(name, CPU)
+
+
+def test_triton_says_where_it_cannot_run() -> None:
+    refused = "'triton' of latent attention: (Triton's kernels do not run on meta|triton is not installed)"
+    with pytest.raises(UnavailableBackendError, match=refused):
+        latent_backend("triton", torch.device("meta"))
 
 
 def test_auto_takes_what_there_is() -> None:

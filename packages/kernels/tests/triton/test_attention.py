@@ -57,7 +57,7 @@ def test_splits_merge_without_a_seam(processors: int, window: int, monkeypatch: 
 
 
 def test_splits_fill_the_machine_and_no_more() -> None:
-    splits = backend._splits
+    splits = backend.choose_splits
     assert splits(programs=8, longest=1 << 20, processors=132) == (64, 0)
     assert splits(programs=64, longest=1 << 20, processors=132) == (8, 0)
     assert splits(programs=1, longest=300, processors=132) == (4, 0)
@@ -65,7 +65,7 @@ def test_splits_fill_the_machine_and_no_more() -> None:
 
 
 def test_of_many_rows_the_long_ones_are_split() -> None:
-    splits = backend._splits
+    splits = backend.choose_splits
     assert splits(programs=512, longest=2048, processors=132) == (1, 2048)
     assert splits(programs=512, longest=2049, processors=132) == (2, 2048)
     assert splits(programs=512, longest=1 << 20, processors=132) == (4, 2048)
@@ -79,7 +79,7 @@ def test_a_long_row_is_split_and_those_beside_it_are_not(monkeypatch: pytest.Mon
 
 def test_tiles_cover_every_new_token_once_and_the_longest_come_first() -> None:
     batch = make_batch([(1, 9), (5, 5), (9, 40), (1, 1)], 4, DEVICE)
-    tiles = backend._tiles(batch, 4).tolist()
+    tiles = backend.cut_tiles(batch, 4).tolist()
     assert sorted(map(tuple, tiles)) == [(1, 0), (1, 4), (2, 0), (2, 4), (2, 8), (3, 0)]
     assert tiles[:3] == [[2, 8], [2, 4], [2, 0]]
 

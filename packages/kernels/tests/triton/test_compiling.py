@@ -97,6 +97,8 @@ ATTENDS = """
         launches._attention([(1, length)] * rows)
         launches._rope_decode([(1, length)] * rows)
         launches._attention([(length // 2, length)] * rows)
+        launches._latent([(1, length)] * rows)
+        launches._latent([(length // 2, length)] * rows)
 """
 
 ANYWHERE = """
@@ -156,8 +158,9 @@ def compiled(steps: str) -> list[str]:
 
 def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
     names = [name for name in compiled(ATTENDS) if name != "merge_kernel"]
-    decodes = ["decode_kernel"] * 3, ["rope_decode_kernel"] * 3
-    assert names == [*decodes[0], "extend_kernel", *decodes[1]], "one split, a few and many"
+    decodes, latent = ["decode_kernel"] * 3, ["latent_decode_kernel"] * 3
+    wanted = [*decodes, "extend_kernel", *latent, "latent_extend_kernel", *["rope_decode_kernel"] * 3]
+    assert names == wanted, "one split, a few and many"
 
 
 def test_decodes_of_numbers_that_lie_elsewhere_compile_nothing_again() -> None:

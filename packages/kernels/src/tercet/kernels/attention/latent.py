@@ -13,9 +13,11 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.triton import missing_triton
 
 _BACKENDS = {
     "torch_native": "tercet.kernels.attention.torch_native:TorchNativeLatent",
+    "triton": "tercet.kernels.attention.triton_latent:TritonLatent",
 }
 
 
@@ -55,10 +57,13 @@ def latent_backend(name: str, device: torch.device) -> Callable[[], LatentBacken
     if name not in _BACKENDS:
         names = ", ".join(latent_backend_names())
         raise UnavailableBackendError(f"no backend {name!r} of latent attention: there are auto, {names}")
+    if name == "triton" and (missing := missing_triton(device)):
+        raise UnavailableBackendError(f"backend 'triton' of latent attention: {missing}")
     module, _, attribute = _BACKENDS[name].partition(":")
     factory: Callable[[], LatentBackend] = getattr(import_module(module), attribute)
     return factory
 
 
-def _fastest(device: torch.device) -> str:  # noqa: ARG001
-    return "torch_native"
+def _fastest(device: torch.device) -> str:
+    """On a GPU Triton's kernels, where there is Triton; elsewhere plain torch."""
+    return "torch_native" if device.type == "cpu" or missing_triton(device) else "triton"

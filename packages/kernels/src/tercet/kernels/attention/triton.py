@@ -20,7 +20,7 @@ _LONG = 2048
 
 _MOST_SPLITS = 64
 
-_FEW_SPLITS = 4
+FEW_SPLITS = 4
 """Those that the last of them merges as fast as a kernel of its own would."""
 
 _ROOMY = 160 << 10
@@ -141,12 +141,12 @@ class TritonAttention:
     ) -> None:
         rows, (heads, head_dim), kv_heads = batch.decodes, q.shape[1:], k_cache.shape[2]
         longest = min(batch.page_table.shape[1] * batch.page_size, int(options["WINDOW"]) or 1 << 40)
-        splits, least = _splits(rows * kv_heads, longest, multiprocessors(q.device))
+        splits, least = choose_splits(rows * kv_heads, longest, multiprocessors(q.device))
         parts, lse, ended = out, out, None
         if splits > 1:
             parts = torch.empty(rows, heads, splits, head_dim, dtype=torch.float32, device=q.device)
             lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-            ended = self._counters(rows * kv_heads, q.device) if splits <= _FEW_SPLITS else None
+            ended = self._counters(rows * kv_heads, q.device) if splits <= FEW_SPLITS else None
         blocks = _Blocks.of_decode(int(options["GROUP"]), int(options["BLOCK_D"]), q.element_size())
         memory = (k_cache, v_cache, parts, lse, out, ended, sinks, batch.page_table, batch.kv_lens)
         sizes = (batch.page_table.stride(0), splits, least)
@@ -164,7 +164,7 @@ class TritonAttention:
             num_stages=blocks.stages,
             **early_start(q.device),
         )
-        if splits > _FEW_SPLITS:
+        if splits > FEW_SPLITS:
             merge_kernel[(rows * heads,)](
                 parts,
                 lse,
@@ -201,7 +201,7 @@ class TritonAttention:
         blocks = _Blocks.of_extend(batch.max_query, group, dim, q.element_size(), bits=bits, roomy=roomy)
         queries = blocks.queries // group
         if queries not in self._tiles:
-            self._tiles[queries] = _tiles(batch, queries).to(q.device, non_blocking=True)
+            self._tiles[queries] = cut_tiles(batch, queries).to(q.device, non_blocking=True)
         tiles = self._tiles[queries]
         extend_kernel[len(tiles), k_cache.shape[2]](
             q,
@@ -249,7 +249,7 @@ def _given_new(
     return q, new.k, new.v, *memory, *tables, *strides, *sizes, new.eps, *inverses
 
 
-def _splits(programs: int, longest: int, processors: int) -> tuple[int, int]:
+def choose_splits(programs: int, longest: int, processors: int) -> tuple[int, int]:
     """(splits, the fewest keys of one): a power of two that gives each multiprocessor two programs with keys enough.
 
     Where rows are enough for all, only long ones are split.
@@ -257,10 +257,10 @@ def _splits(programs: int, longest: int, processors: int) -> tuple[int, int]:
     wanted = -(-2 * processors // programs)
     if wanted > 1:
         return power_of_two(min(wanted, -(-longest // _SPLIT), _MOST_SPLITS)), 0
-    return power_of_two(min(-(-longest // _LONG), _FEW_SPLITS)), _LONG
+    return power_of_two(min(-(-longest // _LONG), FEW_SPLITS)), _LONG
 
 
-def _tiles(batch: AttentionBatch, queries: int) -> torch.Tensor:
+def cut_tiles(batch: AttentionBatch, queries: int) -> torch.Tensor:
     """int32 [tiles, 2], the longest rows' last tiles first: they take longest."""
     tiles = []
     for row in range(batch.decodes, batch.rows):

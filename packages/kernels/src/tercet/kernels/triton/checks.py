@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from tercet.kernels.attention.reference import ReferenceAttention
+from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
 from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.attention.triton_latent import TritonLatent
 from tercet.kernels.attention.verifying import Case
 from tercet.kernels.check import Pair, make_batch
 from tercet.kernels.ops import activation, bitmask, logprobs, lora, moe, projection, quantised, rmsnorm, sampling
@@ -46,6 +47,18 @@ def _attention(device: torch.device) -> Pair:
     for backend in (TritonAttention(), ReferenceAttention()):
         backend.plan(batch)
         outputs.append(backend.attend(q, k, v, scale=128**-0.5).to(device))
+    return outputs[0], outputs[1]
+
+
+def _latent(device: torch.device) -> Pair:
+    """Decodes in several splits and extends, in two blocks of heads, over vectors as wide as DeepSeek's."""
+    batch = make_batch([(1, 40), (1, 600), (1, 1), (3, 3), (5, 70)], 64, device)
+    q = _randn(device, sum(batch.host_query_lens), 20, 576)
+    cache = _randn(device, int(batch.page_table.max()) + 1, 64, 576)
+    outputs = []
+    for backend in (TritonLatent(), ReferenceLatent()):
+        backend.plan(batch)
+        outputs.append(backend.attend(q, cache, rank=512, scale=192**-0.5).to(device))
     return outputs[0], outputs[1]
 
 
@@ -188,6 +201,7 @@ def _quantised(device: torch.device) -> Pair:
 
 CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton attention": _attention,
+    "triton latent attention": _latent,
     "triton rmsnorm": _rmsnorm,
     "triton rope_store": _rope,
     "triton rope decode": _rope_decode,

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.attention.triton_latent import TritonLatent
 from tercet.kernels.bench import HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Figure, measure_recorded
 from tercet.kernels.check import make_batch
 from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, LoRAWeights, Run
@@ -59,6 +60,7 @@ def fused_figures(
     yield Figure("fused embedding", look_up, 2.0 * x.numel() * size, "GB/s")
     yield _rope(device, dtype, tokens)
     yield from _attention(device, dtype, rows, context)
+    yield from _latent(device, dtype, rows, context)
     yield from _sampling(device, vocab, rows)
     yield from _linear(x)
     yield _moe(device, dtype, tokens // 8, hidden // 4)
@@ -110,6 +112,22 @@ def _attending(device: torch.device, dtype: torch.dtype, batch_rows: list[tuple[
     backend = TritonAttention()
     backend.plan(batch)
     return _seconds(lambda: backend.attend(q, k, v, scale=HEAD_DIM**-0.5), device)
+
+
+def _latent(device: torch.device, dtype: torch.dtype, rows: int, context: int) -> Iterator[Figure]:
+    """Of DeepSeek-V2-Lite: 16 heads over vectors of 512 elements and 64."""
+    heads, rank, width = 16, 512, 576
+    seconds = []
+    for batch_rows in ([(1, context)] * rows, [(context, context)]):
+        batch = make_batch(batch_rows, PAGE_SIZE, device)
+        cache = torch.randn(int(batch.page_table.max()) + 1, PAGE_SIZE, width, device=device).to(dtype)
+        q = torch.randn(sum(batch.host_query_lens), heads, width, device=device).to(dtype)
+        backend = TritonLatent()
+        backend.plan(batch)
+        seconds.append(_seconds(partial(backend.attend, q, cache, rank=rank, scale=width**-0.5), device))
+    yield Figure("fused latent decode", seconds[0], 1.0 * rows * context * width * dtype.itemsize, "GB/s")
+    seen = 2.0 * heads * (width + rank) * context * (context + 1) / 2
+    yield Figure("fused latent extend", seconds[1], seen, "GFLOP/s")
 
 
 def _sampling(device: torch.device, vocab: int, rows: int) -> Iterator[Figure]:

@@ -7,6 +7,7 @@ import torch
 
 from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.attention.triton_latent import TritonLatent
 from tercet.kernels.check import make_batch
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights
@@ -67,6 +68,24 @@ def _attention(
     backend.plan(batch)
     given = torch.zeros(HEADS, dtype=dtype) if sinks else None
     backend.attend(q, cache, cache, scale=0.1, window=window, softcap=softcap, sinks=given)
+
+
+def _latent(
+    rows: list[tuple[int, int]],
+    heads: int = 16,
+    rank: int = 512,
+    turned: int = 64,
+    page_size: int = 64,
+    dtype: torch.dtype = torch.bfloat16,
+    cached: torch.dtype | None = None,
+) -> None:
+    """As DeepSeek-V2-Lite has it, or a part of DeepSeek-V3 on one of eight GPUs."""
+    batch = make_batch(rows, page_size, torch.device("cpu"))
+    cache = torch.empty(int(batch.page_table.max()) + 1, page_size, rank + turned, dtype=cached or dtype)
+    backend = TritonLatent()
+    backend.plan(batch)
+    q = torch.empty(sum(batch.host_query_lens), heads, rank + turned, dtype=dtype)
+    backend.attend(q, cache, rank=rank, scale=0.1)
 
 
 def _rope_decode(
@@ -206,6 +225,17 @@ CASES: dict[str, Callable[[], object]] = {
     "decode window, sinks": partial(_attention, DECODE, head_dim=64, page_size=64, window=128, sinks=True),
     "decode float32": partial(_attention, DECODE, dtype=torch.float32),
     "decode fp8": partial(_attention, DECODE, cached=E4M3),
+    "latent decode": partial(_latent, [(1, 1024)] * 8),
+    "latent decode many splits": partial(_latent, [(1, 8192)]),
+    "latent decode one split": partial(_latent, [(1, 100)] * 4),
+    "latent decode 128 heads": partial(_latent, DECODE, heads=128),
+    "latent decode odd sizes": partial(_latent, DECODE, heads=20, rank=320, turned=32, page_size=1),
+    "latent decode float32": partial(_latent, DECODE, dtype=torch.float32),
+    "latent decode fp8": partial(_latent, DECODE, cached=E4M3),
+    "latent extend": partial(_latent, EXTEND),
+    "latent extend 128 heads": partial(_latent, EXTEND, heads=128),
+    "latent extend float32": partial(_latent, EXTEND, dtype=torch.float32),
+    "latent extend fp8": partial(_latent, EXTEND, cached=E4M3),
     "rope decode": partial(_rope_decode, [(1, 1024)] * 2),
     "rope decode many splits": partial(_rope_decode, [(1, 8192)]),
     "rope decode one split": partial(_rope_decode, [(1, 100)] * 4),

@@ -198,11 +198,11 @@ def attend_split(
         ended_at = ended_ptr + row * tl.num_programs(1) + kv_head
         row_head = row * tl.num_programs(1) * GROUP + head
         sink = _sinks(sinks_ptr, head, index < GROUP)
-        _merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, splits, sink, mine, HEAD_DIM)
+        merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, splits, sink, mine, HEAD_DIM)
 
 
 @triton.jit
-def _merge_if_last(
+def merge_if_last(
     ended_at, parts_ptr, lse_ptr, merged_ptr, row_head, splits, sink, mine, HEAD_DIM: tl.constexpr
 ):  # fmt: skip
     """Count a split of some heads as ended; the last of them merges all, and leaves the count as it was."""

@@ -1,0 +1,184 @@
+"""Latent attention by our own Triton kernels: `tercet.kernels.triton.latent_attention` tells how."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.triton import FEW_SPLITS, choose_splits, cut_tiles
+from tercet.kernels.triton.fp8 import readable
+from tercet.kernels.triton.latent_attention import latent_decode_kernel, latent_extend_kernel
+from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two
+from tercet.kernels.triton.paged_attention import merge_kernel
+
+_ROWS = 16
+"""Of a decode's tile, the fewest that tensor cores multiply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Blocks:
+    """How a kernel is cut up, so that 576 elements in 2 bytes take less than the 99 KiB that every GPU has.
+
+    In float32 they take 108 KiB in the smallest tiles there are, which only a server's GPU has.
+    """
+
+    rows: int  # of a tile
+    heads: int  # of one token, in a tile
+    keys: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of_decode(cls, heads: int, itemsize: int) -> "_Blocks":
+        """For one token."""
+        wide = itemsize > 2
+        keys, stages = (16, 2) if wide else (32, 3)
+        return cls(rows=_ROWS, heads=_share(heads, _ROWS), keys=keys, warps=4, stages=stages)
+
+    @classmethod
+    def of_extend(cls, queries: int, heads: int, itemsize: int) -> "_Blocks":
+        """For `queries` tokens at most."""
+        wide = itemsize > 2
+        rows = min(_ROWS if wide else 2 * _ROWS, max(_ROWS, power_of_two(queries * heads)))
+        keys, stages = (16, 2) if wide else (32, 3)
+        return cls(rows=rows, heads=_share(heads, rows), keys=keys, warps=rows // 4, stages=stages)
+
+
+class TritonLatent:
+    """`LatentBackend` in Triton. Its decodes may be captured in a graph: they read lengths there."""
+
+    capturable = True
+
+    def __init__(self) -> None:
+        self._batch: AttentionBatch | None = None
+        self._tiles: dict[int, torch.Tensor] = {}
+        self._ended: torch.Tensor | None = None
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Keep the batch: extends are cut into tiles at the first layer, when the heads are known."""
+        self._batch = batch
+        self._tiles = {}
+
+    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
+        """See `LatentBackend.attend`. Raises ValueError for what is not contiguous, or does not fit."""
+        batch = self._batch
+        if batch is None:
+            raise RuntimeError("attend was called before plan")
+        if q.stride(2) != 1 or not cache.is_contiguous():
+            raise ValueError("triton attention needs contiguous heads and caches")
+        width = q.shape[2]
+        if cache.shape[1:] != (batch.page_size, width) or not 0 < rank < width:
+            raise ValueError(f"queries {list(q.shape)} of rank {rank} do not fit a cache {list(cache.shape)}")
+        out = torch.empty(*q.shape[:2], rank, dtype=q.dtype, device=q.device)
+        options = {
+            "scale": scale,
+            "HEADS": q.shape[1],
+            "RANK": rank,
+            "ROPE": width - rank,
+            "PAGE_SIZE": batch.page_size,
+            "BLOCK_R": max(16, power_of_two(rank)),
+            "BLOCK_P": max(16, power_of_two(width - rank)),
+            **early_start(q.device),
+        }
+        if batch.decodes:
+            self._decode(batch, q, readable(cache), out, options)
+        if batch.decodes < batch.rows:
+            self._extend(batch, q, readable(cache), out, options)
+        return out
+
+    def _decode(
+        self,
+        batch: AttentionBatch,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        out: torch.Tensor,
+        options: dict[str, Any],
+    ) -> None:
+        rows, (heads, rank) = batch.decodes, out.shape[1:]
+        blocks = _Blocks.of_decode(heads, q.element_size())
+        groups = -(-heads // blocks.heads)
+        longest = batch.page_table.shape[1] * batch.page_size
+        splits, least = choose_splits(rows * groups, longest, multiprocessors(q.device))
+        parts, lse, ended = out, out, None
+        if splits > 1:
+            parts = torch.empty(rows, heads, splits, rank, dtype=torch.float32, device=q.device)
+            lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
+            ended = self._counters(rows * groups, q.device) if splits <= FEW_SPLITS else None
+        latent_decode_kernel[rows, groups, splits](
+            q,
+            cache,
+            parts,
+            lse,
+            out,
+            ended,
+            batch.page_table,
+            batch.kv_lens,
+            q.stride(0),
+            q.stride(1),
+            batch.page_table.stride(0),
+            splits,
+            least,
+            SEVERAL=splits > 1,
+            **_cut(blocks),
+            **options,
+        )
+        if splits > FEW_SPLITS:
+            merge_kernel[(rows * heads,)](
+                parts,
+                lse,
+                None,
+                out,
+                heads,
+                HEAD_DIM=rank,
+                SPLITS=splits,
+                BLOCK_D=options["BLOCK_R"],
+                num_warps=8,
+                **early_start(q.device),
+            )
+
+    def _counters(self, count: int, device: torch.device) -> torch.Tensor:
+        """int32 zeros, which every launch leaves as zeros. A graph's backend makes them before it is recorded."""
+        if self._ended is None or len(self._ended) < count:
+            self._ended = torch.zeros(count, dtype=torch.int32, device=device)
+        return self._ended
+
+    def _extend(
+        self,
+        batch: AttentionBatch,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        out: torch.Tensor,
+        options: dict[str, Any],
+    ) -> None:
+        heads = q.shape[1]
+        blocks = _Blocks.of_extend(batch.max_query, heads, q.element_size())
+        queries = blocks.rows // blocks.heads
+        if queries not in self._tiles:
+            self._tiles[queries] = cut_tiles(batch, queries).to(q.device, non_blocking=True)
+        tiles = self._tiles[queries]
+        latent_extend_kernel[len(tiles), -(-heads // blocks.heads)](
+            q,
+            cache,
+            out,
+            batch.page_table,
+            batch.kv_lens,
+            batch.query_start,
+            tiles,
+            q.stride(0),
+            q.stride(1),
+            batch.page_table.stride(0),
+            **_cut(blocks),
+            **options,
+        )
+
+
+def _share(heads: int, rows: int) -> int:
+    """How many heads each of the fewest tiles of so many rows has, if all are to have as many."""
+    return -(-heads // -(-heads // rows))
+
+
+def _cut(blocks: _Blocks) -> dict[str, int]:
+    """What a kernel is told of its blocks."""
+    sizes = {"GROUP": blocks.heads, "BLOCK_M": blocks.rows, "BLOCK_N": blocks.keys}
+    return sizes | {"num_warps": blocks.warps, "num_stages": blocks.stages}
