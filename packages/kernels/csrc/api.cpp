@@ -95,8 +95,7 @@ EXPORT int64_t tercet_attend(const float* q, const Cache* cache, const Rows* row
                              int64_t heads, float* out) {
     return guarded([&] {
         refuse(find_fault(*rows, *cache));
-        int64_t width = heads * cache->head_dim;
-        attend(q, width, *cache, *rows, *scoring, heads, out, width);
+        attend(q, heads * cache->head_dim, *cache, *rows, *scoring, heads, out, heads * cache->value_dim);
     });
 }
 

@@ -94,7 +94,7 @@ class Attention {
           out_(out),
           out_stride_(out_stride),
           group_(heads / cache.kv_heads),
-          width_(round_up(cache.head_dim, PANEL)),
+          width_(round_up(cache.value_dim, PANEL)),
           block_tokens_(std::max<int64_t>(1, QUERIES / group_)),
           queries_(std::max(block_tokens_ * group_, FEW * cache.kv_heads)) {}
 
@@ -241,11 +241,11 @@ class Attention {
         Places places, soon;
         places.find(cache_, pages, item.head, begin, first, last);
         soon.find(cache_, pages, item.head, last, last, std::max(last, std::min(last + BLOCK, position + item.tokens)));
-        int64_t n = cache_.head_dim, key_bytes = panel_rows<Format>(n) * ROW_BYTES;
+        int64_t n = cache_.head_dim, value = cache_.value_dim, key_bytes = panel_rows<Format>(n) * ROW_BYTES;
         bool in_place = READS_IN_PLACE<Format> && count <= FEW;
         for (int64_t key = 0; !in_place && key < soon.last; key++) {
             soon.prefetch(k, key, 0, n);
-            soon.prefetch(v, key, 0, n);
+            if (v != k) soon.prefetch(v, key, 0, value);
         }
         lay_out_keys<Format>(k, places, n, place.keys);
         multiply<Format>(place, reinterpret_cast<char*>(place.queries), input_bytes<Format>(n), count, place.keys,
@@ -254,11 +254,11 @@ class Attention {
             weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
         if constexpr (READS_IN_PLACE<Format>)
             if (in_place)
-                return in_groups(n % elements_at_once(1) == 0, count, [&](auto size, auto whole, int64_t i) {
-                    weigh_in_place<Format, size, whole>(place.weights + i * BLOCK, k, v, places, soon, n,
+                return in_groups(value % elements_at_once(1) == 0, count, [&](auto size, auto whole, int64_t i) {
+                    weigh_in_place<Format, size, whole>(place.weights + i * BLOCK, k, v, places, soon, value,
                                                         place.part.values + i * width_, width_);
                 });
-        lay_out_values<Format>(v, places, n, place.values);
+        lay_out_values<Format>(v, places, value, place.values);
         multiply<Format>(place, reinterpret_cast<char*>(place.weights), input_bytes<Format>(BLOCK), count, place.values,
                          BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
         for (int64_t i = 0; i < count * width_; i += LANES)
@@ -336,7 +336,7 @@ class Attention {
     void write(const Item& item, const Sums& sums) const {
         for (int64_t i = 0; i < item.tokens * group_; i++) {
             int64_t head = item.head * group_ + i % group_;
-            float* out = out_ + (item.first_token + i / group_) * out_stride_ + head * cache_.head_dim;
+            float* out = out_ + (item.first_token + i / group_) * out_stride_ + head * cache_.value_dim;
             float factor = 1, weight = sums.weights[i];
             if (scoring_.sinks) {
                 float most = std::max(sums.most[i], scoring_.sinks[head]);
@@ -344,7 +344,7 @@ class Attention {
                 weight = weight * factor + exp_one(scoring_.sinks[head] - most);
             }
             const float* value = sums.values + i * width_;
-            over(cache_.head_dim, [&](int64_t d, auto, auto put) { put(out + d, load(value + d) * factor / weight); });
+            over(cache_.value_dim, [&](int64_t d, auto, auto put) { put(out + d, load(value + d) * factor / weight); });
         }
     }
 

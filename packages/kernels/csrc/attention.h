@@ -3,12 +3,13 @@
 
 #include <cstdint>
 
-// One layer's cache, [pages, page_size, kv_heads, head_dim] for keys and for values; format FLOAT32 or BFLOAT16.
+// One layer's cache, [pages, page_size, kv_heads, head_dim] for keys and for values; format FLOAT32 or BFLOAT16. A value
+// is the first `value_dim` elements: all of them, but where `v` is `k` and values are a part of keys.
 struct Cache {
     char* k;
     char* v;
     int64_t format;
-    int64_t pages, page_size, kv_heads, head_dim;
+    int64_t pages, page_size, kv_heads, head_dim, value_dim;
 };
 
 // The rows of a step: see AttentionBatch in attention/api.py.
@@ -28,6 +29,6 @@ struct Scoring {
     const float* sinks;  // [heads], or null
 };
 
-// q and out are [tokens, heads, head_dim], rows of tokens `q_stride` and `out_stride` floats apart.
+// q is [tokens, heads, head_dim] and out [tokens, heads, value_dim], rows of tokens `q_stride` and `out_stride` floats apart.
 void attend(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
             int64_t heads, float* out, int64_t out_stride);

@@ -95,8 +95,8 @@ def test_equals_the_reference(name: str, case: Case) -> None:
     )
     assert given.dtype == case.dtype
     assert given.is_contiguous()
-    step = torch.finfo(case.dtype).eps
-    torch.testing.assert_close(given, wanted, rtol=2 * step, atol=max(4e-6, step))
+    step = max(torch.finfo(dtype).eps for dtype in (case.dtype, cache.dtype))  # queries may be rounded as vectors are
+    torch.testing.assert_close(given, wanted, rtol=2 * step, atol=max(1e-5, 2 * step))  # of sums of up to 576 products
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -172,6 +172,11 @@ def test_a_name_that_cannot_do_it_is_refused(name: str) -> None:
         latent_backend(name, CPU)
 
 
+def test_native_kernels_are_a_processors() -> None:
+    with pytest.raises(UnavailableBackendError, match="'cpu' of latent attention does not run on cuda"):
+        latent_backend("cpu", torch.device("cuda"))
+
+
 def test_triton_says_where_it_cannot_run() -> None:
     refused = "'triton' of latent attention: (Triton's kernels do not run on meta|triton is not installed)"
     with pytest.raises(UnavailableBackendError, match=refused):
@@ -179,4 +184,4 @@ def test_triton_says_where_it_cannot_run() -> None:
 
 
 def test_auto_takes_what_there_is() -> None:
-    assert latent_backend("auto", CPU) is latent_backend("torch_native", CPU)
+    assert latent_backend("auto", CPU) is latent_backend("torch_native" if missing_library() else "cpu", CPU)

@@ -168,7 +168,7 @@ def attend_to_heads_of(library: Library, head_dim: int) -> None:
     """64 rows of one token each: tasks for every thread, each of which takes memory of its own before any other."""
     batch = make_batch([(1, 1)] * 64, 1, torch.device("cpu"))
     values, out = torch.zeros(64, 8), torch.empty(64, 8)
-    cache = abi.Cache(values.data_ptr(), values.data_ptr(), abi.FLOAT32, 64, 1, 1, head_dim)
+    cache = abi.Cache(values.data_ptr(), values.data_ptr(), abi.FLOAT32, 64, 1, 1, head_dim, head_dim)
     structs = ctypes.byref(cache), ctypes.byref(rows_of(batch)), ctypes.byref(abi.Scoring(1.0, 0.0, 0, None))
     library.functions.attend(values.data_ptr(), *structs, 1, out.data_ptr())
     assert not out.any()

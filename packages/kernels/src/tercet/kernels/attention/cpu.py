@@ -5,7 +5,7 @@ import ctypes
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
-from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
 from tercet.kernels.native import abi
 from tercet.kernels.native.library import Library, load_library
 
@@ -59,6 +59,46 @@ class CpuAttention:
         return out.to(q.dtype)
 
 
+class CpuLatent:
+    """`LatentBackend` by the native library: attention to one KV head, whose keys begin with its values.
+
+    Vectors in float32 or bfloat16; those in float16 it leaves to plain torch.
+    """
+
+    capturable = False
+
+    def __init__(self, library: Library | None = None) -> None:
+        """Raises UnavailableBackendError where the library was not built."""
+        self._attend = (library or load_library()).functions.attend
+        self._batch: AttentionBatch | None = None
+        self._rows = abi.Rows()
+        self._torch = TorchNativeLatent()
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Keep the batch: the library cuts it up itself."""
+        self._batch = batch
+        self._rows = rows_of(batch)
+
+    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
+        """See `LatentBackend.attend`. Raises ValueError for pages that are not in the cache."""
+        if self._batch is None:
+            raise RuntimeError("attend was called before plan")
+        if cache.dtype not in (torch.float32, torch.bfloat16):
+            self._torch.plan(self._batch)
+            return self._torch.attend(q, cache, rank=rank, scale=scale)
+        tokens, heads, width = q.shape
+        query, out = q.float().contiguous(), torch.empty(tokens, heads, rank)
+        if tokens != self._rows.tokens:
+            raise ValueError(f"{tokens} queries for a batch of {self._rows.tokens} tokens")
+        vectors = cache_of(cache[:, :, None], cache[:, :, None], self._batch.page_size)
+        if width != vectors.head_dim or not 0 < rank <= width:
+            raise ValueError(f"queries {list(q.shape)} of rank {rank} do not fit a cache {list(cache.shape)}")
+        vectors.value_dim = rank
+        structs = ctypes.byref(vectors), ctypes.byref(self._rows), ctypes.byref(abi.Scoring(scale, 0.0, 0, None))
+        self._attend(query.data_ptr(), *structs, heads, out.data_ptr())
+        return out.to(q.dtype)
+
+
 def rows_of(batch: AttentionBatch) -> abi.Rows:
     """A batch as the library reads it: pointers into the batch's tensors, which must live as long."""
     expected = (torch.int32, torch.int32, torch.int32, torch.int64)
@@ -80,4 +120,4 @@ def cache_of(k: torch.Tensor, v: torch.Tensor, page_size: int) -> abi.Cache:
         raise ValueError(f"caches {list(k.shape)} and {list(v.shape)} do not fit pages of {page_size} tokens")
     if not (k.is_contiguous() and v.is_contiguous()) or k.device.type != "cpu":
         raise ValueError("native attention needs contiguous caches on the CPU")
-    return abi.Cache(k.data_ptr(), v.data_ptr(), abi.FORMATS[k.dtype], pages, size, kv_heads, head_dim)
+    return abi.Cache(k.data_ptr(), v.data_ptr(), abi.FORMATS[k.dtype], pages, size, kv_heads, head_dim, head_dim)

@@ -13,9 +13,11 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.triton import missing_triton
 
 _BACKENDS = {
+    "cpu": "tercet.kernels.attention.cpu:CpuLatent",
     "torch_native": "tercet.kernels.attention.torch_native:TorchNativeLatent",
     "triton": "tercet.kernels.attention.triton_latent:TritonLatent",
 }
@@ -57,6 +59,10 @@ def latent_backend(name: str, device: torch.device) -> Callable[[], LatentBacken
     if name not in _BACKENDS:
         names = ", ".join(latent_backend_names())
         raise UnavailableBackendError(f"no backend {name!r} of latent attention: there are auto, {names}")
+    if name == "cpu":
+        if device.type != "cpu":
+            raise UnavailableBackendError(f"backend 'cpu' of latent attention does not run on {device.type}")
+        load_library()
     if name == "triton" and (missing := missing_triton(device)):
         raise UnavailableBackendError(f"backend 'triton' of latent attention: {missing}")
     module, _, attribute = _BACKENDS[name].partition(":")
@@ -65,5 +71,7 @@ def latent_backend(name: str, device: torch.device) -> Callable[[], LatentBacken
 
 
 def _fastest(device: torch.device) -> str:
-    """On a GPU Triton's kernels, where there is Triton; elsewhere plain torch."""
-    return "torch_native" if device.type == "cpu" or missing_triton(device) else "triton"
+    """On a CPU the native kernels; on a GPU Triton's; plain torch where there are none."""
+    if device.type == "cpu":
+        return "torch_native" if missing_library() else "cpu"
+    return "torch_native" if missing_triton(device) else "triton"

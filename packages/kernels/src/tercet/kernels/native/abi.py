@@ -42,7 +42,7 @@ class Packing(Structure):
 class Cache(Structure):
     """`Cache` of attention.h."""
 
-    _fields_ = (*_pointers("k", "v"), *_ints("format", "pages", "page_size", "kv_heads", "head_dim"))
+    _fields_ = (*_pointers("k", "v"), *_ints("format", "pages", "page_size", "kv_heads", "head_dim", "value_dim"))
 
 
 class Rows(Structure):
