@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
+from tercet.kernels.attention.latent import latent_backend_names
 from tercet.kernels.attention.select import backend_names
 from tercet.kernels.attention.verifying import grid_trouble
 from tercet.kernels.bench import Figure, ceilings, figures
-from tercet.kernels.check import OPS, check_attention, verdict
+from tercet.kernels.check import OPS, check_attention, check_latent, verdict
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.triton.checks import CHECKS
 from tercet.kernels.triton.figures import fused_figures
@@ -28,6 +29,7 @@ def machine(scale: Scale) -> Iterator[Results]:
 def correctness(scale: Scale) -> Iterator[Results]:
     """Every attention backend and every operation against its definition, and GPU backends over their whole grid."""
     checks = {f"attention {name}": lambda name=name: check_attention(name, scale.device) for name in backend_names()}
+    checks |= {f"latent {name}": lambda name=name: check_latent(name, scale.device) for name in latent_backend_names()}
     checks |= {name: lambda op=op: op(scale.device) for name, op in {**OPS, **CHECKS}.items()}
     found: dict[str, str] = {}
     for name, run in checks.items():

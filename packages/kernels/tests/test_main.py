@@ -8,6 +8,7 @@ import torch
 
 from tercet.kernels import check
 from tercet.kernels.__main__ import main
+from tercet.kernels.attention.latent import latent_backend_names
 from tercet.kernels.attention.select import backend_names
 from tercet.kernels.bench import Figure
 from tercet.kernels.errors import UnavailableBackendError
@@ -25,6 +26,7 @@ def test_check_passes_here_and_names_everything(capsys: pytest.CaptureFixture[st
     passed = {line.removesuffix(" ok").strip() for line in lines if line.endswith(" ok")}
     missing = {"cpu": missing_library(), "triton": missing_triton(torch.device("cpu")), "flashinfer": "no GPU"}
     backends = {f"attention {name}" for name in backend_names() if not missing.get(name)}
+    backends |= {f"latent {name}" for name in latent_backend_names() if not missing.get(name)}
     native = set() if missing_library() else set(checks.CHECKS)
     assert passed == {*backends, *check.OPS, *native}
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
-from tercet.kernels.attention.reference import ReferenceAttention
+from tercet.kernels.attention.latent import latent_backend
+from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.activation import gelu_and_mul, silu_and_mul
@@ -54,6 +55,17 @@ def check_attention(name: str, device: torch.device) -> Pair:
         backend.plan(batch)
         sinks = torch.linspace(-1, 1, 6, device=device)
         outputs.append(backend.attend(q, k, v, scale=0.25, window=7, softcap=5.0, sinks=sinks).to(device))
+    return outputs[0], outputs[1]
+
+
+def check_latent(name: str, device: torch.device) -> Pair:
+    """A mixed batch over vectors of 40 elements. Raises what a backend that cannot run here raises."""
+    batch = make_batch([(1, 9), (1, 30), (5, 5), (6, 20)], 4, device)
+    q, cache = torch.randn(13, 6, 40, device=device), torch.randn(int(batch.page_table.max()) + 1, 4, 40, device=device)
+    outputs = []
+    for backend in (latent_backend(name, device)(), ReferenceLatent()):
+        backend.plan(batch)
+        outputs.append(backend.attend(q, cache, rank=24, scale=0.15).to(device))
     return outputs[0], outputs[1]
 
 
