@@ -97,3 +97,16 @@ def test_attention_sees_the_multiples_of_the_scales(steps: Any) -> None:
         expected = served.backend.attend(q, *meant, scale=0.7, **options)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
         assert (meant[0].flatten(0, 1)[batch.attention[0].slot_mapping] - k[:, :1] * 9).abs().max() < 1
+
+
+def test_values_that_are_a_part_of_the_keys_take_no_memory_and_are_copied_with_them() -> None:
+    groups, once = [KVGroup(name="full", layers=[0], pages=4)], replace(SHAPE, kv_heads=1, rank=2)
+    pool, twice = (KVPool(groups, shape, CPU) for shape in (once, replace(once, rank=0)))
+    assert pool.bytes * 2 == twice.bytes
+    assert pool.bytes == pool.layer(0)[0].nbytes
+    k = torch.arange(6.0).view(2, 1, 3)
+    pool.store(0, k, k[..., :2], torch.tensor([5, 6]))
+    pool.copy_pages([PageCopy(0, 1, 3), PageCopy(0, 3, 0)])
+    keys, values = pool.layer(0)
+    assert torch.equal(keys[0, 1:3].float(), k)
+    assert torch.equal(values[0, 1:3].float(), k[..., :2])

@@ -20,11 +20,14 @@ class KVShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    rank: int = 0
+    """Elements of each key that are its value, too, and not cached twice (latent attention); 0: values are cached."""
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page's keys and values in one layer."""
-        return 2 * self.page_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+        caches = 1 if self.rank else 2
+        return caches * self.page_size * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,8 @@ Scales = tuple[float, float]
 
 class KVPool:
     """Keys and values [pages, page_size, kv_heads, head_dim] of every layer. A page id means one page in each layer.
+
+    With a `rank` in the shape, values are views of the keys.
 
     In float8_e4m3fn they are multiples of a layer's `scales`, by default of 1; in other dtypes there are no scales.
 
@@ -70,7 +75,11 @@ class KVPool:
         for group in groups:
             for layer in group.layers:
                 size = (group.pages + spare, shape.page_size, shape.kv_heads, shape.head_dim)
-                self._keys[layer], self._values[layer] = (_zeros(size, shape.dtype, device) for _ in range(2))
+                keys = self._keys[layer] = _zeros(size, shape.dtype, device)
+                if not shape.rank:
+                    self._values[layer] = _zeros(size, shape.dtype, device)
+                else:
+                    self._values[layer] = keys[..., : shape.rank]
 
     @property
     def spare_pages(self) -> list[int]:
@@ -97,7 +106,11 @@ class KVPool:
         return self._scales.get(layer_id, (1.0, 1.0))
 
     def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Write the new tokens' k and v [tokens, kv_heads, head_dim] of a layer."""
+        """Write the new tokens' k and v [tokens, kv_heads, head_dim] of a layer; where v is a part of k, k alone."""
+        if self.shape.rank:
+            cache = self._keys[layer_id]
+            cache.flatten(0, 1).index_copy_(0, slot_mapping, k.to(cache.dtype))
+            return
         store_kv(k, v, self._keys[layer_id], self._values[layer_id], slot_mapping, self.scales_of(layer_id))
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
@@ -123,7 +136,7 @@ class KVPool:
             places = [copy.source for copy in mine], [copy.target for copy in mine]
             source, target = Uploads(device).send([np.array(each, dtype=np.int64) for each in places])
             for layer in group.layers:
-                for cache in self.layer(layer):
+                for cache in self.layer(layer)[: 1 if self.shape.rank else 2]:
                     cache[target] = cache[source]
 
 

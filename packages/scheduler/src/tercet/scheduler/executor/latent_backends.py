@@ -1,0 +1,52 @@
+"""Attention over latents as a step calls any attention: of one key for each token, a part of which is its value."""
+
+from collections.abc import Callable
+
+import torch
+
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.kernels.attention.latent import LatentBackend, latent_backend, latent_backend_names
+
+
+class OverLatents:
+    """The `AttentionBackend` of models with latent attention: caches of one head, values being views of the keys."""
+
+    def __init__(self, backend: LatentBackend) -> None:
+        self._backend = backend
+
+    @property
+    def capturable(self) -> bool:
+        """See `AttentionBackend`, for this and what follows."""
+        return self._backend.capturable
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepare for a step."""
+        self._backend.plan(batch)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[tokens, heads, rank] of q [tokens, heads, head_dim], `rank` being the length of values.
+
+        Raises ValueError for windows, soft caps and sinks, which no such model has.
+        """
+        if window or softcap or sinks is not None:
+            raise ValueError("attention over latents has no windows, soft caps or sinks")
+        return self._backend.attend(q, k_cache[:, :, 0], rank=v_cache.shape[3], scale=scale)
+
+
+def over_latents(name: str, device: torch.device) -> Callable[[], AttentionBackend]:
+    """A factory, as of `attention_backend`. Raises UnavailableBackendError for what there is not for latents.
+
+    "cpu" is native kernels as far as they go: attention itself is torch's where they have none for latents.
+    """
+    make = latent_backend("auto" if name == "cpu" and name not in latent_backend_names() else name, device)
+    return lambda: OverLatents(make())
