@@ -42,6 +42,16 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+_SHARP_YARN = {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.3}
+_LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "first_k_dense_replace": 3,
+    "pad_token_id": None,
+}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -123,6 +133,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": _LONGROPE,
         },
     ),
+    "deepseek_v2": ("DeepseekV2", {**_LATENT, "q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3", {**_LATENT, "q_lora_rank": 20, "attention_bias": True}),
+    "deepseek_v3_halves": ("DeepseekV3", {**_LATENT, "q_lora_rank": None, "rope_interleave": False}),
+    "deepseek_v3_yarn": ("DeepseekV3", {**_LATENT, "q_lora_rank": 20, "rope_parameters": _SHARP_YARN}),
+    "glm_flash": ("Glm4MoeLite", {**_LATENT, "q_lora_rank": 20, "mlp_layer_types": ["dense"] * 3}),
 }
 """Name of each checkpoint, to its transformers class and what its config has beside the shape."""
 
@@ -171,9 +186,22 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "MiniMaxM2",
         {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24, "head_dim": 12, "rotary_dim": 8},
     ),
+    "deepseek_v2_moe": (
+        "DeepseekV2",
+        {**_LATENT, **_GROUPS, "topk_method": "group_limited_greedy", "n_shared_experts": 2, "q_lora_rank": 20},
+    ),
+    "deepseek_v2_greedy": ("DeepseekV2", {**_LATENT, **_ROUTED, "topk_method": "greedy", "q_lora_rank": None}),
+    "deepseek_v3_moe": ("DeepseekV3", {**_LATENT, **_GROUPS, "q_lora_rank": 20}),
+    "deepseek_v3_ungrouped": (
+        "DeepseekV3",
+        {**_LATENT, **_ROUTED, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "q_lora_rank": 20},
+    ),
+    "glm_flash_moe": ("Glm4MoeLite", {**_LATENT, **_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 20}),
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}),
 }
 """The same of models with experts."""
+LATENT = [name for name in [*FAMILIES, *MIXTURES] if name.startswith(("deepseek", "glm_flash"))]
+"""Those that cache latents."""
 
 
 def make_checkpoint(family: str, directory: Path, variant: str = "") -> Path:
@@ -264,7 +292,7 @@ def family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -
     return checkpoints(request.param)
 
 
-@pytest.fixture(params=[name for name in ALL if name not in ("minimax_m2", "olmoe")])
+@pytest.fixture(params=[name for name in ALL if name not in ("minimax_m2", "olmoe", *LATENT)])
 def native_family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
     """One checkpoint of each family that native kernels run."""
     return checkpoints(request.param)

@@ -38,12 +38,19 @@ PROMPTS = {"short": some_ids(5, 2), "long": LONG, "branch": LONG[:90] + some_ids
 """`branch` shares its first 90 tokens with `long`: 11 whole pages."""
 
 families = pytest.mark.parametrize(
-    "family", ["llama", "llama3_rope", "llama_tied", "mistral", "qwen2", "qwen2_sliding", "qwen3", "qwen3_sliding"]
+    "family",
+    [
+        *("llama", "llama3_rope", "llama_tied", "mistral", "qwen2", "qwen2_sliding", "qwen3", "qwen3_sliding"),
+        "deepseek_v3",
+    ],
 )
 
 with_experts = pytest.mark.parametrize(
     "family",
-    ["llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"],
+    [
+        *("llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"),
+        *("deepseek_v3", "deepseek_v3_moe"),
+    ],
 )
 
 
@@ -79,7 +86,8 @@ class Server(Driver):
         **config: Any,
     ) -> None:
         shape = ModelConfig.load(directory)
-        page = 2 * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * shape.layers  # float32 keys and values
+        caches = 2 if shape.latent is None else 1
+        page = caches * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * shape.layers  # float32 keys and values
         options = WorkerOptions(
             model=directory,
             device="cpu",

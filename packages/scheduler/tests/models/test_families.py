@@ -14,6 +14,7 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.latent_backends import over_latents
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.rope_config import RopeConfig
 from tercet.scheduler.executor.weights import load_weights
@@ -23,6 +24,7 @@ from tercet.scheduler.models.registry import build_model
 
 Reference = Callable[..., Any]
 PAGE_SIZE, MAX_PAGES = 4, 20
+CPU = torch.device("cpu")
 
 
 def load(directory: Path, dtype: str = "auto") -> CausalLM:
@@ -42,8 +44,16 @@ class Paged:
         config = model.config
         pages = sequences * MAX_PAGES
         attention: Any = model.model.layers[0].self_attn
-        shape = KVShape(page_size=PAGE_SIZE, kv_heads=attention.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
-        self.pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=pages)], shape, torch.device("cpu"))
+        latent = config.latent
+        shape = KVShape(
+            page_size=PAGE_SIZE,
+            kv_heads=attention.kv_heads if latent is None else 1,
+            head_dim=config.head_dim,
+            dtype=config.dtype,
+            rank=0 if latent is None else latent.rank,
+        )
+        self.backend = TorchNativeAttention() if latent is None else over_latents("torch_native", CPU)()
+        self.pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=pages)], shape, CPU)
         shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(0))
         self.pages = shuffled.view(sequences, MAX_PAGES).to(torch.int32)
         self.lengths = [0] * sequences
@@ -80,7 +90,7 @@ class Paged:
             positions=torch.cat(positions),
             sample_index=torch.empty(0, dtype=torch.int64),
             attention=[attention],
-            backends=[TorchNativeAttention()],
+            backends=[self.backend],
             pool=self.pool,
             lora=self.lora(rows),
         )
@@ -121,7 +131,10 @@ def test_chunks_and_decodes_mixed(family: Path, reference: Reference) -> None:
 
 
 def test_bfloat16(family: Path, reference: Reference) -> None:
-    """Rounding differs from transformers by no more than transformers itself does from float32."""
+    """Rounding differs from transformers by no more than transformers itself does from float32.
+
+    Where experts weigh as much as DeepSeek's, that of most tokens: those whose router nearly chose others may get them.
+    """
     tokens = some_tokens(41, 4)
     model = load(family, "bfloat16")
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
@@ -132,7 +145,9 @@ def test_bfloat16(family: Path, reference: Reference) -> None:
     [logits] = Paged(model, 1).step((0, tokens))
     exact = expected(reference(family), tokens)
     theirs = expected(reference(family, torch.bfloat16), tokens)
-    assert (logits - exact).abs().mean() < 1.25 * (theirs - exact).abs().mean()
+    mine, transformers = ((given - exact).abs().mean(1) for given in (logits, theirs))
+    typical = torch.median if full else torch.mean
+    assert typical(mine) < 1.25 * typical(transformers)
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2_sliding", "qwen3_sliding", "gemma2", "gpt_oss"])
@@ -168,7 +183,7 @@ def test_what_a_gemma_has_of_its_own_counts(
     assert (right - wrong).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["llama3_rope", "llama_linear", "llama_yarn", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama3_rope", "llama_linear", "llama_yarn", "gpt_oss", "deepseek_v3_yarn"])
 def test_the_rope_scaling_counts(name: str, checkpoints: Callable[[str], Path]) -> None:
     directory, tokens = checkpoints(name), some_tokens(41, 1)
     model = load(directory)

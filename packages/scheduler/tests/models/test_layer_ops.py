@@ -21,6 +21,7 @@ from tercet.kernels.triton import sampler_ops as fused_ops
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.latent_backends import over_latents
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.weights import load_weights
@@ -49,12 +50,15 @@ def generate(
     model = build_model(config, DEVICE)
     load_weights(model, directory)
     use_ops(model, TritonLayerOps() if fused else TORCH)
-    shape = KVShape(page_size=4, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=cached or config.dtype)
+    latent, dtype = config.latent, cached or config.dtype
+    rank = 0 if latent is None else latent.rank
+    shape = KVShape(page_size=4, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=dtype, rank=rank)
+    backend = TritonAttention if fused else TorchNativeAttention
     scales = {0: (0.7, 1.3)} if cached else None
     runner = ModelRunner(
         model,
         KVPool([KVGroup(name="full", layers=range(config.layers), pages=8)], shape, DEVICE, scales=scales),
-        TritonAttention if fused else TorchNativeAttention,
+        backend if latent is None else over_latents("torch_native", DEVICE),
         slots=2,
         context_length=16,
         vocab_size=config.vocab_size,
@@ -96,6 +100,8 @@ def generate(
         "gemma2",
         "gemma3",
         "gpt_oss",
+        "deepseek_v2",
+        "deepseek_v3_moe",
     ],
 )
 def test_a_fused_model_says_the_same(name: str, checkpoints: Callable[[str], Path]) -> None:

@@ -40,6 +40,8 @@ class Family:
 
 
 _FAMILIES = {
+    "DeepseekV2ForCausalLM": Family(known_code=True),
+    "DeepseekV3ForCausalLM": Family(layers_ahead=1, known_code=True),
     "Dots1ForCausalLM": Family(known_code=True),
     "Ernie4_5ForCausalLM": Family(
         rms_norm_eps=1e-5,
@@ -52,6 +54,7 @@ _FAMILIES = {
         known_code=True,
     ),
     "Glm4MoeForCausalLM": Family(rms_norm_eps=1e-5, rotated_share=0.5, layers_ahead=1),
+    "Glm4MoeLiteForCausalLM": Family(rms_norm_eps=1e-5, layers_ahead=1),
     "GlmForCausalLM": Family(
         rms_norm_eps=1.5625e-7,
         head_dim=128,

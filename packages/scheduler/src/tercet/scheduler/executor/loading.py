@@ -118,6 +118,8 @@ def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: 
     """Memory for adapters, in float32 on a CPU."""
     if not options.max_loras:
         return None
+    if config.latent is not None:
+        raise ValueError(f"max_loras {options.max_loras}: models with latent attention run no adapters")
     dtype = torch.float32 if device.type == "cpu" else config.dtype
     bank = LoRABank(model, options.max_loras, options.max_lora_rank, dtype, device)
     logger.info("%d adapters of rank %d: up to %.2f GiB", options.max_loras, options.max_lora_rank, bank.bytes / 2**30)

@@ -16,6 +16,7 @@ from tercet.scheduler.executor.config_fields import Fields, wrong
 from tercet.scheduler.executor.family import conventions_of
 from tercet.scheduler.executor.gemma_config import gemma_fields, is_gemma, plain_gemma
 from tercet.scheduler.executor.granite_config import granite_fields
+from tercet.scheduler.executor.latent_config import LatentConfig, latent_fields, parse_latent, turns_neighbours
 from tercet.scheduler.executor.layer_kinds import unrotated_layers, windows_of
 from tercet.scheduler.executor.moe_config import MoeConfig, parse_moe
 from tercet.scheduler.executor.quantized_config import StoredQuantization, parse_quantization
@@ -71,6 +72,8 @@ class ModelConfig(DecoderShape):
     """Layers that checkpoints may have after the others, to guess tokens ahead, and which are not read."""
     quantization: StoredQuantization | None = None
     moe: MoeConfig | None = None
+    latent: LatentConfig | None = None
+    """Of attention that caches no keys and values, but what they are made of: `head_dim` is that of what is cached."""
     local_rope: RopeConfig | None = None
     """Of layers with a window, where they rotate otherwise."""
     unrotated: frozenset[int] = frozenset()
@@ -96,9 +99,14 @@ class ModelConfig(DecoderShape):
         )
 
     @property
+    def rotated_head_dim(self) -> int:
+        """Elements of what is rotated as one: a head, or the part of it that is kept apart for that."""
+        return self.head_dim if self.latent is None else self.latent.turned_dim
+
+    @property
     def rotary_dim(self) -> int:
-        """Elements of a head that are rotated."""
-        return self.rope.rotated(self.head_dim)
+        """How many of them are rotated."""
+        return self.rope.rotated(self.rotated_head_dim)
 
     def window_of(self, layer: int) -> int:
         """Tokens of sliding window in a layer; 0 sees everything."""
@@ -149,15 +157,19 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         dtype=saved_torch_dtype(config, dtype),
         quantization=parse_quantization(config),
         moe=parse_moe(fields, architecture, layers),
+        latent=parse_latent(fields, architecture),
         unrotated=unrotated_layers(fields, layers) if family.leaves_unrotated else frozenset(),
         local_rope=parse_rope(config["local_rope"], family) if gemma and "local_rope" in config else None,
         **(gemma_fields(config, architecture) if gemma else {}),
     )
     if architecture == "GraniteForCausalLM":
         result = replace(result, **granite_fields(fields, result.rms_norm_eps))
+    if (latent := result.latent) is not None:
+        rope = replace(rope, interleaved=turns_neighbours(fields, architecture))
+        result = replace(result, rope=rope, **latent_fields(latent, rope.scaling))
     if heads % result.kv_heads:
         raise wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
-    check_rotation(rope, result.head_dim)
+    check_rotation(rope, result.rotated_head_dim)
     return result
 
 

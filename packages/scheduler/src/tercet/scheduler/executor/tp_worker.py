@@ -23,9 +23,10 @@ from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.devices import take_device
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
+from tercet.scheduler.executor.latent_backends import over_latents
 from tercet.scheduler.executor.loading import Loaded, check_replacement, load_model, sampling_ops, shape_of
 from tercet.scheduler.executor.lockstep import Conduct, conduct_of
-from tercet.scheduler.executor.model_config import DecoderShape
+from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
@@ -76,15 +77,13 @@ class TpModelWorker:
             raise ValueError(str(error)) from error
         context_length = _context_length(options, config)
         config = replace(config, context_length=context_length)
-        shape = KVShape(
-            page_size=options.page_size,
-            kv_heads=len(shard.shared_span(config.kv_heads, "key-value heads")),
-            head_dim=config.head_dim,
-            dtype=KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
-        )
+        native = backend is CpuAttention
+        shape = _kv_shape(options, config, shard)
+        if shape.rank:
+            backend = _over_latents(options, device)
         scales = _kv_scales(options, config, shape)
         self._options, self._config, self._shape, self._device = options, config, shape, device
-        self._backend, self._native, self._shard = backend, backend is CpuAttention, shard
+        self._backend, self._native, self._shard = backend, native, shard
         self._conduct, self._advance, self._progress = conduct_of(shard), advance, progress
         self._grammars = _grammars(options, config)
         loaded = self._load(options)
@@ -231,6 +230,28 @@ def _graphs(
     if not backends:
         return None
     return partial(CudaGraphRunner, model, pool, backends, conduct.recording(CudaRecorder()))
+
+
+def _kv_shape(options: WorkerOptions, config: DecoderShape, shard: Shard) -> KVShape:
+    """What this process caches."""
+    latent = config.latent if isinstance(config, ModelConfig) else None
+    return KVShape(
+        page_size=options.page_size,
+        kv_heads=len(shard.shared_span(config.kv_heads, "key-value heads")),
+        head_dim=config.head_dim,
+        dtype=KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
+        rank=0 if latent is None else latent.rank,
+    )
+
+
+def _over_latents(options: WorkerOptions, device: torch.device) -> Callable[[], AttentionBackend]:
+    """What attends where latents are cached. Raises ValueError for what cannot."""
+    if KV_DTYPES.get(options.kv_cache_dtype) == E4M3:
+        raise ValueError(f"kv_cache_dtype {options.kv_cache_dtype}: latents are not cached in 8 bits")
+    try:
+        return over_latents(options.attention_backend, device)
+    except UnavailableBackendError as error:
+        raise ValueError(str(error)) from error
 
 
 def _capacity(

@@ -22,6 +22,7 @@ from tercet.scheduler.executor.quantized_config import StoredQuantization
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.encoder_layers import LayerNorm
+from tercet.scheduler.models.latent_attention import HeadProjections
 from tercet.scheduler.models.layer_ops import OpsModule
 from tercet.scheduler.models.linear import FusedLinear, Lent, Linear, Matrix
 from tercet.scheduler.models.moe import ExpertLinear, Experts
@@ -218,15 +219,16 @@ def _load_quantised(
 def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuantization | None = None) -> None:
     """Fill a model of any size with cheap random weights: one block of normal(0, 0.02), repeated. Norms are 1.
 
-    Layers that a checkpoint would have quantised become so, in the form that `quantization` is computed in; without it
-    they are in full.
+    Layers that a checkpoint would have quantised, and that are computed with so, become so, in the form that
+    `quantization` is computed in; without it they are in full.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
     block = torch.randn(_DUMMY_BLOCK, generator=generator) * 0.02
     for module in model.modules():
         if isinstance(module, Linear | ExpertLinear) and module.weight.is_meta:
-            if quantization is None or (quantization.method == "mxfp4" and isinstance(module, Linear)):
+            never = Linear if quantization is not None and quantization.method == "mxfp4" else HeadProjections
+            if quantization is None or isinstance(module, never):
                 module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
             else:
                 _dummy_quantised(module, block.to(device), quantization)

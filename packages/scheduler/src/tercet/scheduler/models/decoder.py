@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.latent_attention import LatentAttention
 from tercet.scheduler.models.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary, VocabParallelEmbedding
 from tercet.scheduler.models.linear import Linear
@@ -33,7 +34,7 @@ class DecoderLayer(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        attention: Attention,
+        attention: Attention | LatentAttention,
         mlp: GatedMLP | MixtureOfExperts,
         norm: type[RMSNorm] = RMSNorm,
     ) -> None:

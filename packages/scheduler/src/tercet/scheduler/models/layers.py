@@ -30,8 +30,9 @@ class Rotary(nn.Module):
         super().__init__()
         rope = rope or config.rope
         table = rope_cache(config.context_length, config.rotary_dim, rope.theta, rope.scaling)
-        self.register_buffer("cache", over_whole_heads(table, config.head_dim), persistent=False)
-        self.order = head_order(config.head_dim, config.rotary_dim, interleaved=rope.interleaved)
+        size = config.rotated_head_dim
+        self.register_buffer("cache", over_whole_heads(table, size), persistent=False)
+        self.order = head_order(size, config.rotary_dim, interleaved=rope.interleaved)
 
 
 class Attention(OpsModule):

@@ -58,6 +58,9 @@ class Matrix(OpsModule):
 class Linear(Matrix):
     """x @ weight.T + bias. Of a quantised model the weight is on no device until it is loaded, in either form."""
 
+    packable = True
+    """Whether it is nothing but that, so that kernels with weights in a layout of their own may take its place."""
+
     def __init__(
         self, inputs: int, outputs: int | Sequence[int], *, bias: bool, dtype: torch.dtype, quantised: bool = False
     ) -> None:

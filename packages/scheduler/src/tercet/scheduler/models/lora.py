@@ -15,7 +15,7 @@ from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layer_ops import LayerOps, TorchLayerOps
-from tercet.scheduler.models.layers import GatedMLP
+from tercet.scheduler.models.layers import Attention, GatedMLP
 from tercet.scheduler.models.linear import FusedLinear, Linear
 from tercet.scheduler.models.shard import Cut
 
@@ -68,6 +68,7 @@ def linears_of(model: CausalLM) -> Iterator[tuple[str, Linear]]:
     """Every layer that an adapter may change, and its path. Call it before its weights are taken away."""
     for number, layer in enumerate(model.model.layers):
         assert isinstance(layer, DecoderLayer)
+        assert isinstance(layer.self_attn, Attention)
         prefix = f"model.layers.{number}"
         yield f"{prefix}.self_attn.qkv_proj", layer.self_attn.qkv_proj
         yield f"{prefix}.self_attn.o_proj", layer.self_attn.o_proj

@@ -32,6 +32,8 @@ def missing_native(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOL
     """Why native kernels cannot run a model over keys and values of a dtype; empty where they can."""
     if shard.size > 1:
         return "native kernels run no part of a model"
+    if config.latent is not None:
+        return "native kernels run no layers with latent attention"
     if config.architecture in _NORMS_OF_PROJECTIONS:
         return "native kernels norm no heads together"
     if config.moe is not None and config.quantization is not None and config.quantization.method == "mxfp4":
@@ -184,6 +186,8 @@ def _parts(layer: nn.Module) -> tuple[decoder.Norms, Attention, GatedMLP | Mixtu
         raise TypeError(f"{type(layer).__name__} is not a layer that native kernels know")
     if not isinstance(layer.mlp, GatedMLP | MixtureOfExperts):
         raise TypeError(f"{type(layer.mlp).__name__} is not an MLP that native kernels know")
+    if not isinstance(layer.self_attn, Attention):
+        raise TypeError(f"{type(layer.self_attn).__name__} is no attention that native kernels know")
     return layer.norms, layer.self_attn, layer.mlp
 
 

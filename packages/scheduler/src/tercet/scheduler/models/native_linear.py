@@ -10,6 +10,7 @@ from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
 from tercet.kernels.ops.projection import Norm, Weight, normed_sum
 from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.latent_attention import HeadProjections
 from tercet.scheduler.models.layer_ops import TorchLayerOps
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.moe import ExpertLinear, Experts, MixtureOfExperts
@@ -125,9 +126,9 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
 
     Its head and experts in full are among them, experts in few bits are not. Routers are never rounded: which experts
     a token has would change. Weights are taken away one by one, so that memory never holds all of them twice. The
-    embedding stays: where it is the head, it is there twice.
+    embedding stays: where it is the head, it is there twice. What makes heads of latents stays, for torch.
     """
-    little = True
+    little = not any(isinstance(module, HeadProjections) for module in model.modules())
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
     model.ops = NativeProjection(pack_linear(library, head.weight.data, quantization=quantization), head=True)
     mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
@@ -135,7 +136,7 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
     for module in model.modules():
         if module is model.lm_head:
             head.take()
-        elif isinstance(module, Linear):
+        elif isinstance(module, Linear) and module.packable:
             bias = None if module.bias is None else module.bias.data
             rounded: Quantization = "none" if id(module) in routers else quantization
             module.ops = NativeProjection(pack_linear(library, module.take(), bias, quantization=rounded))

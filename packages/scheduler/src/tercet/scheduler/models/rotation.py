@@ -40,3 +40,8 @@ def row_order(order: torch.Tensor, heads: int, more: int = 0) -> torch.Tensor:
     """The same of the rows of a projection to `heads` heads, and to `more` elements, which stay as they are."""
     starts = torch.arange(heads)[:, None] * len(order)
     return torch.cat([(starts + order).flatten(), torch.arange(more) + heads * len(order)])
+
+
+def behind(order: torch.Tensor, still: int) -> torch.Tensor:
+    """An order of rows that come after `still` others, which stay as they are: of all of them."""
+    return torch.cat([torch.arange(still), order + still])

@@ -56,17 +56,19 @@ def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
 
 
 def _linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each linear layer of a decoder layer, of a Llama, a Mixtral, a Phi-3 or a GLM-4.5."""
+    """(outputs, inputs) of each linear layer of a decoder layer: a Llama's, Mixtral's, Phi-3's, GLM-4.5's, DeepSeek-V3's."""
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
     queries, keys = heads * head_dim, config["num_key_value_heads"] * head_dim
     found = {f"self_attn.{name}_proj": (size, hidden) for name, size in (("q", queries), ("k", keys), ("v", keys))}
     found["self_attn.o_proj"] = (hidden, queries)
     up, down = (inner, hidden), (hidden, inner)
+    if config["architectures"] == ["DeepseekV3ForCausalLM"]:
+        found = _latent_linears(config)
     if config["architectures"] == ["Phi3ForCausalLM"]:
         fused = {"self_attn.qkv_proj": (queries + 2 * keys, hidden), "mlp.gate_up_proj": (2 * inner, hidden)}
         return {**fused, "self_attn.o_proj": (hidden, queries), "mlp.down_proj": down}
-    if config["architectures"] == ["Glm4MoeForCausalLM"]:
+    if config.get("n_routed_experts"):
         inner = config["moe_intermediate_size"]
         words = [f"experts.{expert}" for expert in range(config["n_routed_experts"])]
         sizes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
@@ -80,6 +82,21 @@ def _linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         parts = {"w1": up, "w2": down, "w3": up}
         found |= {f"block_sparse_moe.experts.{expert}.{part}": size for part, size in parts.items()}
     return found
+
+
+def _latent_linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """The same of latent attention alone."""
+    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    still, turned, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    first = config["q_lora_rank"]
+    sizes = {
+        "q_a_proj": (first, hidden),
+        "q_b_proj": (heads * (still + turned), first),
+        "kv_a_proj_with_mqa": (rank + turned, hidden),
+        "kv_b_proj": (heads * (still + value), rank),
+        "o_proj": (hidden, heads * value),
+    }
+    return {f"self_attn.{name}": size for name, size in sizes.items()}
 
 
 def write_checkpoint(

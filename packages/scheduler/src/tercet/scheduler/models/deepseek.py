@@ -1,0 +1,21 @@
+"""DeepSeek-V2, V3, R1 and Kimi K2, GLM-4.7-Flash: latent attention, and experts in all but the first layers."""
+
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.latent_attention import LatentAttention
+from tercet.scheduler.models.layers import Rotary
+from tercet.scheduler.models.moe import mlp_of
+from tercet.scheduler.models.shard import Shard
+
+
+def build(config: ModelConfig, shard: Shard) -> CausalLM:
+    """DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM."""
+    latent = config.latent
+    if latent is None:
+        raise ValueError(f"{config.architecture} has latent attention")
+
+    def layer(number: int, rotary: Rotary) -> DecoderLayer:
+        attention = LatentAttention(config, latent, number, rotary, shard)
+        return DecoderLayer(config, attention, mlp_of(config, number, shard))
+
+    return CausalLM(config, shard, layer)
