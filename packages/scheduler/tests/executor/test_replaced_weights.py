@@ -67,7 +67,7 @@ def update(run: Driver, path: Path) -> None:
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3", "deepseek_v3_moe"])
 @pytest.mark.parametrize("backend", ["torch_native", NATIVE])
 def test_answers_are_those_of_the_new_weights(
     backend: str, family: str, overlap: int, checkpoints: Callable[[str], Path], tmp_path: Path

@@ -58,7 +58,7 @@ def generate(
     runner = ModelRunner(
         model,
         KVPool([KVGroup(name="full", layers=range(config.layers), pages=8)], shape, DEVICE, scales=scales),
-        backend if latent is None else over_latents("torch_native", DEVICE),
+        backend if latent is None else over_latents("triton" if fused else "torch_native", DEVICE),
         slots=2,
         context_length=16,
         vocab_size=config.vocab_size,
