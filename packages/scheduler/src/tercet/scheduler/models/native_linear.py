@@ -10,7 +10,6 @@ from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
 from tercet.kernels.ops.projection import Norm, Weight, normed_sum
 from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.latent_attention import HeadProjections
 from tercet.scheduler.models.layer_ops import TorchLayerOps
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.moe import ExpertLinear, Experts, MixtureOfExperts
@@ -126,9 +125,9 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
 
     Its head and experts in full are among them, experts in few bits are not. Routers are never rounded: which experts
     a token has would change. Weights are taken away one by one, so that memory never holds all of them twice. The
-    embedding stays: where it is the head, it is there twice. What makes heads of latents stays, for torch.
+    embedding stays: where it is the head, it is there twice. What is not packable stays, for torch.
     """
-    little = not any(isinstance(module, HeadProjections) for module in model.modules())
+    little = True
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
     model.ops = NativeProjection(pack_linear(library, head.weight.data, quantization=quantization), head=True)
     mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
