@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from packages.scheduler.tests.conftest import ALL, MIXTURES
+from packages.scheduler.tests.conftest import ALL, LATENT, MIXTURES
 from packages.scheduler.tests.models.test_families import Paged, expected, load, some_tokens
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.lora import LoRARows, Run
@@ -119,8 +119,8 @@ def assert_as_peft(
     assert (wanted[0] - wanted[2][:21]).abs().max() > 0.5  # an adapter that changes little would hide mistakes
 
 
-FAMILIES = [name for name in ALL if name != "phi3_longrope"]
-"""All but the one whose angles depend on how long a sequence is."""
+FAMILIES = [name for name in ALL if name not in ("phi3_longrope", *LATENT)]
+"""All but the one whose angles depend on how long a sequence is, and those that run no adapters."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
