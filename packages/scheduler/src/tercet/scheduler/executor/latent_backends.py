@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
-from tercet.kernels.attention.latent import LatentBackend, latent_backend, latent_backend_names
+from tercet.kernels.attention.latent import LatentBackend, latent_backend
 
 
 class OverLatents:
@@ -44,9 +44,6 @@ class OverLatents:
 
 
 def over_latents(name: str, device: torch.device) -> Callable[[], AttentionBackend]:
-    """A factory, as of `attention_backend`. Raises UnavailableBackendError for what there is not for latents.
-
-    "cpu" is native kernels as far as they go: attention itself is torch's where they have none for latents.
-    """
-    make = latent_backend("auto" if name == "cpu" and name not in latent_backend_names() else name, device)
+    """A factory, as of `attention_backend`. Raises UnavailableBackendError for what there is not for latents."""
+    make = latent_backend(name, device)
     return lambda: OverLatents(make())

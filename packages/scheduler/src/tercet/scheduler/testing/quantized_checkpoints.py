@@ -56,7 +56,7 @@ def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
 
 
 def _linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each linear layer of a decoder layer: a Llama's, Mixtral's, Phi-3's, GLM-4.5's, DeepSeek-V3's."""
+    """(outputs, inputs) of each linear layer of a layer: of a Llama, Mixtral, Phi-3, GLM-4.5 or DeepSeek-V3."""
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
     queries, keys = heads * head_dim, config["num_key_value_heads"] * head_dim
