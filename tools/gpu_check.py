@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from tercet.kernels.device import describe_machine
-from tools.gpu_stages import adapters, executor, kernels, quantised, serving, tuning
+from tools.gpu_stages import adapters, executor, kernels, quantised, serving, tuning, weights
 from tools.gpu_stages.scale import FULL, Results, Scale
 from tools.gpu_stages.serving import MakeEngine
 from tools.gpu_stages.table import table
@@ -38,6 +38,7 @@ STAGES: dict[str, Callable[[Scale], Iterator[Results]]] = {
     "operations": kernels.operations,
     "quantised": quantised.quantised,
     "adapters": adapters.adapters,
+    "weights": weights.weights,
     "decode": executor.decode,
     "prefill": executor.prefill,
     "launches": executor.launches,

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 
 from tercet.protocol.values import unpack_ints
-from tercet.scheduler import wiring
 from tercet.scheduler.__main__ import main
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
+from tercet.scheduler.executors import EXECUTORS, build_torch
+from tercet.scheduler.found_model import Found
 from tercet.scheduler.ports import AdapterReader, Advance, Executor, GrammarReader, Pending, WeightsReader
-from tercet.scheduler.wiring import Found
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -56,9 +56,9 @@ class FragileExecutor:
 def build_fragile(
     options: ModelOptions, schedule: ScheduleOptions, found: Found, report: Callable[[int, int], None], advance: Advance
 ) -> Executor:
-    return FragileExecutor(wiring.build_torch(options, schedule, found, report, advance))
+    return FragileExecutor(build_torch(options, schedule, found, report, advance))
 
 
 if __name__ == "__main__":
-    wiring.EXECUTORS["torch"] = build_fragile
+    EXECUTORS["torch"] = build_fragile
     main(sys.argv[2:])

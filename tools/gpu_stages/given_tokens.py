@@ -41,9 +41,17 @@ class Prompts:
 
 
 def scored(
-    directory: Path, scale: Scale, prompts: Prompts, *, cache: str = "auto", attention: str = "auto"
+    directory: Path,
+    scale: Scale,
+    prompts: Prompts,
+    *,
+    cache: str = "auto",
+    attention: str = "auto",
+    other: Path | None = None,
 ) -> list[torch.Tensor]:
     """The log-probabilities of the tokens of each prompt but the first, float32 [tokens].
+
+    With a directory of `other` weights these are given to the worker when it has read all, and it reads all again.
 
     Raises RuntimeError where there are graphs, but not for all decodes.
     """
@@ -60,6 +68,16 @@ def scored(
         loras=len(prompts.adapters),
         rank=prompts.rank,
     )
+    found = _read(worker, scale, prompts)
+    if other is not None:
+        worker.submit(Plan(step=0, weights=str(other), rows=[])).result()
+        found = _read(worker, scale, prompts)
+    worker.close()
+    return found
+
+
+def _read(worker: TpModelWorker, scale: Scale, prompts: Prompts) -> list[torch.Tensor]:
+    length, slots = scale.compared_tokens, len(prompts.places)
     found: list[list[float]] = [[] for _ in prompts.places]
     graphs, decodes = count_replays(worker), 0
     adapted = any(place != NOBODY for place in prompts.places)
@@ -71,7 +89,6 @@ def scored(
             decodes += 1
         for index in sorted(result.prompt_logprobs):
             found[plan.rows[index].slot] += unpack_floats(result.prompt_logprobs[index].chosen)
-    worker.close()
     if graphs is not None and graphs.plain + graphs.adapted < decodes:
         raise RuntimeError(f"of {decodes} decodes only {graphs.plain + graphs.adapted} were replayed from graphs")
     return [torch.tensor(each) for each in found]
@@ -114,14 +131,14 @@ class CountedReplays:
     """A worker's graphs, and how many steps they have replayed."""
 
     def __init__(self, graphs: Replays) -> None:
-        self._graphs = graphs
+        self.counted = graphs
         self.plain = 0
         self.adapted = 0
         """Of steps in which a row has an adapter."""
 
     def replay(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
         """See `Replays`."""
-        hidden = self._graphs.replay(inputs, adapted=adapted)
+        hidden = self.counted.replay(inputs, adapted=adapted)
         if hidden is not None:
             self.plain += not adapted
             self.adapted += adapted
@@ -129,11 +146,11 @@ class CountedReplays:
 
     def replay_sampling(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
         """See `Replays`."""
-        return self._graphs.replay_sampling(inputs, adapted=adapted)
+        return self.counted.replay_sampling(inputs, adapted=adapted)
 
     def capture_next(self) -> bool:
         """See `Replays`."""
-        return self._graphs.capture_next()
+        return self.counted.capture_next()
 
 
 def count_replays(worker: TpModelWorker) -> CountedReplays | None:
@@ -153,6 +170,8 @@ def record_graphs(worker: TpModelWorker, slots: int, *, adapted: bool = False) -
     while worker.prepare():
         pass
     recorded, wanted = worker._runner.graphs, len(decode_buckets(slots)) * (2 if adapted else 1)
+    if isinstance(recorded, CountedReplays):
+        recorded = recorded.counted
     if isinstance(recorded, CudaGraphRunner) and len(recorded._graphs) < wanted:
         raise RuntimeError(f"of {wanted} graphs only {len(recorded._graphs)} could be recorded: see the log")
 

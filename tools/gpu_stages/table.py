@@ -121,6 +121,13 @@ def _adapted(results: Mapping[str, Any]) -> Found:
     return f"wrong: {', '.join(wrong)}" if wrong else f"{len(results['compared'])} cases right", not wrong
 
 
+def _replaced(results: Mapping[str, Any]) -> Found:
+    found = results["replaced"]
+    if "trouble" in found:
+        return found["trouble"], False
+    return f"{found['far']:.1e} apart; the old ones {found['moved']:.1e}", found["right"]
+
+
 def _adapters(results: Mapping[str, Any]) -> Found:
     found = results["timed"]
     if "trouble" in found:
@@ -176,6 +183,7 @@ ROWS: Sequence[Row] = [
         "adapters",
         _adapters,
     ),
+    Row("other weights under a running worker beside one made with them", "the same", "weights", _replaced),
     Row("offline, 500 requests, input U(1..4096), output U(1..2048)", ">= 5,500 output tokens/s", "offline", _offline),
     Row("Qwen3-0.6B, 256 requests, in/out U(100..1024)", "report", "small_models", _small("qwen3-0.6b")),
     Row("Qwen3-14B, 256 requests, in/out U(100..1024)", "report", "small_models", _small("qwen3-14b")),

@@ -141,6 +141,8 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
     match stage:
         case "adapters":
             assert_adapters(results)
+        case "weights":
+            assert results["replaced"]["right"]
         case "correctness":
             assert results["wrong"] == []
             assert results["checks"]["triton embedding"] == results["checks"]["grid triton"] == "ok"

@@ -1,7 +1,7 @@
 import pytest
 
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
-from tercet.scheduler.wiring import on_gpu
+from tercet.scheduler.found_model import on_gpu
 
 
 @pytest.mark.parametrize(("gpu", "expected"), [(False, (64, 512, 0)), (True, (256, 8192, 1))])

@@ -34,10 +34,12 @@ from tercet.scheduler import wiring
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.event_log import read_events, replay
+from tercet.scheduler.executors import EXECUTORS, build_fake, build_torch
+from tercet.scheduler.found_model import Found, find_model, identity_of
 from tercet.scheduler.model_files import model_identity, tokenizer_files
 from tercet.scheduler.ports import Executor
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
-from tercet.scheduler.wiring import EXECUTORS, Found, SchedulerProcess, build_fake, build_torch, find_model, identity_of
+from tercet.scheduler.wiring import SchedulerProcess
 
 PATIENCE = 60.0
 LONGEST_GAP = 0.5

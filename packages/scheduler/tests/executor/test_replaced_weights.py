@@ -15,10 +15,14 @@ from safetensors.torch import load_file, save_file
 from packages.scheduler.tests.models.test_hugging_face import make
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages import ControlReply, PauseGenerationReq, UpdateWeightsFromDiskReq
+from tercet.protocol.values import Task
+from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig, WeightsRead
 from tercet.scheduler.executor.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.executors import build_torch
+from tercet.scheduler.found_model import Found
 from tercet.scheduler.testing import Driver, request
 
 PROMPT = [*range(3, 40)]
@@ -111,6 +115,18 @@ def test_all_ranks_load_them(checkpoints: Callable[[str], Path], tmp_path: Path)
         before = ask(run, "before")
         update(run, new)
         assert ask(run, "after") == alone(new) != before
+
+
+def test_a_model_that_began_with_random_weights_starts_again_with_those_it_had(
+    checkpoints: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = checkpoints("llama")
+    new = other_weights(model, tmp_path / "new")
+    options = ModelOptions(model=str(model), device="cpu", load_format="dummy", kv_cache_bytes=1 << 20)
+    found = Found(model, "", Task.GENERATE, new)
+    worker = build_torch(options, ScheduleOptions(), found, lambda *_: None, lambda: None)
+    assert ask(Driver(worker.capacity, executor=worker), "r") == alone(new)
+    worker.close()
 
 
 def test_paused_text_goes_on(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:

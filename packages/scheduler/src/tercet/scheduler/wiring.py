@@ -1,18 +1,16 @@
 """Builds a scheduler process from its options: the one place where adapters are chosen."""
 
 import gc
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tercet.protocol.awake import AwakeClock
-from tercet.protocol.lifecycle import settling_in
 from tercet.protocol.messages import (
     Heartbeat,
     Message,
@@ -24,161 +22,30 @@ from tercet.protocol.messages import (
 )
 from tercet.protocol.node import Answer, NodeConfig, ThreadNode, unanswered
 from tercet.protocol.security import Security
-from tercet.protocol.values import ModelIdentity, ModelLimits, Role, Task
+from tercet.protocol.values import ModelLimits, Role, Task
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.announcing import AnnouncingExecutor
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeResult
 from tercet.scheduler.core.embedding_scheduler import EmbeddingScheduler
-from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
+from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.encoders import ENCODERS
 from tercet.scheduler.event_log import RecordingScheduler
+from tercet.scheduler.executors import EXECUTORS, ReportBytes
+from tercet.scheduler.found_model import Found, find_model, identity_of, on_gpu
 from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
-from tercet.scheduler.model_files import (
-    ModelError,
-    check_tokenizer,
-    file_hashes,
-    model_identity,
-    read_json,
-    resolve_model,
-    served_dtype,
-    tokenizer_files,
-)
-from tercet.scheduler.model_task import task_of
+from tercet.scheduler.model_files import file_hashes, tokenizer_files
 from tercet.scheduler.outbox import Outbox
-from tercet.scheduler.ports import Advance, Executor, Runner
+from tercet.scheduler.ports import Runner
 from tercet.scheduler.status import StatusBoard
-
-logger = logging.getLogger(__name__)
 
 SUPERVISOR = "supervisor"
 PROGRESS_INTERVAL = 0.1
 
 _Loaded = TypeVar("_Loaded")
-ReportBytes = Callable[[int, int], None]
-"""Told (bytes done, bytes in all) while weights load."""
-
-
-def on_gpu(options: ModelOptions) -> bool:
-    """Whether a model runs on a GPU, which wants more at once than a CPU."""
-    if options.executor != "torch" or options.device == "cpu":
-        return False
-    import torch
-
-    return torch.cuda.is_available()
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The model that is served."""
-
-    path: Path
-    """Its directory."""
-    name: str
-    """What clients call it."""
-    task: Task
-    weights: Path | None = None
-    """The directory of its weights, if it is another."""
-
-
-def identity_of(options: ModelOptions, found: Found) -> ModelIdentity:
-    """By which a model is known: where it is computed decides with the options in which dtype that is."""
-    dtype = served_dtype(found.path, options.dtype, gpu=on_gpu(options), encoder=found.task is not Task.GENERATE)
-    return model_identity(
-        found.path, dtype, options.quantization, options.kv_cache_dtype, options.context_length, found.weights
-    )
-
-
-def build_torch(
-    options: ModelOptions, schedule: ScheduleOptions, found: Found, report: ReportBytes, advance: Advance
-) -> Executor:
-    """The real thing."""
-    with settling_in():
-        from tercet.scheduler.executor.tp_worker import TpModelWorker
-        from tercet.scheduler.executor.worker_options import WorkerOptions
-        from tercet.scheduler.models.registry import is_ours, named_architecture
-
-    size = options.tensor_parallel_size
-    architecture = named_architecture(read_json(found.path / "config.json"))
-    if size > 1 and not is_ours(architecture):
-        raise ConfigError(f"--tensor-parallel-size {size}: {architecture} is transformers' own, and never shared")
-    gpu = on_gpu(options)
-    worker = WorkerOptions(
-        model=found.path,
-        weights=found.weights,
-        dtype=options.dtype,
-        device=options.device,
-        load_format="dummy" if options.load_format == "dummy" else "safetensors",
-        slots=schedule.slots(gpu=gpu),
-        context_length=options.context_length,
-        page_size=options.page_size,
-        step_tokens=schedule.step_tokens(gpu=gpu),
-        kv_cache_dtype=options.kv_cache_dtype,
-        kv_cache_bytes=options.kv_cache_bytes,
-        attention_backend=options.attention_backend,
-        quantization=options.quantization,
-        threads=options.threads,
-        overlap=schedule.steps_ahead(gpu=gpu) > 0,
-        grammar_backend=options.grammar_backend,
-        max_loras=schedule.max_loras,
-        max_lora_rank=schedule.max_lora_rank,
-    )
-    if size == 1:
-        return TpModelWorker(worker, report, advance)
-    from tercet.scheduler.executor.ranks import Ranks
-
-    return Ranks(worker, size, report, advance)
-
-
-def build_fake(
-    options: ModelOptions,
-    schedule: ScheduleOptions,
-    found: Found,
-    report: ReportBytes,  # noqa: ARG001
-    advance: Advance,  # noqa: ARG001
-) -> Executor:
-    """A model that costs nothing, with the vocabulary of a real one; needs no torch."""
-    from tercet.scheduler.testing.fake_executor import FakeExecutor
-
-    config = read_json(found.path / "config.json")
-    length, vocab_size = (config.get(name) for name in ("max_position_embeddings", "vocab_size"))
-    if not isinstance(length, int) or not isinstance(vocab_size, int):
-        raise ModelError(f"{found.path}/config.json lacks max_position_embeddings or vocab_size")
-    length = options.context_length or length
-    slots = schedule.slots(gpu=False)
-    pages = slots * -(-length // options.page_size)
-    capacity = Capacity(
-        page_size=options.page_size,
-        groups=[CacheGroup("full", pages)],
-        slots=slots,
-        context_length=length,
-        vocab_size=vocab_size,
-        eos_token_ids=[],
-        adapters=schedule.max_loras,
-    )
-    return FakeExecutor(capacity, verify=False, weights=str(found.weights or ""))
-
-
-EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Found, ReportBytes, Advance], Executor]] = {
-    "torch": build_torch,
-    "fake": build_fake,
-}
-
-
 AnyLoop = SchedulerLoop[Plan, StepResult] | SchedulerLoop[EncodePlan, EncodeResult]
-
-
-def find_model(options: ModelOptions, weights: str = "") -> Found:
-    """The model that options name, downloaded if need be, which may take long. Raises ModelError."""
-    path = resolve_model(options.model)
-    name = path.name if Path(options.model).is_dir() else options.model
-    found = Found(path, name, task_of(path, options.task), Path(weights).absolute() if weights else None)
-    if found.weights is not None and found.task is not Task.GENERATE:
-        raise ModelError(f"{name} generates no text, and has its own weights alone")
-    check_tokenizer(path)
-    return found
 
 
 class SchedulerProcess:

@@ -1,0 +1,50 @@
+"""The model that a process is told to serve: where it is, and by what it is known."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tercet.protocol.values import ModelIdentity, Task
+from tercet.scheduler.config import ModelOptions
+from tercet.scheduler.model_files import ModelError, check_tokenizer, model_identity, resolve_model, served_dtype
+from tercet.scheduler.model_task import task_of
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The model that is served."""
+
+    path: Path
+    """Its directory."""
+    name: str
+    """What clients call it."""
+    task: Task
+    weights: Path | None = None
+    """The directory of its weights, if it is another."""
+
+
+def find_model(options: ModelOptions, weights: str = "") -> Found:
+    """The model that options name, downloaded if need be, which may take long. Raises ModelError."""
+    path = resolve_model(options.model)
+    name = path.name if Path(options.model).is_dir() else options.model
+    found = Found(path, name, task_of(path, options.task), Path(weights).absolute() if weights else None)
+    if found.weights is not None and found.task is not Task.GENERATE:
+        raise ModelError(f"{name} generates no text, and has its own weights alone")
+    check_tokenizer(path)
+    return found
+
+
+def on_gpu(options: ModelOptions) -> bool:
+    """Whether a model runs on a GPU, which wants more at once than a CPU."""
+    if options.executor != "torch" or options.device == "cpu":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def identity_of(options: ModelOptions, found: Found) -> ModelIdentity:
+    """By which a model is known: where it is computed decides with the options in which dtype that is."""
+    dtype = served_dtype(found.path, options.dtype, gpu=on_gpu(options), encoder=found.task is not Task.GENERATE)
+    return model_identity(
+        found.path, dtype, options.quantization, options.kv_cache_dtype, options.context_length, found.weights
+    )

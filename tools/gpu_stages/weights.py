@@ -1,0 +1,46 @@
+"""Other weights under a running worker: is it then as one that was made with them, its graphs among it?"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tercet.scheduler.testing.quantized_checkpoints import write_checkpoint
+from tools.gpu_stages.given_tokens import LEAST, Prompts, far_from, scored, trouble, verdict
+from tools.gpu_stages.scale import Results, Scale
+from tools.gpu_stages.worker import NOBODY
+
+_PROMPTS = Prompts(places=[NOBODY] * 3, decoded=[range(3), [0]])
+
+
+def weights(scale: Scale) -> Iterator[Results]:
+    """How far log-probabilities are from those of a worker that never had other weights, and from the old ones."""
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            found = _replaced(Path(directory), scale)
+    except Exception as error:
+        found = {"trouble": trouble(error), "right": False}
+    yield {"replaced": found}
+
+
+def _replaced(directory: Path, scale: Scale) -> Results:
+    old = write_checkpoint("channel", directory / "old", scale.compared.config(scale.compared_tokens), scale.grain)
+    new = _other(old, directory / "new")
+    before, wanted = (torch.cat(scored(path, scale, _PROMPTS)) for path in (old, new))
+    after = torch.cat(scored(old, scale, _PROMPTS, other=new))
+    moved = far_from(before, wanted)
+    found = verdict(far_from(after, wanted), LEAST, "what sums in another order make")
+    return {**found, "moved": moved, "right": found["right"] and moved > LEAST}
+
+
+def _other(model: Path, directory: Path) -> Path:
+    """The same checkpoint with other numbers, and nothing beside them."""
+    directory.mkdir()
+    (stored,) = model.glob("*.safetensors")
+    tensors = {name: tensor.flip(0).contiguous() for name, tensor in load_file(stored).items()}
+    save_file(tensors, directory / stored.name)
+    shutil.copy(model / "config.json", directory)
+    return directory

@@ -1,0 +1,50 @@
+"""The stage of other weights: does it find what is wrong, with graphs? On the CPU, in Triton's interpreter."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the GPU path needs it")
+
+from tercet.kernels.triton import missing_triton
+from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tools.gpu_stages import weights
+from tools.tests.test_adapters_stage import SCALE, Tape, with_graphs
+from tools.tests.test_gpu_check import CPU
+
+pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
+
+
+def replaced() -> dict[str, Any]:
+    [part] = weights.weights(SCALE)
+    result: dict[str, Any] = part["replaced"]
+    return result
+
+
+def test_other_weights_are_those_of_new_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = Tape()
+    with_graphs(monkeypatch, tape)
+    result = replaced()
+    assert result["right"], result
+    assert tape.recorded == [3, 2, 1] * 4  # of three workers, the last of them twice
+    assert len(tape.replayed) == 4 * 7
+
+
+def test_graphs_of_old_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_graphs(monkeypatch, Tape())
+    replace = TpModelWorker._replace
+
+    def keep(self: TpModelWorker, path: Any) -> None:
+        graphs = self._runner.graphs
+        replace(self, path)
+        self._runner.graphs = graphs
+
+    monkeypatch.setattr(TpModelWorker, "_replace", keep)
+    assert not replaced()["right"]
+
+
+def test_weights_that_stay_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TpModelWorker, "_replace", lambda *_: None)
+    result = replaced()
+    assert not result["right"]
+    assert result["far"] == pytest.approx(result["moved"], rel=0.1)
