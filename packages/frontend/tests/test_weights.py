@@ -198,8 +198,53 @@ async def test_the_name_moves_on_with_the_first_scheduler_that_has_the_new_weigh
 def test_weights_that_come_back_succeed_what_followed_them() -> None:
     successions = Successions()
     for old, new in (("a", "b"), ("b", "c"), ("c", "a")):
-        successions.note(old, new)
+        successions.note(old, new, f"/{new}")
     assert [successions.latest(each) for each in "abcd"] == ["a", "a", "a", "d"]
     assert successions.follows("a", "c")
     assert not successions.follows("c", "a")
     assert not successions.follows("a", "a")
+    assert [successions.path(each) for each in "abc"] == ["/a", "/b", "/c"]
+    successions.forget("c")
+    assert successions.latest("b") == "c"
+
+
+async def comes_back(engine: FakeEngine, weights: str) -> None:
+    """The only scheduler dies, and starts again with the weights that its command names."""
+    engine.down("scheduler-0")
+    engine.weights = weights
+    engine.scheduler_up("scheduler-0", "2")
+
+
+async def test_a_scheduler_that_starts_with_old_weights_is_given_the_new_ones(
+    engine_of: EngineOf, http_of: HttpOf
+) -> None:
+    engine = engine_of()
+    first = engine.weights
+    async with serving(engine, KEYS) as served:
+        http = http_of(served)
+        assert (await update(http)).status_code == 200
+        new = await fingerprint(http)
+        await comes_back(engine, first)
+        assert await fingerprint(http) == new
+        assert orders(engine) == [("scheduler-0", PATH)] * 2
+
+
+async def test_old_weights_serve_on_where_the_new_ones_are_gone(
+    engine_of: EngineOf, http_of: HttpOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_of()
+    first = engine.weights
+    async with serving(engine, KEYS) as served:
+        http = http_of(served)
+        old = await fingerprint(http)
+        assert (await update(http)).status_code == 200
+
+        def gone(peer: str, path: str) -> str:
+            raise ValueError("it is no directory")
+
+        engine.adapter = gone
+        await comes_back(engine, first)
+        async with asyncio.timeout(10):
+            while await fingerprint(http) != old:
+                pass
+    assert "scheduler-0 keeps the weights it has started with: it is no directory" in caplog.text

@@ -36,6 +36,8 @@ class SchedulerPeer(Part):
 
     limits: ModelLimits | None = None
     identity: ModelIdentity | None = None
+    outdated: bool = False
+    """It started with weights that other ones have taken the place of, and is to take these."""
     software: str = ""
     own: int = 0
     """Tokens of the requests that this frontend has there now."""
@@ -107,8 +109,11 @@ class Fleet:
         scheduler = self.schedulers.get(peer)
         if scheduler is None or ready.limits is None or ready.identity is None:
             return False
+        new = ready.identity
         if scheduler.identity is not None:
-            self.successions.note(scheduler.identity.weights, ready.identity.weights)
+            self.successions.note(scheduler.identity.weights, new.weights, new.weights_path or new.path)
+        starts = scheduler.identity is None or scheduler.outdated
+        scheduler.outdated = starts and self.successions.latest(new.weights) != new.weights
         scheduler.limits, scheduler.identity, scheduler.software = ready.limits, ready.identity, ready.software
         return True
 

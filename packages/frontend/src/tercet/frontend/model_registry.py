@@ -105,6 +105,8 @@ class ModelRegistry:
         offers: dict[str, list[_Offer]] = {}
         self._undecided = False
         for scheduler in schedulers:
+            if scheduler.outdated:
+                continue
             files = self._files.get(scheduler.peer)
             if files is None or scheduler.limits is None or scheduler.identity is None:
                 self._undecided |= scheduler.peer not in self._useless

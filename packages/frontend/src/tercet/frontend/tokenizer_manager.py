@@ -162,6 +162,7 @@ class TokenizerManager:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
         await self.adapters.close()
+        await self.weights.close()
         await self._inbound.close()
         await self.grammars.close()
 
@@ -311,6 +312,7 @@ class TokenizerManager:
         if self._looks % _LOOKS_TO_ASK_AGAIN == 0:
             self._inbound.ask_for_files()
         self.adapters.look(again=self._looks % _LOOKS_TO_READ_AGAIN == 0)
+        self.weights.look()
 
     async def _look_forever(self) -> None:
         while True:
@@ -320,6 +322,7 @@ class TokenizerManager:
     def _changed(self) -> None:
         """Peers came or went."""
         self.adapters.look()
+        self.weights.look()
         if self._on_servable is not None and self.ready:
             tell, self._on_servable = self._on_servable, None
             tell()

@@ -1,6 +1,7 @@
-"""Other weights for a model that is being served."""
+"""Other weights for a model that is being served, and for schedulers that have missed them."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from tercet.frontend.control import Answer, Control
@@ -8,6 +9,8 @@ from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.fleet import Fleet
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.protocol.messages import UpdateWeightsFromDiskReq
+
+logger = logging.getLogger(__name__)
 
 PATIENCE = 3600.0
 """Seconds for requests that began with the old weights to come to their end, and for the new ones to load."""
@@ -22,6 +25,14 @@ class Weights:
         self._models = models
         self._fleet = fleet
         self._control = control
+        self._renewals: dict[str, asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        """Wait for no scheduler any more."""
+        renewals = list(self._renewals.values())
+        for each in renewals:
+            each.cancel()
+        await asyncio.gather(*renewals, return_exceptions=True)
 
     async def update(self, path: str, model: str | None = None, *, rolling: bool = False) -> dict[str, str]:
         """Have all schedulers of a model load the weights of a directory; `rolling`, one after the other.
@@ -32,12 +43,34 @@ class Weights:
         peers = self._schedulers(model)
         for group in [[peer] for peer in peers] if rolling else [peers]:
             before = self._identities(group)
-            answers = await self._control.ask(
-                lambda number: UpdateWeightsFromDiskReq(id=number, path=path), group, PATIENCE
-            )
-            _check(answers)
+            _check(await self._order(path, group))
             await self._news_of(group, before)
         return self._identities(peers)
+
+    def look(self) -> None:
+        """Have schedulers that have started with weights of before take those of now. To be called now and then."""
+        for each in self._fleet.schedulers.values():
+            if each.outdated and each.ready and each.identity and each.peer not in self._renewals:
+                self._renewals[each.peer] = asyncio.create_task(self._renew(each.peer, each.identity.weights))
+
+    async def _renew(self, peer: str, old: str) -> None:
+        try:
+            await self._give_latest(peer, old)
+        finally:
+            del self._renewals[peer]
+
+    async def _give_latest(self, peer: str, old: str) -> None:
+        successions = self._fleet.successions
+        path = successions.path(successions.latest(old))
+        logger.info("%s has started with weights of before, and is to take those of %s", peer, path)
+        answer = (await self._order(path, [peer]))[peer]
+        scheduler = self._fleet.schedulers.get(peer)
+        if scheduler is None or answer.ok or not answer.answered:
+            return
+        logger.error("%s keeps the weights it has started with: %s", peer, answer.message)
+        successions.forget(old)
+        scheduler.outdated = False
+        self._models.update(self._fleet.schedulers.values(), successions)
 
     def _schedulers(self, model: str | None) -> list[str]:
         """Those of the model named, or of the only one. Raises ApiError."""
@@ -52,6 +85,9 @@ class Weights:
         if not peers:
             raise UnavailableError(f"No scheduler of {name!r} is there.", retry_after=1)
         return peers
+
+    async def _order(self, path: str, peers: Sequence[str]) -> dict[str, Answer]:
+        return await self._control.ask(lambda number: UpdateWeightsFromDiskReq(id=number, path=path), peers, PATIENCE)
 
     def _identities(self, peers: Sequence[str]) -> dict[str, str]:
         """Fingerprints of weights, of those who are there."""

@@ -6,10 +6,12 @@ from tercet.scheduler.core.outputs import Outputs
 
 
 class WeightsOrder:
-    """The one order that is obeyed at a time. Others are refused meanwhile."""
+    """What is obeyed at a time. Who asks for the same meanwhile is answered with the first, others are refused."""
 
     def __init__(self) -> None:
-        self._asked: tuple[str, UpdateWeightsFromDiskReq] | None = None
+        self._path = ""
+        self._asked: list[tuple[str, str]] = []
+        """By whom, and under which number."""
         self._loading = False
         self.due = ""
         """The directory of weights that can be loaded, as soon as nothing needs those that are there."""
@@ -21,15 +23,15 @@ class WeightsOrder:
 
     def note(self, source: str, order: UpdateWeightsFromDiskReq, outputs: Outputs) -> None:
         """Somebody asks."""
-        if self._asked is None:
-            self._asked = source, order
-        else:
-            other = self._asked[1].path
-            outputs.tell(source, ControlReply(id=order.id, ok=False, message=f"{other} is being loaded"))
+        if self._asked and self._path != order.path:
+            outputs.tell(source, ControlReply(id=order.id, ok=False, message=f"{self._path} is being loaded"))
+            return
+        self._path = order.path
+        self._asked.append((source, order.id))
 
     def read(self, read: WeightsRead, outputs: Outputs) -> None:
         """They were looked at: they are due, or refused."""
-        if self._asked is None or self._asked[1].path != read.path or self.due or self._loading:
+        if not self._asked or self._path != read.path or self.coming:
             return
         if read.fault:
             self._answer(outputs, read.fault)
@@ -48,7 +50,6 @@ class WeightsOrder:
         self._answer(outputs)
 
     def _answer(self, outputs: Outputs, fault: str = "") -> None:
-        if self._asked is not None:
-            source, order = self._asked
-            outputs.tell(source, ControlReply(id=order.id, ok=not fault, message=fault))
-        self._asked = None
+        for source, number in self._asked:
+            outputs.tell(source, ControlReply(id=number, ok=not fault, message=fault))
+        self._asked.clear()
