@@ -91,17 +91,17 @@ def test_an_answer_that_has_begun_ends_with_the_weights_it_began_with(
 def test_a_paused_answer_goes_on_with_the_new_weights(
     served: Server, client: OpenAI, checkpoint: Path, trained: Path
 ) -> None:
-    name = checkpoint.name
+    name, tokens = checkpoint.name, 5 * TOKENS  # enough for the pause to come before the end
     update(served, checkpoint)
-    old = long_answer(client, name, TOKENS)
+    old = long_answer(client, name, tokens)
 
     def swap() -> None:
         assert ordered(served, "/pause_generation").status_code == 200
         update(served, trained)
         assert ordered(served, "/continue_generation").status_code == 200
 
-    mixed = long_answer(client, name, TOKENS, 20, swap)
-    assert mixed not in (old, long_answer(client, name, TOKENS))
+    mixed = long_answer(client, name, tokens, 20, swap)
+    assert mixed not in (old, long_answer(client, name, tokens))
     assert mixed[:10] == old[:10]
 
 
@@ -149,5 +149,6 @@ def test_one_scheduler_after_the_other_is_updated_and_no_request_notices(
         for each in asking:
             each.result()
     heard = [text for said in texts for text in said]
-    assert set(heard) == set(whole.values())
+    assert heard
+    assert set(heard) <= set(whole.values())
     print(f"{len(heard)} requests, {updates} updates of two schedulers, 0 failed")  # noqa: T201

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tercet.frontend.config import HttpConfig
-from tercet.frontend.successions import Successions
+from tercet.frontend.successions import MOST, Successions
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 from tercet.protocol.messages import AbortReq, Heartbeat, Ready, UpdateWeightsFromDiskReq
 from tercet.protocol.node import PeerReady
@@ -203,9 +203,21 @@ def test_weights_that_come_back_succeed_what_followed_them() -> None:
     assert successions.follows("a", "c")
     assert not successions.follows("c", "a")
     assert not successions.follows("a", "a")
-    assert [successions.path(each) for each in "abc"] == ["/a", "/b", "/c"]
+    assert successions.path("a") == "/a"
     successions.forget("c")
-    assert successions.latest("b") == "c"
+    assert [successions.latest(each) for each in "bc"] == ["a", "c"]
+
+
+def test_the_first_weights_and_the_last_are_remembered() -> None:
+    successions = Successions()
+    for number in range(MOST + 500):
+        successions.note(str(number), str(number + 1), f"/{number + 1}")
+    last = str(MOST + 500)
+    assert successions.latest("0") == successions.latest(str(MOST)) == last
+    assert successions.latest("1") == "1"
+    assert successions.path(last) == f"/{last}"
+    assert len(successions._latest) == MOST
+    assert len(successions._paths) == 1
 
 
 async def comes_back(engine: FakeEngine, weights: str) -> None:

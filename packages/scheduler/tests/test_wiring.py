@@ -30,7 +30,7 @@ from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.probe import probe
 from tercet.protocol.testing import Listener, Network
 from tercet.protocol.values import Phase, Role, Task, unpack_ints
-from tercet.scheduler import wiring
+from tercet.scheduler import found_model
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.event_log import read_events, replay
@@ -252,10 +252,10 @@ def test_a_process_that_loads_leaves_at_once(
 
 FETCHED_FOR_EVER = """
 import time
-from tercet.scheduler import wiring
+from tercet.scheduler import found_model
 from tercet.scheduler.__main__ import main
 
-wiring.resolve_model = lambda name: time.sleep(600)
+found_model.resolve_model = lambda name: time.sleep(600)
 main()
 """
 
@@ -291,7 +291,7 @@ def test_whoever_asks_for_files_before_the_model_is_found_gets_them_then(
         assert asked.wait(PATIENCE)
         return Path(name)
 
-    monkeypatch.setattr(wiring, "resolve_model", resolve)
+    monkeypatch.setattr(found_model, "resolve_model", resolve)
     with running(network, path) as (process, frontend):
         assert frontend.node.send("scheduler-0", TokenizerFilesReq(id="t"))
         while not process._asked_early:
@@ -307,6 +307,7 @@ TOLD_TO_LEAVE_IN_VAIN = """
 import signal
 import threading
 from tercet.scheduler import wiring
+from tercet.scheduler.executors import EXECUTORS
 from tercet.scheduler.__main__ import main
 
 told, leave = threading.Event(), wiring.SchedulerProcess._leave
@@ -322,7 +323,7 @@ def load(*_):
     raise ImportError("half of a library")
 
 wiring.SchedulerProcess._leave = late
-wiring.EXECUTORS["fake"] = load
+EXECUTORS["fake"] = load
 main()
 """
 
