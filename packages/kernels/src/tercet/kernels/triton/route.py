@@ -47,6 +47,30 @@ def route_kernel(
 
 
 @triton.jit
+def _of_best_groups(
+    left,  # float32 [groups, experts of each]
+    group,  # [groups]
+    place,  # [1, experts of each]
+    TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+):
+    """What is left where only the groups of most worth are."""
+    worth = tl.zeros([left.shape[0]], tl.float32)
+    uncounted = left
+    for _ in tl.static_range(GROUP_BEST):
+        best = tl.max(uncounted, 1)
+        worth += best
+        first = tl.min(tl.where(uncounted == best[:, None], place, left.shape[1]), 1)
+        uncounted = tl.where(place == first[:, None], -float("inf"), uncounted)
+    kept = group < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        best_group = tl.argmax(worth, 0)
+        kept = kept | (group == best_group)
+        worth = tl.where(group == best_group, -float("inf"), worth)
+    return tl.where(kept[:, None], left, -float("inf"))
+
+
+@triton.jit
 def route_scored_kernel(
     logits_ptr,  # [tokens, experts]
     correction_ptr,  # float32 [experts], if CORRECTED
@@ -86,19 +110,7 @@ def route_scored_kernel(
         left += tl.load(correction_ptr + expert, mask=held, other=0.0)
     left = tl.where(held & (left > -float("inf")), left, -float("inf"))  # what is no number is never the largest
     if TOP_GROUPS < GROUPS:
-        worth = tl.zeros([ROWS], tl.float32)
-        uncounted = left
-        for _ in tl.static_range(GROUP_BEST):
-            best = tl.max(uncounted, 1)
-            worth += best
-            first = tl.min(tl.where(uncounted == best[:, None], place, BLOCK), 1)
-            uncounted = tl.where(place == first[:, None], -float("inf"), uncounted)
-        kept = group < 0
-        for _ in tl.static_range(TOP_GROUPS):
-            best_group = tl.argmax(worth, 0)
-            kept = kept | (group == best_group)
-            worth = tl.where(group == best_group, -float("inf"), worth)
-        left = tl.where(kept[:, None], left, -float("inf"))
+        left = _of_best_groups(left, group, place, TOP_GROUPS, GROUP_BEST)
     weights = tl.zeros([RANKS], tl.float32)
     chosen = tl.zeros([RANKS], tl.int64)
     for taken in tl.static_range(TOP_K):
