@@ -1,6 +1,7 @@
 """`Planner`: which tokens of which choices the next step computes."""
 
 from tercet.protocol.values import Grammar, LoRAAdapter
+from tercet.scheduler.core.coming_prefixes import ComingPrefixes
 from tercet.scheduler.core.config import (
     AdapterPending,
     AdapterRead,
@@ -252,11 +253,13 @@ class Planner:
 
         Whose adapter finds no place is passed over, until its patience is at an end.
 
-        Beside those that were held back only the short ones start, of the first that wait.
+        Beside those that were held back only the short ones start, of the first that wait. Whose beginning is just
+        being computed for another waits for it, until its patience is at an end, too.
         """
         admitted: list[Req] = []
         if draft.budget and self._memory.free_slots:
             reserve = sum(self._foreseen(req) for req in self.running)
+            coming = self._coming_prefixes()
             for req in self.line()[: LONGEST_MEASURED if draft.held_back else None]:
                 if draft.budget == 0:
                     break
@@ -270,14 +273,27 @@ class Planner:
                     continue
                 if draft.held_back and not draft.is_short(self._memory.missing(req)):
                     continue
+                if self._finds_more_later(req, coming):
+                    continue
                 copies = self._memory.admit(req, reserve + self._foreseen(req) if self.running else 0)
                 if copies is None:
                     break
                 self._introduce(req, copies, draft, step)
                 admitted.append(req)
+                coming.add(req)
                 reserve += self._foreseen(req)
         if admitted:
             self._waiting.count_passed_over(admitted)
+
+    def _coming_prefixes(self) -> ComingPrefixes:
+        """Prompts that are being computed, by choices that nothing holds up."""
+        return ComingPrefixes((req for req in self.running if not self.is_blocked(req)), self._memory.page_size)
+
+    def _finds_more_later(self, req: Req, coming: ComingPrefixes) -> bool:
+        """Whether a waiting choice is put off for a prompt that begins as its own."""
+        if not self._config.radix_cache or req.passed_over >= self._config.patience:
+            return False
+        return coming.is_worth_waiting(req, self._memory.cache)
 
     def line(self) -> list[Req]:
         """Who waits, in order; one to which the scheduler was offered has it to itself."""
