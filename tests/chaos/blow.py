@@ -6,10 +6,14 @@ import signal
 import time
 from collections.abc import Sequence
 
+import pytest
+
 from tests.chaos.conftest import References, Table
 from tests.chaos.judge import Judge, Verdict
 from tests.chaos.load import Job, Load, Outcome, quantile
 from tests.chaos.parts import Parts, assert_nothing_is_left
+
+TRIES = 3
 
 
 class Blow:
@@ -79,17 +83,25 @@ async def assert_nothing_is_lost(
     *,
     enough: int = 2,
 ) -> None:
-    """Every request finishes with the text it would have had, though the blow hit some; nothing stays behind."""
+    """Every request finishes with the text it would have had, though the blow hit some; nothing stays behind.
+
+    Which part is busiest is known from heartbeats, and a fast one may be done by then: a blow that hits nobody is
+    dealt again.
+    """
     expected = await references.of(parts.server.url, jobs)
-    before = await parts.resumed()
-    outcomes = await blow.under(jobs, chance)
-    assert failures(outcomes) == []
-    resumed = await parts.resumed() - before
-    verdict = Judge(parts.server.url, expected).compare(outcomes)
-    table.add(blow.figures(resumed, verdict))
-    assert resumed >= enough
-    assert verdict.ties <= max(1, verdict.texts // 500)
-    assert_nothing_is_left(await parts.idle())
+    for _ in range(TRIES):
+        blow.load = Load(parts.server.url)
+        before = await parts.resumed()
+        outcomes = await blow.under(jobs, chance)
+        assert failures(outcomes) == []
+        resumed = await parts.resumed() - before
+        verdict = Judge(parts.server.url, expected).compare(outcomes)
+        table.add(blow.figures(resumed, verdict))
+        assert verdict.ties <= max(1, verdict.texts // 500)
+        assert_nothing_is_left(await parts.idle())
+        if resumed >= enough:
+            return
+    pytest.fail(f"fewer than {enough} requests were hit in {TRIES} loads")
 
 
 def failures(outcomes: list[Outcome]) -> list[str]:
