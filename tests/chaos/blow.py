@@ -14,6 +14,7 @@ from tests.chaos.load import Job, Load, Outcome, quantile
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
 TRIES = 3
+"""Loads in which a blow may fall."""
 
 
 class Blow:

@@ -110,3 +110,13 @@ def test_nobody_waits_for_one_that_was_aborted_in_flight() -> None:
     plan = core.schedule()
     assert plan is not None
     assert [row.count for row in plan.rows] == [40]
+
+
+def test_a_step_looks_at_so_many_that_wait_for_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.scheduler.core.planner.LONGEST_MEASURED", 3)
+    run = driver()
+    run.send(*(asked(rid) for rid in "abcdef"), request("g", [3] * 10, max_new_tokens=3))
+    run.step()
+    assert [row.count for row in run.plans[0].rows] == [len(SHARED) + 8]
+    run.run()
+    assert len(run.finishes) == 7

@@ -257,11 +257,12 @@ class Planner:
         being computed for another waits for it, until its patience is at an end, too.
         """
         admitted: list[Req] = []
+        put_off = 0
         if draft.budget and self._memory.free_slots:
             reserve = sum(self._foreseen(req) for req in self.running)
             coming = self._coming_prefixes()
             for req in self.line()[: LONGEST_MEASURED if draft.held_back else None]:
-                if draft.budget == 0:
+                if draft.budget == 0 or put_off == LONGEST_MEASURED:
                     break
                 if self.is_blocked(req):
                     continue
@@ -274,6 +275,7 @@ class Planner:
                 if draft.held_back and not draft.is_short(self._memory.missing(req)):
                     continue
                 if self._finds_more_later(req, coming):
+                    put_off += 1
                     continue
                 copies = self._memory.admit(req, reserve + self._foreseen(req) if self.running else 0)
                 if copies is None:
