@@ -107,7 +107,7 @@ void multiply_rows(const Linear& linear, const Operand& x, int64_t first, int64_
                 int4::multiply(inputs, x.stride, rows, weights, bytes, width, sums[0], 4 * PARTS);
             else
                 product::multiply<Format>(tiles, on_tiles, inputs, x.stride, rows, weights, bytes, width, sums[0],
-                                          4 * PARTS);
+                                          4 * PARTS, {m - first, last - first});
             if (ADAPTED && !added->has(m, panel, panel + width))
                 added->compute(*output.addend, m, rows, panel, last - first > ROWS ? panel + width : end,
                                output.mode == Output::GATE);

@@ -25,18 +25,40 @@ inline Sums settled(Sums sums) {
     return sums;
 }
 
+// Which of `rows` rows that meet the same panels, some after others, comes first; of none where nothing is known.
+struct Turn {
+    int64_t row = 0, rows = 0;
+
+    Turn after(int64_t count) const { return {row + count, rows}; }
+};
+
+// What a block calls for: bytes from where its panels begin, and how much further each time.
+struct Ahead {
+    int64_t at, pace;
+};
+
+// The first rows that meet panels call for what they themselves read next. Those after them find it in a cache, and
+// call for the panels that follow, each for its share: else memory would wait while they are multiplied.
+template <int ROWS>
+inline Ahead ahead(Turn turn, int64_t panel_bytes) {
+    int64_t others = turn.rows - ROWS;
+    if (turn.row == 0 || others <= 0) return {AHEAD, ROW_BYTES};
+    return {panel_bytes + (turn.row - ROWS) * panel_bytes / others, (ROWS * ROW_BYTES + others - 1) / others};
+}
+
 // ROWS rows by WIDTH panels in registers. The order of additions is that of k, whatever the block, so that a row's
 // result does not depend on the rows beside it.
 template <class Format, int ROWS, int WIDTH>
-inline void block(const char* x, int64_t stride, const char* panels, int64_t panel_bytes, typename Format::Sums* out,
-                  int64_t out_stride) {
+inline void block(const char* x, int64_t stride, const char* panels, int64_t panel_bytes, Turn turn,
+                  typename Format::Sums* out, int64_t out_stride) {
     using Input = typename Format::Input;
     constexpr int VECTORS = WIDTH * PARTS;
     typename Format::Sums sums[ROWS][VECTORS] = {};
-    for (int64_t at = 0, group = 0; at < panel_bytes; at += ROW_BYTES, group++) {
-        int64_t ahead = at + AHEAD < panel_bytes ? at + AHEAD : at + AHEAD + (WIDTH - 1) * panel_bytes;
+    Ahead soon = ahead<ROWS>(turn, panel_bytes);
+    for (int64_t at = 0, group = 0; at < panel_bytes; at += ROW_BYTES, group++, soon.at += soon.pace) {
+        int64_t next = soon.at < panel_bytes ? soon.at : soon.at + (WIDTH - 1) * panel_bytes;
         UNROLLED for (int panel = 0; panel < WIDTH; panel++)
-            __builtin_prefetch(panels + panel * panel_bytes + ahead);
+            __builtin_prefetch(panels + panel * panel_bytes + next);
         UNROLLED for (int step = 0; step < Format::STEPS; step++) {
             typename Format::Weights weights[VECTORS];
             UNROLLED for (int i = 0; i < VECTORS; i++)
@@ -54,28 +76,31 @@ inline void block(const char* x, int64_t stride, const char* panels, int64_t pan
 
 // `rows` rows, TALL or one less at a time: few sums at a time would wait for one another.
 template <class Format, int TALL, int WIDTH>
-inline void blocks(const char* x, int64_t stride, int rows, const char* panels, int64_t panel_bytes,
+inline void blocks(const char* x, int64_t stride, int rows, const char* panels, int64_t panel_bytes, Turn turn,
                    typename Format::Sums* out, int64_t out_stride) {
     if constexpr (TALL > 1) {
         int count = (rows + TALL - 1) / TALL;
         if (rows <= count * (TALL - 1))
-            return blocks<Format, TALL - 1, WIDTH>(x, stride, rows, panels, panel_bytes, out, out_stride);
+            return blocks<Format, TALL - 1, WIDTH>(x, stride, rows, panels, panel_bytes, turn, out, out_stride);
         int tall = rows - count * (TALL - 1);
-        for (int i = 0; i < tall; i++, x += TALL * stride, out += TALL * out_stride)
-            block<Format, TALL, WIDTH>(x, stride, panels, panel_bytes, out, out_stride);
-        for (int i = tall; i < count; i++, x += (TALL - 1) * stride, out += (TALL - 1) * out_stride)
-            block<Format, TALL - 1, WIDTH>(x, stride, panels, panel_bytes, out, out_stride);
+        for (int i = 0; i < tall; i++, x += TALL * stride, out += TALL * out_stride, turn = turn.after(TALL))
+            block<Format, TALL, WIDTH>(x, stride, panels, panel_bytes, turn, out, out_stride);
+        for (int i = tall; i < count; i++, turn = turn.after(TALL - 1)) {
+            block<Format, TALL - 1, WIDTH>(x, stride, panels, panel_bytes, turn, out, out_stride);
+            x += (TALL - 1) * stride, out += (TALL - 1) * out_stride;
+        }
     } else {
-        for (int i = 0; i < rows; i++, x += stride, out += out_stride)
-            block<Format, 1, WIDTH>(x, stride, panels, panel_bytes, out, out_stride);
+        for (int i = 0; i < rows; i++, x += stride, out += out_stride, turn = turn.after(1))
+            block<Format, 1, WIDTH>(x, stride, panels, panel_bytes, turn, out, out_stride);
     }
 }
 
 // out [rows][width * PARTS] = x [rows] @ panels [width], for up to 32 rows and 4 panels; rows of x are `stride` bytes
-// apart and rows of out `out_stride` vectors. `on_tiles` asks for the tile unit, where there is one.
+// apart and rows of out `out_stride` vectors. `on_tiles` asks for the tile unit, where there is one. `turn` is that of
+// the first row.
 template <class Format>
 inline void multiply(amx::Tiles& tiles, bool on_tiles, const char* x, int64_t stride, int rows, const char* panels,
-                     int64_t panel_bytes, int width, typename Format::Sums* out, int64_t out_stride) {
+                     int64_t panel_bytes, int width, typename Format::Sums* out, int64_t out_stride, Turn turn = {}) {
     if (amx::HERE && Format::GROUP > 1 && on_tiles) {
         for (; width > 0; width -= 2, panels += 2 * panel_bytes, out += 2 * PARTS)
             amx::multiply<Format>(tiles, x, stride, rows, panels, panel_bytes, width < 2 ? 1 : 2,
@@ -83,12 +108,12 @@ inline void multiply(amx::Tiles& tiles, bool on_tiles, const char* x, int64_t st
         return;
     }
     if (width == 4 && rows < tallest(2))
-        return blocks<Format, tallest(4), 4>(x, stride, rows, panels, panel_bytes, out, out_stride);
+        return blocks<Format, tallest(4), 4>(x, stride, rows, panels, panel_bytes, turn, out, out_stride);
     if (LANES == 16 || rows <= tallest(2))
         for (; width >= 2; width -= 2, panels += 2 * panel_bytes, out += 2 * PARTS)
-            blocks<Format, tallest(2), 2>(x, stride, rows, panels, panel_bytes, out, out_stride);
+            blocks<Format, tallest(2), 2>(x, stride, rows, panels, panel_bytes, turn, out, out_stride);
     for (; width > 0; width--, panels += panel_bytes, out += PARTS)
-        blocks<Format, tallest(1), 1>(x, stride, rows, panels, panel_bytes, out, out_stride);
+        blocks<Format, tallest(1), 1>(x, stride, rows, panels, panel_bytes, turn, out, out_stride);
 }
 
 }  // namespace product
