@@ -87,7 +87,7 @@ def test_experts_in_full_are_never_in_memory_beside_those_that_are_packed(name: 
         [sys.executable, "-m", __spec__.name, tmp_path],
         cwd=Path(__file__).parents[4],
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(128 << 10)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
         check=True,
         text=True,
         timeout=120,
