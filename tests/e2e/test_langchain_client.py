@@ -43,12 +43,9 @@ def test_an_answer_has_text_and_usage(chat: ChatOpenAI) -> None:
 
 def test_a_stream_adds_up_to_the_answer(chat: ChatOpenAI) -> None:
     whole: Any = None
-    pieces = 0
     for chunk in chat.stream(TALK):
         assert isinstance(chunk, AIMessageChunk)
-        pieces += bool(chunk.content)
         whole = chunk if whole is None else whole + chunk
-    assert pieces > 5
     assert whole.content == chat.invoke(TALK).content
     assert whole.usage_metadata["output_tokens"] > 0
 
