@@ -87,7 +87,7 @@ MESSAGES: list[m.Message] = [
         steps=12,
         step_age=0.5,
         longest_step=1.25,
-        load=Load(queued=1, running=2, pages_total=100, pages_free=40, page_size=16, updating=True),
+        load=Load(queued=1, running=2, pages_total=100, pages_free=40, page_size=16, updating=True, drafted_tokens=7),
         held=Held(rids=["r1"], indices=pack_ints([0]), attempts=pack_ints([1]), positions=pack_ints([9])),
     ),
     m.Goodbye(reason="the server stops"),
@@ -111,6 +111,7 @@ MESSAGES: list[m.Message] = [
         alone=True,
         hold=True,
         lora=LoRAAdapter("/adapters/sql", "0f" * 32),
+        prediction=pack_ints([42, 128_000]),
     ),
     m.TokenizedEmbeddingReqInput(
         rid="r2",

@@ -208,6 +208,42 @@ def test_forks(family: str, serve: Serve, expected: Expected) -> None:
     assert outputs[0] != outputs[1]
 
 
+@with_experts
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_with_guesses(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
+    """Several tokens of a choice in one step, right ones and wrong ones, beside others and over the ends of pages."""
+    server = serve(family, overlap=overlap, draft_tokens=9, draft_rows=16)
+    whole = expected(family, "branch")
+    told = [token if position % 7 else (token + 1) % VOCAB_SIZE for position, token in enumerate(whole, start=1)]
+    server.ask("branch", "branch", prediction=told)
+    server.ask("short", "short")
+    server.run()
+    assert server.output["branch", 0] == whole
+    assert server.output["short", 0] == expected(family, "short")
+    counters = server.core.counters
+    assert TOKENS // 2 < counters.accepted_tokens < counters.drafted_tokens
+    assert counters.steps < TOKENS + 20
+    before = counters.accepted_tokens
+    server.ask("again", "branch")  # others said it before
+    server.run()
+    assert server.output["again", 0] == whole
+    assert counters.accepted_tokens - before > TOKENS // 2
+
+
+@families
+def test_guesses_change_nothing_that_is_sampled(family: str, serve: Serve) -> None:
+    sampled: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "n": 2, "min_new_tokens": 50}
+    plain, guessing = serve(family), serve(family, draft_tokens=9)
+    plain.ask("a", "short", **sampled)
+    plain.run()
+    for rid in ("a", "b"):
+        guessing.ask(rid, "short", prediction=plain.output["a", 1], **sampled)
+        guessing.run()
+        for choice in (0, 1):
+            assert guessing.output[rid, choice] == plain.output["a", choice]
+    assert guessing.core.counters.accepted_tokens > TOKENS
+
+
 @families
 def test_resumed_elsewhere(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family)

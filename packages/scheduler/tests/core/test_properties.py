@@ -106,13 +106,15 @@ class World(Driver):
     def look_at(self, plan: Plan) -> None:
         """Nothing is planned for a blocked peer, and a request that runs alone is admitted to an empty house.
 
-        A choice has one row, and each row has its tokens.
+        A choice has one row, but for tokens that are assumed, and each row has its tokens.
         """
         reqs = self.core.in_flight[-1][1]
         planner = self.core.planner
         assert not any(planner.is_blocked(req) for req in reqs)
         assert sum(row.count for row in plan.rows) <= max(self.core.config.token_budget, self.core.capacity.slots)
-        assert len({row.slot for row in plan.rows}) == len(plan.rows)
+        known = [row for index, row in enumerate(plan.rows) if index not in plan.assumed]
+        assert len({row.slot for row in known}) == len(known)
+        assert max(plan.assumed, default=0) < self.core.config.draft_rows
         introduced = {init.slot for init in plan.introduce}
         for row, req in zip(plan.rows, reqs, strict=True):
             assert not (req.alone and row.slot in introduced and len(planner.running) > 1)
@@ -138,7 +140,14 @@ class World(Driver):
             grammar=chance.choice([None, None, Grammar(GrammarKind.REGEX, "")]),
             lora=chance.choice([None, None, *ADAPTERS]) if self.core.capacity.adapters else None,
         )
+        self.sent[rid] = msgspec.structs.replace(self.sent[rid], prediction=pack_ints(self.prediction(rid)))
         self.send(self.sent[rid], source=self.source[rid])
+
+    def prediction(self, rid: str) -> list[int]:
+        """What is expected of a request, which most often is the truth but for some tokens."""
+        chance = self.chance
+        truth = self.answer(self.sent[rid], 0) if chance.random() < 0.6 else []
+        return [token if chance.random() < 0.9 else chance.choice(VOCABULARY) for token in truth]
 
     def some_rid(self) -> str | None:
         """A request that was not refused and whose frontend lives."""
@@ -294,6 +303,8 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
         max_queued=40,
         reserve=reserve,
         reserve_floor=reserve / 7,
+        draft_tokens=chance.choice([0, 1, 4, 9]),
+        draft_rows=chance.choice([2, 8, 32]),
     )
     world = World(chance, capacity, config, overlap)
     doings = [world.ask] * 12 + [world.abort] * 4 + [world.again] * 6 + [world.repeat] + [world.disturb] * 3

@@ -108,6 +108,7 @@ class Graphed:
             attention=inputs.attention,
             backends=[self.backend],
             pool=self.pool,
+            chained=inputs.chained,
         )
         hidden = self.model(batch.input_ids, batch.positions, batch)
         assert isinstance(hidden, torch.Tensor)

@@ -27,6 +27,8 @@ _COUNTERS = {
     "prompt_tokens": "Prompt tokens of requests that were taken up.",
     "cached_prompt_tokens": "Prompt tokens found in the prefix cache.",
     "output_tokens": "Tokens sampled.",
+    "drafted_tokens": "Tokens that were guessed and checked.",
+    "accepted_tokens": "Guessed tokens that were right.",
     "retractions": "Choices that had to give up their pages to others.",
 }
 """Of a scheduler's load. Its counts begin anew when it does, as Prometheus expects."""

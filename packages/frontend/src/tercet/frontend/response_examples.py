@@ -87,6 +87,8 @@ _LOAD = {
     "prompt_tokens": 14,
     "output_tokens": 3,
     "updating": False,
+    "drafted_tokens": 0,
+    "accepted_tokens": 0,
 }
 _SERVER = {
     "version": "0.1.0",

@@ -123,6 +123,9 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """With `alone`: do not start before an attempt without it, which answers ReadyAlone. Since 1.1."""
     lora: LoRAAdapter | None = None
     """Since 1.1: send it only to a scheduler whose `ModelLimits.max_loras` is not 0."""
+    prediction: bytes = b""
+    """What its sender expects of the output: a scheduler may look whether it is so, and gets on faster where it is. No
+    token of the output hangs on it. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):

@@ -250,7 +250,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     output_tokens: int = 0
     updating: bool = False
-    """Whether new requests wait for other weights. Since 1.1."""
+    """Whether new requests wait for other weights. Since 1.1, like what follows."""
+    drafted_tokens: int = 0
+    """Tokens that were guessed and checked, since the start."""
+    accepted_tokens: int = 0
+    """Those that were right, and so took no step of their own."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,10 @@ class Counters:
     output_tokens: int = 0
     forced_tokens: int = 0
     """Output tokens that a grammar gave without a step of their own."""
+    drafted_tokens: int = 0
+    """Tokens that were assumed, to be checked beside the one before them."""
+    accepted_tokens: int = 0
+    """Those of them that were right."""
     forks: int = 0
     copies: int = 0
     retractions: int = 0

@@ -103,6 +103,7 @@ class Outputs:
     def __init__(self) -> None:
         self._batches: dict[str, RowBatch] = {}
         self._others: list[Outgoing] = []
+        self._owed: dict[Req, None] = {}
 
     def tell(self, peer: str, message: Message) -> None:
         """Add a message as it is."""
@@ -123,6 +124,10 @@ class Outputs:
         if new and req.token_logprobs:
             batch.logprobs[row] = joined(req.token_logprobs[-new:])
 
+    def owe(self, req: Req) -> None:
+        """`emit`, once nothing more is found out about `req`: unless it ends by then, which says it all."""
+        self._owed[req] = None
+
     def emit_steady(self, rows: "SteadyRows", tokens: list[int]) -> None:
         """`emit`, of choices that are `steady` and have one token more, each its own of `tokens`: column by column."""
         for detokenizer, columns in rows.columns.items():
@@ -139,6 +144,9 @@ class Outputs:
 
     def take(self) -> list[Outgoing]:
         """Everything collected."""
+        for req in self._owed:
+            if req.finish is None:
+                self.emit(req)
         return [*self._others, *((peer, batch.message()) for peer, batch in self._batches.items())]
 
     def _batch(self, detokenizer: str) -> RowBatch:

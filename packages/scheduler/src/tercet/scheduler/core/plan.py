@@ -77,7 +77,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     """Compute keys and values of the slot's tokens [start, start + count); sample the token after them if asked to.
 
     count 1 is a decode or the end of a prefill; both are the same work. The executor knows every token of the row:
-    it was in `SlotInit.tokens`, or sampled by an earlier plan or forced after it.
+    it was in `SlotInit.tokens`, or sampled by an earlier plan or forced after it, or is assumed by this one.
     """
 
     slot: int
@@ -87,7 +87,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in this order: adapters, introduce, pages, copies, rows. Rows that decode come first.
+    """One step. Applied in this order: adapters, introduce, pages, copies, assumed, rows. Rows that decode come first.
+
+    A choice may have several rows that decode, one position after another. All but the first compute a token that is
+    only `assumed`: what they give counts if it turns out to be the one that the row before sampled.
 
     Or no step at all, but other `weights` to be loaded: then there is nothing else in it, and whatever an executor knew
     of slots and adapters is void.
@@ -101,6 +104,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     pages: list[PageUpdate] = []
     copies: list[PageCopy] = []
     rows: list[Row]
+    assumed: dict[int, int] = {}
+    """The token at the start of a row, by the row's index."""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from tercet.scheduler.core.config import (
     PeerDrained,
 )
 from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.drafter import Drafter
+from tercet.scheduler.core.forming_plan import FormingPlan
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
 from tercet.scheduler.core.policy import LONGEST_MEASURED
@@ -29,80 +31,6 @@ FEW = 4
 step of half a batch costs almost as much as one of the whole."""
 
 
-class Draft:
-    """A plan in the making, and the choices behind its rows.
-
-    What needs more tokens than a step has would keep everybody out until it is done. So while others want some, it is
-    held back to half of them, and who needs at most half of what it still needs goes beside it: with half of each step
-    that is done no later than the long one alone would have been. Whoever needs more would not be, and waits: perhaps
-    it finds a prompt like its own in the prefix cache then. What the short ones leave goes back to the long one.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.rows: list[Row] = []
-        self.reqs: list[Req] = []
-        self.extends: list[Req] = []
-        """Running choices that have more than one token to compute."""
-        self.introduce: list[SlotInit] = []
-        self.copies: list[PageCopy] = []
-        self.decodes = 0
-        """Rows of choices that had just one token to compute; all others come after them."""
-        self.held_back: list[int] = []
-        """Rows that got less than the budget had."""
-        self.shortest = 0
-        """Tokens that the one of them that needs least needs."""
-
-    def add(self, req: Req, step: int) -> None:
-        """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
-        self._begin(req, step)
-        self._lengthen(len(self.rows) - 1, self.budget)
-
-    def hold_back(self, req: Req, step: int, others: int) -> None:
-        """Plan half of what the budget allows, or less if each of the others would not find a token in the rest."""
-        needed = req.length - req.computed
-        self.shortest = min(self.shortest, needed) if self.held_back else needed
-        self.held_back.append(len(self.rows))
-        self._begin(req, step)
-        self._lengthen(len(self.rows) - 1, max(1, min(self.budget // 2, self.budget - others)))
-
-    def is_short(self, needed: int) -> bool:
-        """Whether a choice that needs so many tokens may have some beside those that were held back."""
-        return not self.held_back or 2 * needed <= self.shortest
-
-    def give_back(self) -> None:
-        """What is left of the budget is for those that were held back."""
-        for index in self.held_back:
-            if self.budget:
-                self._lengthen(index, self.budget)
-
-    def tell(self, counters: Counters) -> None:
-        """Count what the plan has become."""
-        longer = sum(row.count > 1 for row in self.rows[self.decodes :])
-        counters.steps += 1
-        counters.mixed_steps += 0 < longer < len(self.rows)
-        counters.chunks += sum(req.computed < req.prompt_tokens for req in self.reqs[self.decodes :])
-
-    def _begin(self, req: Req, step: int) -> None:
-        """Add a row of no tokens yet."""
-        self.rows.append(Row(req.slot, req.computed, 0, sample=False))
-        self.reqs.append(req)
-        req.in_flight += 1
-        req.last_step = step
-
-    def _lengthen(self, index: int, most: int) -> None:
-        """Give a row that does not sample yet the next tokens of its choice, `most` at the most."""
-        row, req = self.rows[index], self.reqs[index]
-        length = req.length
-        count = min(length - req.computed, most)
-        req.computed += count
-        sample = req.computed == length and length < req.end
-        self.rows[index] = Row(row.slot, row.start, row.count + count, sample)
-        self.budget -= count
-        if sample:
-            req.length = length + 1
-
-
 class Planner:
     """Fills one token budget a step: running decodes, then running prefills, then waiting choices."""
 
@@ -111,6 +39,7 @@ class Planner:
         self._memory = memory
         self._waiting = waiting
         self._counters = counters
+        self._drafter = Drafter(config, memory.cache)
         self._budget = max(config.token_budget, len(memory.free_slots))
         self._reserve = config.reserve
         self.running: dict[Req, None] = {}
@@ -122,39 +51,39 @@ class Planner:
 
     def plan(self, step: int) -> tuple[Plan, list[Req]] | None:
         """The next step, or None when there is nothing to compute, or when it is better to wait for a result."""
-        awaiting = [req for req in self.running if req.guided and req.awaits_result]
-        if len(awaiting) * FEW > len(self.running):
+        if self._awaiting() * FEW > len(self.running):
             return None
-        draft = Draft(self._budget)
-        starved = self._plan_decodes(draft, step)
+        forming = FormingPlan(self._budget)
+        starved = self._plan_decodes(forming, step)
         reserved = len(starved)
-        draft.budget -= reserved
-        starved += self._plan_extends(draft, step)
-        draft.budget += reserved
+        forming.budget -= reserved
+        starved += self._plan_extends(forming, step)
+        forming.budget += reserved
         if starved:
-            self._relieve(starved, draft, step)
-        if self._waiting and not (starved and draft.rows):
-            self._admit(draft, step)
-        draft.give_back()
-        while not draft.rows and (victim := self._obstacle()):
+            self._relieve(starved, forming, step)
+        if self._waiting and not (starved and forming.rows):
+            self._admit(forming, step)
+        forming.give_back()
+        while not forming.rows and (victim := self._obstacle()):
             self.retract(victim)
-            self._admit(draft, step)
-        if not draft.rows:
+            self._admit(forming, step)
+        if not forming.rows:
             return None
         memory = self._memory
         updates, memory.updates = memory.updates, []
         loads, memory.adapters.loads = memory.adapters.loads, []
         self._reserve = max(self._config.reserve_floor, self._reserve * RESERVE_DECAY)
-        draft.tell(self._counters)
+        forming.tell(self._counters)
         plan = Plan(
             step=step,
             adapters=loads,
-            introduce=draft.introduce,
+            introduce=forming.introduce,
             pages=updates,
-            copies=draft.copies,
-            rows=draft.rows,
+            copies=forming.copies,
+            rows=forming.rows,
+            assumed=forming.assumed,
         )
-        return plan, draft.reqs
+        return plan, forming.reqs
 
     def heed(self, message: Obstacle) -> None:
         """Leave out what is held up, or let it in again."""
@@ -182,23 +111,25 @@ class Planner:
             return True
         return req.sampling.grammar in self.pending_grammars or req.adapter in self.pending_adapters
 
-    def _plan_decodes(self, draft: Draft, step: int) -> list[Req]:
+    def _plan_decodes(self, forming: FormingPlan, step: int) -> list[Req]:
         """One token for every choice that has just one to compute; returns those that found no page for it.
 
         Leaves to `_plan_extends` those that have more.
         """
         starved = []
-        blocked, rows, reqs = self.blocked_peers, draft.rows, draft.reqs
+        blocked, rows, reqs = self.blocked_peers, forming.rows, forming.reqs
         for req in self.running:
             length, computed = req.length, req.computed
             if length <= computed or (blocked and self.is_blocked(req)):
                 continue
             sample = length < req.end
-            goes_on = sample and req.finish is None and not req.guided  # most do: quicker than to ask
-            if not goes_on and not req.has_work:
-                continue
+            goes_on = sample and req.finish is None and not (req.guided or req.unsure)  # most do: quicker than to ask
+            if not goes_on:
+                if not req.has_work:
+                    continue
+                req.unsure = False
             if length > computed + 1:
-                draft.extends.append(req)
+                forming.extends.append(req)
             elif req.room >= length or self._has_room(req):
                 rows.append(Row(req.slot, computed, 1, sample))
                 reqs.append(req)
@@ -209,32 +140,55 @@ class Planner:
                 req.last_step = step
             else:
                 starved.append(req)
-        draft.decodes = len(draft.rows)
-        draft.budget -= draft.decodes
+        forming.decodes = len(forming.rows)
+        forming.budget -= forming.decodes
+        if room := min(forming.budget, self._drafter.room(forming.decodes)):
+            self._assume(forming, room)
         return starved
 
-    def _plan_extends(self, draft: Draft, step: int) -> list[Req]:
+    def _awaiting(self) -> int:
+        """How many choices wait for a result; those of which much is expected then, which need not, among them."""
+        if self._drafter.room(len(self.running)):
+            for req in self.running:
+                req.unsure = self._drafter.waits_for(req) or req.unsure
+        return sum(req.awaits_result for req in self.running if req.guided or req.unsure)
+
+    def _assume(self, forming: FormingPlan, room: int) -> None:
+        """Add rows of tokens that choices with a row may say next, as evenly as there is room for them."""
+        asked = [req for req in forming.reqs if req.drafting is not None and req.length == len(req.tokens) + 1]
+        for left, req in zip(range(len(asked), 0, -1), asked, strict=True):
+            tokens = self._drafter.guess(req, min(-(-room // left), req.end - req.length))
+            room -= forming.assume(req, tokens[: self._spare_room(req, len(tokens))])
+
+    def _spare_room(self, req: Req, wanted: int) -> int:
+        """How many tokens a choice has pages for beyond those it computes, once it got what nobody lacks."""
+        while req.room < req.computed + wanted and self._memory.available > len(self.running):
+            if not self._memory.grow(req):
+                break
+        return req.room - req.computed
+
+    def _plan_extends(self, forming: FormingPlan, step: int) -> list[Req]:
         """Go on with what needs several tokens: prompts that were cut into chunks, and what grammars forced.
 
         Returns those that found no pages for it; a prompt has had its own since admission.
         """
-        if not draft.extends:
+        if not forming.extends:
             return []
         starved = []
-        others = len(draft.extends) + self._could_admit()
-        for req in draft.extends:
+        others = len(forming.extends) + self._could_admit()
+        for req in forming.extends:
             others -= 1
             needed = req.length - req.computed
-            if draft.budget == 0:
+            if forming.budget == 0:
                 break
-            if not draft.is_short(needed):
+            if not forming.is_short(needed):
                 continue
             if not self._has_room(req):
                 starved.append(req)
-            elif others and needed > draft.budget:
-                draft.hold_back(req, step, others)
+            elif others and needed > forming.budget:
+                forming.hold_back(req, step, others)
             else:
-                draft.add(req, step)
+                forming.add(req, step)
         return starved
 
     def _has_room(self, req: Req) -> bool:
@@ -248,7 +202,7 @@ class Planner:
         """Whether there is a slot for somebody who waits, and may be memory."""
         return bool(self._memory.free_slots) and any(not self.is_blocked(req) for req in self._waiting)
 
-    def _admit(self, draft: Draft, step: int) -> None:
+    def _admit(self, forming: FormingPlan, step: int) -> None:
         """Let waiting choices in, in order, until budget, slots or memory are short. Nobody jumps a line for memory.
 
         Whose adapter finds no place is passed over, until its patience is at an end.
@@ -258,11 +212,11 @@ class Planner:
         """
         admitted: list[Req] = []
         put_off = 0
-        if draft.budget and self._memory.free_slots:
+        if forming.budget and self._memory.free_slots:
             reserve = sum(self._foreseen(req) for req in self.running)
             coming = self._coming_prefixes()
-            for req in self.line()[: LONGEST_MEASURED if draft.held_back else None]:
-                if draft.budget == 0 or put_off == LONGEST_MEASURED:
+            for req in self.line()[: LONGEST_MEASURED if forming.held_back else None]:
+                if forming.budget == 0 or put_off == LONGEST_MEASURED:
                     break
                 if self.is_blocked(req):
                     continue
@@ -272,7 +226,7 @@ class Planner:
                     if req.passed_over >= self._config.patience:
                         break  # or those whose adapters are at hand could take turns for ever
                     continue
-                if draft.held_back and not draft.is_short(self._memory.missing(req)):
+                if forming.held_back and not forming.is_short(self._memory.missing(req)):
                     continue
                 if self._finds_more_later(req, coming):
                     put_off += 1
@@ -280,7 +234,7 @@ class Planner:
                 copies = self._memory.admit(req, reserve + self._foreseen(req) if self.running else 0)
                 if copies is None:
                     break
-                self._introduce(req, copies, draft, step)
+                self._introduce(req, copies, forming, step)
                 admitted.append(req)
                 coming.add(req)
                 reserve += self._foreseen(req)
@@ -301,7 +255,7 @@ class Planner:
         """Who waits, in order; one to which the scheduler was offered has it to itself."""
         return [req for req in self._waiting if req.offered] or self._waiting.in_order(self._memory.cache)
 
-    def _introduce(self, req: Req, copies: list[PageCopy], draft: Draft, step: int) -> None:
+    def _introduce(self, req: Req, copies: list[PageCopy], forming: FormingPlan, step: int) -> None:
         self._waiting.remove(req)
         self.running[req] = None
         if req.cached < 0:
@@ -312,8 +266,8 @@ class Planner:
         self._counters.copies += len(copies)
         req.leader = None
         logprobs = req.logprobs
-        draft.copies += copies
-        draft.introduce.append(
+        forming.copies += copies
+        forming.introduce.append(
             SlotInit(
                 slot=req.slot,
                 tokens=req.tokens.tobytes(),
@@ -326,14 +280,14 @@ class Planner:
                 adapter=req.place,
             )
         )
-        draft.add(req, step)
+        forming.add(req, step)
 
     def _foreseen(self, req: Req) -> int:
         """Pages a choice will probably still ask for."""
         tokens = min(req.end - len(req.tokens), LONGEST_FORESEEN) * self._reserve
         return self._memory.pages_for(int(tokens))
 
-    def _relieve(self, starved: list[Req], draft: Draft, step: int) -> None:
+    def _relieve(self, starved: list[Req], forming: FormingPlan, step: int) -> None:
         """Retract the choices that cost least to compute again, until everybody left has a page.
 
         Only choices that no plan names can go. While others make progress, a starved one rather sits out.
@@ -346,8 +300,8 @@ class Planner:
                     break
                 self.retract(victim)
             else:
-                if req.slot >= 0 and draft.budget:
-                    draft.add(req, step)
+                if req.slot >= 0 and forming.budget:
+                    forming.add(req, step)
 
     def _cheapest(self) -> Req | None:
         return min((req for req in self.running if _is_idle(req)), key=_cost, default=None)

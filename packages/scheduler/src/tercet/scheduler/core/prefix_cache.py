@@ -65,6 +65,10 @@ class PrefixCache(Protocol):
         """The longest cached prefix of `key`, in whole pages, now most recently used."""
         ...
 
+    def upcoming(self, salt: str, key: bytes, most: int) -> bytes:
+        """Up to `most` tokens that followed the whole of `key` in a cached prefix; changes nothing."""
+        ...
+
     def lock(self, node: Node) -> None:
         """Keep a node and all above it from eviction until `unlock`."""
         ...
@@ -100,6 +104,10 @@ class ChunkCache:
     def match(self, salt: str, key: bytes) -> Match:  # noqa: ARG002
         """The empty prefix."""
         return Match(self._root, 0, [[] for _ in self._none])
+
+    def upcoming(self, salt: str, key: bytes, most: int) -> bytes:  # noqa: ARG002
+        """Nothing is known."""
+        return b""
 
     def lock(self, node: Node) -> None:
         """Nothing to keep."""

@@ -9,9 +9,13 @@ oldest one is always a leaf.
 """
 
 from collections import OrderedDict
+from itertools import islice
 
 from tercet.scheduler.core.pages import PageLists
 from tercet.scheduler.core.prefix_cache import Inserted, Match, Node
+
+_FEW = 64
+"""Edges of a node that are looked at for one that begins with less than a page."""
 
 
 class RadixCache:
@@ -63,6 +67,19 @@ class RadixCache:
             position += shared
         self._touch(node)
         return Match(node, position // self._stride, self._path_pages(node))
+
+    def upcoming(self, salt: str, key: bytes, most: int) -> bytes:
+        """Up to `most` tokens that followed the whole of `key`: in the prefix that was cached last, of a few."""
+        if salt not in self.roots:
+            return b""
+        node, position, inside = self._walk(salt, key)
+        rest = key[position:]
+        if not inside and len(rest) >= self._stride:
+            return b""
+        for edge in [node] if inside else islice(reversed(node.children.values()), _FEW):
+            if edge.key.startswith(rest) and len(edge.key) > len(rest):
+                return edge.key[len(rest) : len(rest) + 4 * most]
+        return b""
 
     def lock(self, node: Node) -> None:
         """Keep a node and all above it from eviction."""

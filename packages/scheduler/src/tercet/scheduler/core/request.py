@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tercet.protocol.messages import TokenizedGenerateReqInput
 from tercet.protocol.values import FinishReason, Logprobs, unpack_ints
+from tercet.scheduler.core.drafting import drafting_of
 from tercet.scheduler.core.pages import PageLists
 from tercet.scheduler.core.prefix_cache import Node, PrefixCache
 
@@ -31,6 +32,7 @@ class Req:
         "computed",
         "decode_spec",
         "detokenizer",
+        "drafting",
         "end",
         "finish",
         "followers",
@@ -68,6 +70,7 @@ class Req:
         "stop_ids",
         "token_logprobs",
         "tokens",
+        "unsure",
     )
 
     def __init__(
@@ -80,6 +83,7 @@ class Req:
         self.prompt_tokens = len(self.tokens)
         self.tokens.extend(output_ids)
         self.sampling = request.sampling
+        self.drafting = drafting_of(request.sampling, bytes(request.prediction))
         self.guided = request.sampling.grammar is not None
         self.logprobs = request.logprobs
         self.priority = request.priority
@@ -133,6 +137,8 @@ class Req:
         self.computed = 0
         self.length = len(self.tokens)
         self.in_flight = 0
+        self.unsure = False
+        """Whether what is in flight must be known before more is planned, since more than one token may come of it."""
         self.last_step = -1
         self.published = False
         self.steady = False
@@ -159,14 +165,14 @@ class Req:
     @property
     def has_work(self) -> bool:
         """Whether a plan could compute something for it now."""
-        if self.finish is not None or self.computed >= self.length or (self.guided and self.awaits_result):
+        if self.finish is not None or self.computed >= self.length or self.awaits_result:
             return False
         return self.length < self.end or not self.prefilled
 
     @property
     def awaits_result(self) -> bool:
-        """Whether its grammar must see the token being sampled before anything more can be planned for it."""
-        return self.guided and self.length > len(self.tokens) and self.finish is None
+        """Whether the token being sampled must be known before anything more can be planned for it."""
+        return (self.guided or self.unsure) and self.length > len(self.tokens) and self.finish is None
 
     @property
     def prefilled(self) -> bool:

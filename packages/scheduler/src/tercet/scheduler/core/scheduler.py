@@ -40,6 +40,7 @@ from tercet.scheduler.core.config import (
 )
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_after
+from tercet.scheduler.core.guesses import Guesses
 from tercet.scheduler.core.intake import Intake
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import Outgoing, Outputs, SteadyRows
@@ -202,6 +203,8 @@ class Scheduler:
             raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
         outputs = Outputs()
         vocab_size, special = self.capacity.vocab_size, _special(result)
+        guesses = Guesses(plan.assumed, reqs)
+        special |= guesses.rows
         steady: list[Req] = []
         said: list[int] = []
         for index, (req, token) in enumerate(zip(reqs, result.token_ids, strict=True)):
@@ -217,12 +220,14 @@ class Scheduler:
                     steady.append(req)
                     said.append(token)
             elif req.finish is None:
-                self._take(result, index, plan.rows[index], req, outputs)
+                if guesses.holds(index, plan.rows[index], req):
+                    self._take(result, index, plan.rows[index], req, outputs)
             elif req.in_flight == 0:
                 self.roster.free(req)
         self.counters.output_tokens += len(steady)
         self._steady.update(steady)
         outputs.emit_steady(self._steady, said)
+        self.counters.accepted_tokens += guesses.learn()
         self.memory.settle(plan.step)
         if plan.weights:
             self.weights.loaded(outputs)
@@ -272,6 +277,8 @@ class Scheduler:
             prompt_tokens=self.counters.prompt_tokens,
             output_tokens=self.counters.output_tokens,
             updating=self.weights.coming,
+            drafted_tokens=self.counters.drafted_tokens,
+            accepted_tokens=self.counters.accepted_tokens,
         )
 
     def _offer(self, outputs: Outputs) -> None:
@@ -329,7 +336,7 @@ class Scheduler:
                 self.roster.end(req, finish, outputs)
                 return
         req.length += len(forced)
-        outputs.emit(req)
+        outputs.owe(req)
         req.steady = req.logprobs is None
 
 

@@ -6,7 +6,8 @@ bucket, runs as it is. Graphs are recorded one at a time between steps, so that 
 largest first: the others find room in the memory that it was given.
 
 Steps in which somebody has an adapter have graphs of their own, which are recorded once there is such a step. In these
-each row is a run of `LoRARows`, empty where it has no adapter.
+each row is a run of `LoRARows`, empty where it has no adapter. So have steps in which slots have several rows, one
+after another: there new tokens are stored by a kernel of their own, before attention.
 
 What follows the hidden states, up to the tokens in their slots, is recorded too, once a step has wanted it: for each
 bucket, and for each manner in which all rows of a step are sampled. Rows of several manners are sampled as they are.
@@ -98,13 +99,21 @@ class _Graph:
     batch: ForwardBatch
 
 
+class _Sort(NamedTuple):
+    """What steps have graphs of their own for."""
+
+    adapted: bool = False
+    """Whether rows may have adapters."""
+    chained: bool = False
+    """Whether rows may see each other's new tokens."""
+
+
 class _Kind(NamedTuple):
     """Which steps a graph computes."""
 
     rows: int
     """The bucket."""
-    adapted: bool = False
-    """Whether rows may have adapters."""
+    sort: _Sort = _Sort()
 
 
 _Sampling = tuple[_Kind, Manner]
@@ -123,8 +132,13 @@ class CudaGraphRunner:
         tables: SlotTables,
         sampler: Sampler,
         adapters: Adapters | None = None,
+        *,
+        chained_rows: int = 0,
     ) -> None:
-        """`backends` make those of each cache group. Raises ValueError for tables whose decodes lie anywhere."""
+        """`backends` make those of each cache group; chained steps have `chained_rows` at the most.
+
+        Raises ValueError for tables whose decodes lie anywhere.
+        """
         if tables.memory is None:
             raise ValueError("graphs read fixed memory: the tables need spare pages")
         self._model = model
@@ -135,19 +149,19 @@ class CudaGraphRunner:
         self._sampler = sampler
         self._memory = tables.memory
         self._adapters = adapters
-        self._waiting = [_Kind(rows) for rows in decode_buckets(tables.memory.slots)]
+        self._chained_rows = chained_rows
+        self._waiting: list[_Kind] = []
         self._graphs: dict[_Kind, _Graph] = {}
-        self._recorded: dict[bool, list[int]] = {False: []}  # buckets in order, without adapters and with
+        self._recorded: dict[_Sort, list[int]] = {}  # buckets in order
         self._samplings: dict[_Sampling, _Recorded | None] = {}  # None where there is none, nor will be
         self._wanted: dict[_Sampling, None] = {}
         self._samples = True
         self._query_start = torch.arange(tables.memory.slots + 1, dtype=torch.int32, device=pool.device)
+        self._want(_Sort())
 
     def replay(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
         """See `Replays`."""
-        if adapted and adapted not in self._recorded:
-            self._recorded[adapted] = []
-            self._waiting += [_Kind(rows, adapted) for rows in decode_buckets(self._memory.slots)]
+        self._want(_Sort(adapted, inputs.chained))
         kind = self._kind(inputs, adapted)
         if kind is None:
             return None
@@ -190,11 +204,19 @@ class CudaGraphRunner:
             self._capture_sampling(*self._wanted.popitem()[0])
         return bool(self._waiting or self._wanted)
 
+    def _want(self, sort: _Sort) -> None:
+        """Let all buckets of a sort be recorded, unless that has been asked for."""
+        if sort not in self._recorded:
+            self._recorded[sort] = []
+            most = self._chained_rows if sort.chained else self._memory.slots
+            self._waiting += [_Kind(rows, sort) for rows in decode_buckets(min(most, self._memory.slots))]
+
     def _kind(self, inputs: StepInputs, adapted: bool) -> _Kind | None:
         """The smallest that holds a step; None if there is none."""
-        recorded = self._recorded.get(adapted, [])
+        sort = _Sort(adapted, inputs.chained)
+        recorded = self._recorded.get(sort, [])
         place = bisect_left(recorded, len(inputs.slots))
-        return _Kind(recorded[place], adapted) if inputs.in_place and place < len(recorded) else None
+        return _Kind(recorded[place], sort) if inputs.in_place and place < len(recorded) else None
 
     @torch.inference_mode()
     def _capture(self, kind: _Kind) -> None:
@@ -213,7 +235,7 @@ class CudaGraphRunner:
             return
         if work is not None:
             self._graphs[kind] = _Graph(work, batch)
-            insort(self._recorded[kind.adapted], kind.rows)
+            insort(self._recorded[kind.sort], kind.rows)
 
     @torch.inference_mode()
     def _capture_sampling(self, kind: _Kind, manner: Manner) -> None:
@@ -266,5 +288,6 @@ class CudaGraphRunner:
             attention=attention,
             backends=[make() for make in self._backends],
             pool=self._pool,
-            lora=self._adapters.in_place(kind.rows) if kind.adapted and self._adapters is not None else None,
+            lora=self._adapters.in_place(kind.rows) if kind.sort.adapted and self._adapters is not None else None,
+            chained=kind.sort.chained,
         )

@@ -38,9 +38,10 @@ class ForwardBatch:
     sample_index: torch.Tensor  # int64 [sampling rows]: the last token of each
     attention: Sequence[AttentionBatch]  # of each cache group
     backends: Sequence[AttentionBackend]  # of each cache group, planned for this step
-    rotating: Sequence[RotatingBackend | None]  # those of them that rotate what is new; none unless all decode
+    rotating: Sequence[RotatingBackend | None]  # those of them that rotate what is new; none unless all decode apart
     pool: KVPool
     lora: LoRARows | None = None  # which tokens have an adapter
+    chained: bool = False  # whether a row sees the new token of another
 
     @classmethod
     def planned(
@@ -53,12 +54,16 @@ class ForwardBatch:
         backends: Sequence[AttentionBackend],
         pool: KVPool,
         lora: LoRARows | None = None,
+        chained: bool = False,
     ) -> "ForwardBatch":
-        """A step of such rows, for which its backends are planned: until they are for another."""
+        """A step of such rows, for which its backends are planned: until they are for another.
+
+        Where rows are `chained`, one sees the new token of another, so all are stored before any attends.
+        """
         for backend, group in zip(backends, attention, strict=True):
             backend.plan(group)
         mode = ForwardMode.of(attention[0].host_query_lens)
-        decodes = mode is ForwardMode.DECODE
+        apart = mode is ForwardMode.DECODE and not chained
         return cls(
             mode=mode,
             input_ids=input_ids,
@@ -66,9 +71,10 @@ class ForwardBatch:
             sample_index=sample_index,
             attention=attention,
             backends=backends,
-            rotating=[each if decodes and isinstance(each, RotatingBackend) else None for each in backends],
+            rotating=[each if apart and isinstance(each, RotatingBackend) else None for each in backends],
             pool=pool,
             lora=lora,
+            chained=chained,
         )
 
     def part(self, tokens: slice) -> "ForwardBatch":
@@ -84,6 +90,7 @@ class ForwardBatch:
             backends=self.backends,
             pool=self.pool,
             lora=None if self.lora is None else self.lora.part(tokens),
+            chained=self.chained,
         )
 
     def attend(

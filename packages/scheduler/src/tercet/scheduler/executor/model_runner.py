@@ -118,7 +118,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
-        """Run one step: adapters, introduce, pages, copies, rows. Returns before an accelerator has finished it."""
+        """Run one step, in the order of `Plan`. Returns before an accelerator has finished it."""
         if self._adapters is not None:
             self._adapters.load(plan.adapters)
             self._adapters.introduce(plan.introduce)
@@ -126,6 +126,8 @@ class ModelRunner:
             self._introduce(plan.introduce)
         self._tables.update_pages(plan.pages)
         self._pool.copy_pages(plan.copies)
+        if plan.assumed:
+            self._tables.assume(plan.rows, plan.assumed)
         inputs = self._tables.gather(plan.rows)
         sampling_rows = inputs.sampling_rows
         slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
@@ -163,6 +165,7 @@ class ModelRunner:
             backends=self._backends,
             pool=self._pool,
             lora=lora,
+            chained=inputs.chained,
         )
         return self._model(ids, inputs.positions, batch)
 

@@ -5,7 +5,7 @@ step's integers are worked out on the host and sent in one piece, and token ids 
 What is the same for as long as the same rows are computed, as decodes mostly are, is worked out once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,8 @@ class StepInputs:
     output_positions: Integers  # [sampling rows], of the tokens to be sampled: 0 is the first after the prompt
     in_place: bool
     """Whether it lies in `DecodeMemory`: each row has one token."""
+    chained: bool
+    """Whether a slot has several rows, each of which sees what those before it store."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,6 +66,7 @@ class _Layout:
     last: Integers  # [sampling rows]: the last token of each
     query_start: torch.Tensor  # int32 [rows + 1]
     sample_index: torch.Tensor  # int64: `last`
+    chained: bool
     decodes: _Decodes | None
 
 
@@ -133,6 +136,12 @@ class SlotTables:
             for table, pages in zip(self._pages, update.pages, strict=True):
                 table[update.slot, update.first : update.first + len(pages)] = pages
 
+    def assume(self, rows: Sequence[Row], assumed: Mapping[int, int]) -> None:
+        """Give slots the tokens at the start of some rows, which may be others than those before them will sample."""
+        places = [rows[index].slot * self._length + rows[index].start for index in assumed]
+        given = np.array(places, dtype=np.int64), np.array([*assumed.values()], dtype=np.int64)
+        self.write_sampled(*self._uploads.send(given))
+
     def gather(self, rows: Sequence[Row]) -> StepInputs:
         """What the rows of a step need of their slots. Raises ValueError for a slot that nobody has."""
         layout = self._laid_out(rows)
@@ -164,6 +173,7 @@ class SlotTables:
             output_positions=output_positions,
             sent_positions=sent_positions,
             in_place=False,
+            chained=layout.chained,
         )
 
     def clear_decodes(self) -> None:
@@ -199,6 +209,7 @@ class SlotTables:
             output_positions=output_positions,
             sent_positions=sent_positions,
             in_place=True,
+            chained=layout.chained,
         )
 
     def _decodes(self, memory: DecodeMemory, slots: Integers, prompts: Integers) -> _Decodes:
@@ -255,7 +266,7 @@ class SlotTables:
             last = query_start[1:][sampling] - 1
             sent_start, sample_index = self._uploads.send([query_start.astype(np.int32), last])
             decodes = None
-            if self.memory is not None and given[1].count(1) == len(rows):
+            if self.memory is not None and given[1].count(1) == len(rows) <= self._slots:
                 decodes = self._decodes(self.memory, slots, prompts)
                 self._written = 0
             self._layout = _Layout(
@@ -270,6 +281,7 @@ class SlotTables:
                 last=last,
                 query_start=sent_start,
                 sample_index=sample_index,
+                chained=len(set(given[0])) < len(rows),
                 decodes=decodes,
             )
         return self._layout

@@ -166,14 +166,16 @@ class TpModelWorker:
     def _runner_of(self, loaded: Loaded) -> ModelRunner:
         """What runs a model in the pages that there are."""
         options, device, conduct, model = self._options, self._device, self._conduct, loaded.model
-        graphs = _graphs(model, self._pool, self._backend, conduct) if device.type == "cuda" else None
+        graphs = None
+        if device.type == "cuda":
+            graphs = _graphs(model, self._pool, self._backend, conduct, chained_rows=options.draft_rows)
         bank = loaded.adapters
-        adapters = None if bank is None else Adapters(bank, options.slots, device, self._desk)
+        adapters = None if bank is None else Adapters(bank, options.rows, device, self._desk)
         return ModelRunner(
             conduct.wrapped(model, device, self._advance),
             self._pool,
             self._backend,
-            slots=options.slots,
+            slots=options.rows,
             context_length=self._config.context_length,
             vocab_size=self._config.vocab_size,
             device=device,
@@ -223,13 +225,14 @@ def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], Step
 
 
 def _graphs(
-    model: Model, pool: KVPool, backend: Callable[[], AttentionBackend], conduct: Conduct
+    model: Model, pool: KVPool, backend: Callable[[], AttentionBackend], conduct: Conduct, *, chained_rows: int
 ) -> Callable[[SlotTables, Sampler, Adapters | None], CudaGraphRunner] | None:
     """Makes what replays decodes; None where the attention backend cannot be recorded."""
     backends = [made for _ in pool.groups if (made := graph_backend(backend))]
     if not backends:
         return None
-    return partial(CudaGraphRunner, model, pool, backends, conduct.recording(CudaRecorder()))
+    recorder = conduct.recording(CudaRecorder())
+    return partial(CudaGraphRunner, model, pool, backends, recorder, chained_rows=chained_rows)
 
 
 def _kv_shape(options: WorkerOptions, config: DecoderShape, shard: Shard) -> KVShape:
@@ -318,7 +321,7 @@ def _kv_bytes(
         ops,
         shape,
         layers=range(config.layers),
-        slots=options.slots,
+        slots=options.rows,
         tokens=options.step_tokens,
         context_length=context_length,
         vocab_size=config.vocab_size,

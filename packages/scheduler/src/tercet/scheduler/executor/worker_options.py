@@ -56,8 +56,15 @@ class WorkerOptions:
     """Adapters that can run side by side; their memory is set aside."""
     max_lora_rank: int = 64
     """The highest rank that an adapter can have."""
+    draft_rows: int = 0
+    """Most rows of a step in which choices have several; 0 if they never have."""
     fast_forward: bool = True
     """Tokens that a grammar leaves no choice about take no step of their own."""
+
+    @property
+    def rows(self) -> int:
+        """Most rows of a step in which each has one token."""
+        return max(self.slots, self.draft_rows)
 
     @property
     def checkpoint(self) -> Path:
@@ -71,6 +78,8 @@ class WorkerOptions:
             raise ValueError("threads must be at least 1")
         if self.slots < 1 or self.page_size < 1 or self.step_tokens < 1:
             raise ValueError("slots, page_size and step_tokens must be at least 1")
+        if self.draft_rows < 0:
+            raise ValueError("draft_rows must be at least 0")
         if self.max_loras < 0 or self.max_lora_rank < 1:
             raise ValueError("max_loras must be at least 0 and max_lora_rank at least 1")
         if self.kv_cache_share is not None and not 0 < self.kv_cache_share <= 1:

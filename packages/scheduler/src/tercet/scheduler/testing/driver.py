@@ -44,6 +44,7 @@ def request(
     hold: bool = False,
     logprobs: LogprobParams | None = None,
     lora: LoRAAdapter | None = None,
+    prediction: Sequence[int] = (),
     **sampling: Any,
 ) -> TokenizedGenerateReqInput:
     """A request as a frontend would send it."""
@@ -61,6 +62,7 @@ def request(
         hold=hold,
         logprobs=logprobs,
         lora=lora,
+        prediction=pack_ints(prediction),
     )
 
 

@@ -194,15 +194,31 @@ class FakeExecutor:
 
     def _result(self, plan: Plan) -> StepResult:
         result = StepResult(step=plan.step, token_ids=[])
+        said: list[tuple[Row, int]] = []
         for index, row in enumerate(plan.rows):
             slot = self._slots[row.slot]
+            if index in plan.assumed:
+                slot.tokens[row.start :] = [plan.assumed[index]]
+            if row.sample:
+                del slot.tokens[row.start + row.count :]  # what came of tokens that were assumed, and wrongly
             self._compute(slot, row)
             if slot.init.prompt_logprobs and row.start < slot.init.prompt_tokens - 1:
                 count = min(row.start + row.count, slot.init.prompt_tokens - 1) - row.start
                 told = (-float(row.start + at) for at in range(1, count + 1))
                 result.prompt_logprobs[index] = Logprobs(pack_floats(told))
             result.token_ids.append(self._sample(slot, index, result) if row.sample else -1)
+            said.append((row, result.token_ids[-1]))
+        if plan.assumed:
+            self._take_back(said, {plan.rows[index].slot for index in plan.assumed})
         return result
+
+    def _take_back(self, said: Sequence[tuple[Row, int]], slots: Collection[int]) -> None:
+        """Slots have the tokens that were sampled, in place of those that were assumed."""
+        for row, token in said:
+            if row.slot in slots:
+                slot = self._slots[row.slot]
+                slot.tokens[row.start + 1 :] = [token]
+                del slot.hashes[row.start + 1 :]
 
     def _sample(self, slot: _Slot, index: int, result: StepResult) -> int:
         """The token a row gets, and in the result what else is to say of it."""

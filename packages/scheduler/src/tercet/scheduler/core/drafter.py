@@ -1,0 +1,62 @@
+"""`Drafter`: guesses tokens of choices, so that one step checks several of them (speculative decoding).
+
+Which token comes next is a function of what comes before it, its position and the seed, so a guess needs no rule of
+acceptance: it is right if it is the token that is sampled. What a choice says is what it would have said without.
+
+A step that computes few rows takes as long as one that computes a few more, for it waits for the same weights. So steps
+are filled up to so many rows, and where as many choices run there is nothing to gain and nothing is guessed.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.drafting import TOKEN, Drafting, recurrence
+from tercet.scheduler.core.prefix_cache import PrefixCache
+from tercet.scheduler.core.request import Req
+
+WORTH_WAITING = 2
+"""Tokens that must be expected of a choice for its next step to wait for the result of the last, where it need not."""
+
+
+class Drafter:
+    """Guesses by what senders predict, by what followed the same tokens in the prefix cache, or by recurrence."""
+
+    def __init__(self, config: CoreConfig, cache: PrefixCache) -> None:
+        self._most = config.draft_tokens
+        self._rows = config.draft_rows
+        self._cache = cache
+
+    def room(self, rows: int) -> int:
+        """How many rows may be added to those of a step for guesses."""
+        return max(0, self._rows - rows) if self._most else 0
+
+    def waits_for(self, req: Req) -> bool:
+        """Whether so much is expected of a choice that its next step waits for the one token in flight.
+
+        To be asked once for each plan: it counts the steps for which nothing is guessed.
+        """
+        drafting = req.drafting
+        if drafting is None or req.finish is not None:
+            return False
+        if drafting.pause:
+            drafting.pause -= 1
+            return False
+        return req.length == len(req.tokens) + 1 and len(self._expected(req, drafting, WORTH_WAITING)) >= WORTH_WAITING
+
+    def guess(self, req: Req, room: int) -> Sequence[int]:
+        """The next tokens of a choice whose tokens are all known, `room` at most."""
+        drafting = req.drafting
+        if drafting is None or drafting.pause:
+            return ()
+        return self._expected(req, drafting, min(self._most, drafting.width, room))
+
+    def _expected(self, req: Req, drafting: Drafting, most: int) -> Sequence[int]:
+        if most <= 0:
+            return ()
+        text = req.tokens.tobytes()
+        found = b""
+        if drafting.prediction is not None:
+            found = drafting.prediction.rest(text[req.prompt_tokens * TOKEN :], most)
+        found = found or self._cache.upcoming(req.salt, text, most) or recurrence(text, most)
+        return array("i", found)

@@ -1,0 +1,36 @@
+"""`Guesses`: which of the tokens that a plan assumed have come true."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from tercet.scheduler.core.plan import Row
+from tercet.scheduler.core.request import Req
+
+
+class Guesses:
+    """Those of one plan, asked about row by row, in order, each after what the rows before it gave was taken."""
+
+    def __init__(self, assumed: Mapping[int, int], reqs: Sequence[Req]) -> None:
+        self._assumed = assumed
+        self._drafted = Counter(reqs[index] for index in assumed)
+        self._right: Counter[Req] = Counter()
+        self.rows = {index for index, req in enumerate(reqs) if req in self._drafted} if assumed else set()
+        """All rows of choices for which something was assumed."""
+
+    def holds(self, index: int, row: Row, req: Req) -> bool:
+        """Whether the tokens that a row builds on are those that were sampled. Then it is a row as any other."""
+        if index not in self._assumed:
+            return True
+        if len(req.tokens) != row.start + 1 or req.tokens[row.start] != self._assumed[index]:
+            return False
+        self._right[req] += 1
+        req.computed += 1
+        req.length += 1
+        return True
+
+    def learn(self) -> int:
+        """Let choices know how well they were guessed; returns how many tokens were right."""
+        for req, drafted in self._drafted.items():
+            if req.drafting is not None:
+                req.drafting.learn(drafted, self._right[req])
+        return self._right.total()
