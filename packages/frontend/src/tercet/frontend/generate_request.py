@@ -83,6 +83,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """False when only we look at them."""
     grammar: Grammar | None = None
     """What the answer must be an instance of: `grammar.compiler.to_grammar` of a constraint."""
+    prediction: str = ""
+    """What the client expects the answer to be, which changes nothing of it."""
     priority: int = 0
     cache_salt: str = ""
     param_names: ParamNames = ParamNames()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from tercet.frontend.errors import ApiError
+from tercet.frontend.prediction import predicted_tokens
 from tercet.frontend.req_state import ReqState, Update
 from tercet.frontend.tenants import Place
 from tercet.frontend.wake import Wake
@@ -62,3 +63,11 @@ class Generation:
     def output_tokens(self) -> int:
         """Tokens emitted over all prompts and choices."""
         return sum(state.output_tokens for state in self.states)
+
+    def prediction_tokens(self) -> tuple[int, int] | None:
+        """Predicted tokens that are in the answers, and that are not; None where nothing was predicted."""
+        pairs = [(state.prediction, choice) for state in self.states if state.prediction for choice in state.choices]
+        if not pairs:
+            return None
+        accepted = sum(predicted_tokens(prediction, choice.token_ids) for prediction, choice in pairs)
+        return accepted, sum(len(prediction) for prediction, _ in pairs) - accepted

@@ -137,9 +137,11 @@ class ReqState(InFlight):
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         wake: Wake,
+        prediction: Sequence[int] = (),
     ) -> None:
         super().__init__(rid, model, pack_ints(prompt_ids), wake)
         self.request = request
+        self.prediction = prediction
         self.sampling = sampling
         self.choices = [ChoiceState(index) for index in range(sampling.n)]
         self.cached_tokens = 0
@@ -289,4 +291,5 @@ class ReqState(InFlight):
             alone=alone,
             hold=hold,
             lora=request.lora,
+            prediction=pack_ints(self.prediction),
         )

@@ -26,12 +26,13 @@ from tercet.frontend.errors import (
     UnsupportedParameterError,
 )
 from tercet.frontend.fleet import Fleet
-from tercet.frontend.generate_request import GenerateRequest
+from tercet.frontend.generate_request import GenerateRequest, TextPrompt
 from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.checker import GrammarChecker
 from tercet.frontend.in_flight import InFlight
 from tercet.frontend.inbound import Inbound
 from tercet.frontend.model_registry import ModelRegistry
+from tercet.frontend.prediction import LONGEST
 from tercet.frontend.recovery import Recovery
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.router import DataParallelController
@@ -195,13 +196,15 @@ class TokenizerManager:
             check_stops(request)
         await self._check_grammars(requests, model)
         prompts = await asyncio.gather(*(model.tokenized(request.prompt) for request in requests))
+        predictions = [await _prediction(request, model) for request in requests]
         params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
         check_output(requests, params)
         check_scores(requests, params, [len(ids) for ids in prompts])
         generation, rid = Generation(place), rid or self.new_id()
-        for number, (request, ids, chosen) in enumerate(zip(requests, prompts, params, strict=True)):
+        every = zip(requests, prompts, params, predictions, strict=True)
+        for number, (request, ids, chosen, prediction) in enumerate(every):
             own = rid if len(requests) == 1 else f"{rid}.{number}"
-            generation.states.append(ReqState(own, request, model, ids, chosen, generation.wake))
+            generation.states.append(ReqState(own, request, model, ids, chosen, generation.wake, prediction))
         try:
             for state in generation.states:
                 self._start(state)
@@ -326,6 +329,14 @@ class TokenizerManager:
         if self._on_servable is not None and self.ready:
             tell, self._on_servable = self._on_servable, None
             tell()
+
+
+async def _prediction(request: GenerateRequest, model: ServedModel) -> Sequence[int]:
+    """What a client predicts. Raises ApiError."""
+    if not request.prediction:
+        return ()
+    text = TextPrompt(request.prediction, add_special_tokens=False, param="prediction")
+    return (await model.tokenized(text, must_fit=False))[:LONGEST]
 
 
 def _outcome(state: InFlight) -> Outcome:

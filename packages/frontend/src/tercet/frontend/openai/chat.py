@@ -68,6 +68,7 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
         logprobs=_logprobs(body),
+        prediction=body.prediction.text if body.prediction else "",
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         param_names=ParamNames(

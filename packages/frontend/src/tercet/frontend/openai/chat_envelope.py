@@ -38,7 +38,7 @@ class ChatEnvelope:
 
     def count(self, generation: Generation, reasoning_tokens: int = 0) -> None:
         """Chunks from here on have the counts of what has come."""
-        self._end_with(usage(generation, reasoning_tokens=reasoning_tokens))
+        self._end_with(usage(generation, reasoning_tokens=reasoning_tokens, ended=False))
 
     def _end_with(self, counts: dict[str, Any] | None) -> None:
         self._suffix = chunk_suffix(counts, wanted=self._include_usage)

@@ -6,14 +6,26 @@ from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.grammar.limits import MAX_FREE_TOKENS
-from tercet.frontend.openai.chat_messages import Messages, with_reasoning
-from tercet.frontend.openai.sampling_schema import Count, Name, SamplingFields, refuse
+from tercet.frontend.openai.chat_messages import Content, Messages, with_reasoning
+from tercet.frontend.openai.sampling_schema import Count, Name, SamplingFields, Strict, refuse
 from tercet.frontend.openai.structured_schema import StructuredFields
 from tercet.frontend.openai.tool_schema import ToolFields
 
 Anything = dict[str, Any]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TemplateValue = bool | Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | Name
+
+
+class Prediction(Strict):
+    """What the client expects the answer to be: where it is so, it comes sooner."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatRequest(SamplingFields, StructuredFields, ToolFields):
@@ -33,7 +45,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     prompt_cache_key: Name | None = None
     prompt_cache_options: Anything | None = None
     prompt_cache_retention: Name | None = None
-    prediction: Anything | None = None
+    prediction: Prediction | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_effort: Effort | None = None
 

@@ -7,15 +7,20 @@ import orjson
 from tercet.frontend.generation import Generation
 
 
-def usage(generation: Generation, output_tokens: int | None = None, *, reasoning_tokens: int = 0) -> dict[str, Any]:
-    """The `usage` object; a prompt counts once however many choices it has."""
+def usage(
+    generation: Generation, output_tokens: int | None = None, *, reasoning_tokens: int = 0, ended: bool = True
+) -> dict[str, Any]:
+    """The `usage` object; a prompt counts once however many choices it has, and a prediction when all have `ended`."""
     output = generation.output_tokens if output_tokens is None else output_tokens
+    details = {"reasoning_tokens": reasoning_tokens}
+    if ended and (predicted := generation.prediction_tokens()):
+        details["accepted_prediction_tokens"], details["rejected_prediction_tokens"] = predicted
     return {
         "prompt_tokens": generation.prompt_tokens,
         "completion_tokens": output,
         "total_tokens": generation.prompt_tokens + output,
         "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "completion_tokens_details": details,
     }
 
 

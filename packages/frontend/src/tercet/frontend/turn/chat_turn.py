@@ -59,6 +59,8 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprobs: LogprobParams | None = None
+    prediction: str = ""
+    """What the answer is expected to be."""
     priority: int = 0
     cache_salt: str = ""
     param_names: ParamNames = ParamNames()

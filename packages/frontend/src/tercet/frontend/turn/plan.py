@@ -107,6 +107,7 @@ class TurnPlanner:
                 spaces_between_special_tokens=turn.spaces_between_special_tokens,
                 logprobs=turn.logprobs,
                 grammar=await _grammar(turn, model, names, tools, prompt),
+                prediction=turn.prediction,
                 priority=turn.priority,
                 cache_salt=turn.cache_salt,
                 param_names=msgspec.structs.replace(turn.param_names, grammar=_grammar_param(turn)),
