@@ -1,6 +1,6 @@
 """Runs the micro-benchmarks of `benchmarks/micro` and prints each figure beside its target.
 
-python tools/bench_micro.py [NAME ...]: only the named files. The exit status says whether every benchmark ran, not
+python -m tools.bench_micro [NAME ...]: only the named files. The exit status says whether every benchmark ran, not
 whether it was fast: machines differ, and ratios taken on one machine are what counts.
 """
 

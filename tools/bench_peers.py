@@ -53,7 +53,7 @@ class Peer:
 def peers_of(options: argparse.Namespace) -> list[Peer]:
     """Ours, and those whose programs were named."""
     ours = f"{Path(sys.executable).parent / 'tercet'} serve {{model}} --port {{port}} --served-model-name m"
-    ours += f" --threads {options.threads} --max-running-requests {options.slots}"
+    ours += f" --threads {options.threads} --max-running-requests {options.slots} --scheduler.speculative-tokens 0"
     found = [Peer(OURS, ours)]
     if options.int8:
         found.append(Peer(OURS_INT8, f"{ours} --quantization int8"))

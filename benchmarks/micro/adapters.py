@@ -13,6 +13,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.micro.cpu import MODELS
 from tercet.protocol.values import LoRAAdapter, SamplingParams, pack_ints
 from tercet.scheduler.core.plan import AdapterLoad, PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.adapter_files import Adapter
@@ -23,20 +24,6 @@ from tercet.scheduler.models.lora import LayerAdapter, LoRABank
 Measured = tuple[str, float, str, float | None]
 """(what, measured, unit, target or None)"""
 
-CONFIG = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "max_position_embeddings": 2048,
-    "rope_theta": 1e6,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
 RANK, SLOTS = 16, 8
 PROMPT, LONG, ROUNDS, STEPS = 64, 512, 5, 8
 PAGES = 40
@@ -112,7 +99,7 @@ class Bench:
 def rows() -> Iterator[Measured]:
     """Each, and over the same without adapters."""
     with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "config.json").write_text(json.dumps(CONFIG))
+        (Path(name) / "config.json").write_text(json.dumps(MODELS["qwen-0.5b"]))
         bench = Bench(Path(name))
         bench.prefill(0, PROMPT, 0)  # brings the adapters to their places
         decodes = {"none": [-1] * SLOTS, "one": [0] * SLOTS, "another each": list(range(SLOTS))}

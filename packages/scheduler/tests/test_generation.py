@@ -212,7 +212,7 @@ def test_forks(family: str, serve: Serve, expected: Expected) -> None:
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_with_guesses(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
     """Several tokens of a choice in one step, right ones and wrong ones, beside others and over the ends of pages."""
-    server = serve(family, overlap=overlap, draft_tokens=9, draft_rows=16)
+    server = serve(family, overlap=overlap, draft_rows=16)
     whole = expected(family, "branch")
     told = [token if position % 7 else (token + 1) % VOCAB_SIZE for position, token in enumerate(whole, start=1)]
     server.ask("branch", "branch", prediction=told)
@@ -233,7 +233,7 @@ def test_with_guesses(family: str, overlap: int, serve: Serve, expected: Expecte
 @families
 def test_guesses_change_nothing_that_is_sampled(family: str, serve: Serve) -> None:
     sampled: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "n": 2, "min_new_tokens": 50}
-    plain, guessing = serve(family), serve(family, draft_tokens=9)
+    plain, guessing = serve(family), serve(family, draft_rows=9)
     plain.ask("a", "short", **sampled)
     plain.run()
     for rid in ("a", "b"):

@@ -211,7 +211,7 @@ def test_a_process_serves_and_finishes_what_it_holds_before_it_leaves(
     assert process.wait(PATIENCE) == 0
     with log.open("rb") as file:
         plans = [(logged, derived) for _, logged, derived in replay(read_events(file))]
-    assert sum(logged is not None for logged, _ in plans) >= 320
+    assert sum(logged is not None for logged, _ in plans) >= 320 // 8  # of tokens that are guessed a step has eight
     assert all(logged == derived for logged, derived in plans)
 
 

@@ -29,10 +29,8 @@ LENGTH = FinishReason(FinishType.LENGTH)
 PROMPT = [1, 2, 3]
 
 
-def driver(
-    *, overlap: int = 0, tokens: int = 8, rows: int = 8, pages: int = 64, slots: int = 8, budget: int = 64
-) -> Driver:
-    config = CoreConfig(token_budget=budget, draft_tokens=tokens, draft_rows=rows)
+def driver(*, overlap: int = 0, rows: int = 8, pages: int = 64, slots: int = 8, budget: int = 64) -> Driver:
+    config = CoreConfig(token_budget=budget, draft_rows=rows)
     return Driver(small_capacity(pages=pages, slots=slots), config, overlap=overlap)
 
 
@@ -153,7 +151,7 @@ def test_guesses_take_what_the_budget_leaves_and_come_before_prompts() -> None:
 
 def test_guesses_cost_nobody_a_page() -> None:
     """They have the pages that are there, and nobody is retracted for them."""
-    plain, run = driver(tokens=0, pages=14), driver(pages=14)
+    plain, run = driver(rows=0, pages=14), driver(pages=14)
     for each in (plain, run):
         served(each, *(wanted(each, f"r{number}", [number + 1]) for number in range(3)))
     assert run.core.counters.retractions == plain.core.counters.retractions == 0
@@ -192,7 +190,7 @@ class Counting(Driver):
 
 
 def test_of_all_that_a_step_says_of_a_choice_there_is_one_row() -> None:
-    run = Counting(small_capacity(), CoreConfig(draft_tokens=8))
+    run = Counting(small_capacity(), CoreConfig(draft_rows=8))
     run.counts = []
     served(run, wanted(run, "a"))
     assert run.counts == [[1], [6], [8], [1]]
@@ -200,7 +198,7 @@ def test_of_all_that_a_step_says_of_a_choice_there_is_one_row() -> None:
 
 def test_choices_with_penalties_and_grammars_are_not_guessed() -> None:
     shape = small_capacity(grammars="a script")
-    run = Driver(shape, CoreConfig(draft_tokens=8), executor=FakeExecutor(shape, grammar=lambda _: ((), False)))
+    run = Driver(shape, CoreConfig(draft_rows=8), executor=FakeExecutor(shape, grammar=lambda _: ((), False)))
     served(
         run,
         request("a", PROMPT, prediction=[1, 2, 3], presence_penalty=0.5),

@@ -17,7 +17,7 @@ MOST_PROCESSES = 64
 """More GPUs than any machine has."""
 MOST_LORAS = 1024
 MOST_LORA_RANK = 512
-MOST_SPECULATIVE = 64
+MOST_SPECULATIVE = 256
 
 
 class ConfigError(ValueError):
@@ -129,10 +129,8 @@ class ScheduleOptions:
     """Do not share cached prefixes between requests."""
     overlap: Literal[0, 1] | None = None
     """Steps in flight while the next one is planned; otherwise 0, and 1 on a GPU."""
-    speculative_tokens: int = 0
-    """Most tokens of one choice that a step guesses, to check them all at once; 0 guesses none."""
-    speculative_rows: int | None = None
-    """Tokens up to which guesses fill a step of decodes; otherwise 8, and 64 on a GPU."""
+    speculative_tokens: int | None = None
+    """Tokens up to which a step that decodes is filled with guesses of what follows; otherwise 8, and 0 on a GPU."""
     max_loras: int = 0
     """Adapters that can run side by side, each in as many requests as there are; 0 refuses them."""
     max_lora_rank: int = 64
@@ -143,14 +141,9 @@ class ScheduleOptions:
             raise ConfigError(f"--max-loras must be 0 to {MOST_LORAS}, not {self.max_loras}")
         if not 1 <= self.max_lora_rank <= MOST_LORA_RANK:
             raise ConfigError(f"--max-lora-rank must be 1 to {MOST_LORA_RANK}, not {self.max_lora_rank}")
-        if not 0 <= self.speculative_tokens <= MOST_SPECULATIVE:
+        if not 0 <= (self.speculative_tokens or 0) <= MOST_SPECULATIVE:
             raise ConfigError(f"--speculative-tokens must be 0 to {MOST_SPECULATIVE}, not {self.speculative_tokens}")
-        for option in (
-            "max_running_requests",
-            "chunked_prefill_size",
-            "max_queued_requests",
-            "speculative_rows",
-        ):
+        for option in ("max_running_requests", "chunked_prefill_size", "max_queued_requests"):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
@@ -163,9 +156,9 @@ class ScheduleOptions:
         """Tokens of one step."""
         return self.chunked_prefill_size or (8192 if gpu else 512)
 
-    def guessed_rows(self, *, gpu: bool) -> int:
-        """`speculative_rows`, decided; 0 where nothing is guessed."""
-        return (self.speculative_rows or (64 if gpu else 8)) if self.speculative_tokens else 0
+    def draft_rows(self, *, gpu: bool) -> int:
+        """`speculative_tokens`, decided."""
+        return (0 if gpu else 8) if self.speculative_tokens is None else self.speculative_tokens
 
     def steps_ahead(self, *, gpu: bool) -> int:
         """`overlap`, decided."""

@@ -46,7 +46,7 @@ def build_torch(
         grammar_backend=options.grammar_backend,
         max_loras=schedule.max_loras,
         max_lora_rank=schedule.max_lora_rank,
-        draft_rows=schedule.guessed_rows(gpu=gpu),
+        draft_rows=schedule.draft_rows(gpu=gpu),
     )
     if size == 1:
         return TpModelWorker(worker, report, advance)

@@ -199,8 +199,7 @@ class SchedulerProcess:
             token_budget=schedule.step_tokens(gpu=on_gpu(self._model)),
             max_queued=schedule.max_queued_requests,
             radix_cache=not schedule.disable_radix_cache,
-            draft_tokens=schedule.speculative_tokens,
-            draft_rows=max(1, schedule.guessed_rows(gpu=on_gpu(self._model))),
+            draft_rows=schedule.draft_rows(gpu=on_gpu(self._model)),
         )
 
     def _open_log(self, stack: ExitStack) -> BinaryIO | None:

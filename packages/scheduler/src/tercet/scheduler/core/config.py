@@ -34,9 +34,7 @@ class CoreConfig:
     """Share of the output still allowed to running requests that admission sets pages aside for, at start."""
     reserve_floor: float = 0.1
     """The share falls towards this while nothing has to be retracted."""
-    draft_tokens: int = 0
-    """Most tokens of one choice that a step assumes, to check them all at once; 0 assumes none."""
-    draft_rows: int = 8
+    draft_rows: int = 0
     """Rows up to which a step of decodes is filled with assumed tokens: as many as cost little more than one."""
 
     def __post_init__(self) -> None:
@@ -44,8 +42,8 @@ class CoreConfig:
             raise ValueError("token_budget, max_queued and patience must be at least 1")
         if not 0 <= self.reserve_floor <= self.reserve <= 1:
             raise ValueError("reserve and reserve_floor must satisfy 0 <= reserve_floor <= reserve <= 1")
-        if self.draft_tokens < 0 or self.draft_rows < 1:
-            raise ValueError("draft_tokens must be at least 0 and draft_rows at least 1")
+        if self.draft_rows < 0:
+            raise ValueError("draft_rows must be at least 0")
 
 
 class PeerGone(msgspec.Struct, frozen=True, tag=True):

@@ -23,13 +23,12 @@ class Drafter:
     """Guesses by what senders predict, by what followed the same tokens in the prefix cache, or by recurrence."""
 
     def __init__(self, config: CoreConfig, cache: PrefixCache) -> None:
-        self._most = config.draft_tokens
         self._rows = config.draft_rows
         self._cache = cache
 
     def room(self, rows: int) -> int:
         """How many rows may be added to those of a step for guesses."""
-        return max(0, self._rows - rows) if self._most else 0
+        return max(0, self._rows - rows)
 
     def waits_for(self, req: Req) -> bool:
         """Whether so much is expected of a choice that its next step waits for the one token in flight.
@@ -49,7 +48,7 @@ class Drafter:
         drafting = req.drafting
         if drafting is None or drafting.pause:
             return ()
-        return self._expected(req, drafting, min(self._most, drafting.width, room))
+        return self._expected(req, drafting, min(drafting.width, room))
 
     def _expected(self, req: Req, drafting: Drafting, most: int) -> Sequence[int]:
         if most <= 0:

@@ -17,7 +17,7 @@ LONGEST_SEARCHED = 16384 * TOKEN
 LONGEST_FOLLOWED = 256 * TOKEN
 """Of an output that is seen for the first time, from its end."""
 ASTRAY = 3
-"""Tokens in a row that were not as predicted, after which nothing is predicted until the text is found again."""
+"""Tokens in a row that were not as predicted, after which nothing is predicted until one is."""
 LARGEST_WIDTH = 64
 WORTH = 0.1
 """How often a token must be right to be computed beside others: a row more costs about so much of a step of a few."""
@@ -52,8 +52,7 @@ class Prediction:
             return
         else:
             self._astray += 1
-        if self._astray < ASTRAY:
-            self._at += TOKEN
+        self._at += TOKEN
 
     def _place(self, tail: bytes) -> int:
         """Where the prediction goes on after some tokens: further on if it has them there, or anywhere, or -1."""
