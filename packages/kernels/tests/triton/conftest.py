@@ -24,3 +24,11 @@ def _like_a_gpu() -> Iterator[None]:
     torch.manual_seed(0)
     with np.errstate(all="ignore"):
         yield
+
+
+@pytest.fixture
+def unwritten_is_no_number() -> Iterator[None]:
+    """Memory that nobody has written holds what would show in a result."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
+from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton as backend
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.check import make_batch
@@ -29,7 +30,9 @@ def check(
     softcap: float = 0.0,
     sinks: bool = False,
     dtype: torch.dtype = torch.float32,
+    width: int = 0,
 ) -> None:
+    """`width` is that of the page table, if it is wider than it has to be."""
     torch.manual_seed(0)
     batch = make_batch(rows, page_size, DEVICE)
     pages = int(batch.page_table.max()) + 1
@@ -37,6 +40,8 @@ def check(
     wide = torch.randn(sum(batch.host_query_lens), heads + 3, head_dim, device=DEVICE).to(dtype)
     q = wide[:, 1 : heads + 1]  # a view into a fused projection
     given = torch.randn(heads, device=DEVICE) if sinks else None
+    if width:
+        batch = with_wide_table(batch, width)
     outputs = []
     for attention in (backend.TritonAttention(), ReferenceAttention()):
         attention.plan(batch)
@@ -75,6 +80,29 @@ def test_a_long_row_is_split_and_those_beside_it_are_not(monkeypatch: pytest.Mon
     monkeypatch.setattr(backend, "_LONG", 64)
     monkeypatch.setattr(backend, "multiprocessors", lambda _: 4)
     check([(1, 300), (1, 7), (1, 64), (1, 65), (1, 129), (1, 1)], sinks=True)
+
+
+@pytest.mark.usefixtures("unwritten_is_no_number")
+@pytest.mark.parametrize("processors", [1, 64], ids=["merged by the last", "merged by a kernel"])
+@pytest.mark.parametrize("window", [0, 200])
+def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(
+    processors: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A served page table is as wide as the longest row may become: most splits of most rows are empty then."""
+    monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
+    monkeypatch.setattr(backend, "_LONG", 128)
+    made = []
+
+    class Watched(backend.TritonAttention):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(backend, "TritonAttention", Watched)
+    check([(1, 300), (1, 7), (1, 128), (1, 129), (1, 500), (1, 1)], width=512, window=window, sinks=True, head_dim=32)
+    [watched] = made
+    assert (watched._ended is not None) == (processors == 1 or window > 0)
+    assert watched._ended is None or not watched._ended.any()
 
 
 def test_tiles_cover_every_new_token_once_and_the_longest_come_first() -> None:

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
+from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton as splitting
 from tercet.kernels.attention import triton_latent as backend
 from tercet.kernels.attention.reference import ReferenceLatent
@@ -15,9 +16,12 @@ from tercet.kernels.triton import fp8
 Rows = list[tuple[int, int]]
 
 
-def check(device: torch.device, rows: Rows, heads: int = 4, rank: int = 32, rope: int = 16) -> None:
+def check(device: torch.device, rows: Rows, heads: int = 4, rank: int = 32, rope: int = 16, width: int = 0) -> None:
+    """`width` is that of the page table, if it is wider than it has to be."""
     batch = make_batch(rows, 16, device)
     cache = torch.randn(int(batch.page_table.max()) + 1, 16, rank + rope, device=device)
+    if width:
+        batch = with_wide_table(batch, width)
     q = torch.randn(sum(batch.host_query_lens), heads, rank + rope, device=device)
     outputs = []
     for attention in (backend.TritonLatent(), ReferenceLatent()):
@@ -34,6 +38,16 @@ def test_splits_merge_without_a_seam(
     monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
     monkeypatch.setattr(splitting, "_SPLIT", 64)
     check(device, [(1, 520), (1, 3), (1, 64), (1, 257)], heads=heads)
+
+
+@pytest.mark.usefixtures("unwritten_is_no_number")
+@pytest.mark.parametrize("processors", [1, 64], ids=["merged by the last", "merged by a kernel"])
+def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(
+    processors: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
+    monkeypatch.setattr(splitting, "_LONG", 128)
+    check(device, [(1, 300), (1, 7), (1, 128), (1, 129), (1, 500), (1, 1)], heads=20, width=512)
 
 
 def test_counters_are_left_as_they_were(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
+from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton as backend
 from tercet.kernels.attention.api import AttentionBatch, NewTokens, RotatingBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
@@ -44,6 +45,8 @@ class Case:
     wide_norms: bool = False
     dtype: torch.dtype = torch.float32
     cached: torch.dtype | None = None
+    width: int = 0
+    """Of the page table, if it is wider than it has to be."""
     scales: tuple[float, float] = (1.0, 1.0)
 
     @property
@@ -66,6 +69,8 @@ class Step:
         batch = make_batch([(1, length) for length in case.lengths], case.page_size, DEVICE)
         (heads, kv_heads), rows, dim = case.heads, len(case.lengths), case.head_dim
         pages = int(batch.page_table.max()) + 1
+        if case.width:
+            batch = with_wide_table(batch, case.width)
         caches = torch.randn(2, pages, case.page_size, kv_heads, dim, device=DEVICE).to(case.cached or case.dtype)
         projection = torch.randn(rows, heads + 2 * kv_heads, dim, device=DEVICE).to(case.dtype)
         q, k, v = torch.split(projection, [heads, kv_heads, kv_heads], 1)
@@ -96,6 +101,17 @@ class Step:
         given = (self.q, new.k, new.v, new.positions, new.table, caches[0], caches[1], self.batch.slot_mapping)
         q = rope_store(*given, norms=new.norms, eps=new.eps, scales=new.scales)
         return attention.attend(q, caches[0], caches[1], **case.options), caches  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("unwritten_is_no_number")
+@pytest.mark.parametrize("processors", [1, 64], ids=["merged by the last", "merged by a kernel"])
+@pytest.mark.parametrize("window", [0, 200])
+def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(
+    processors: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
+    monkeypatch.setattr(backend, "_LONG", 128)
+    check(Case(lengths=(300, 7, 128, 129, 500, 1), width=512, window=window, sinks=True, norms=True, head_dim=32))
 
 
 def check(case: Case) -> None:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tercet.kernels.triton.fp8 import widened
 from tercet.kernels.triton.launch import await_previous, release_next
-from tercet.kernels.triton.paged_attention import LOG2_E, NOTHING, merge_if_last, split_of
+from tercet.kernels.triton.paged_attention import LOG2_E, NOTHING, leave_empty, merge_if_last, split_of
 
 
 @triton.jit
@@ -109,10 +109,14 @@ def latent_decode_kernel(
     """One split of one row and block of GROUP heads; SEVERAL of a row are merged, by the last of them or afterwards."""
     row, block, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     await_previous(EARLY)
-    first, last = split_of(tl.load(kv_lens_ptr + row), split, 0, splits, least, BLOCK_N)
+    first, last, used = split_of(tl.load(kv_lens_ptr + row), split, 0, splits, least, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = block * GROUP + index
     mine = (index < GROUP) & (head < HEADS)
+    row_head = row * HEADS + head
+    if split >= used:
+        leave_empty(lse_ptr, ended_ptr, row_head, splits, split, mine)
+        return
     q, turned = _queries(q_ptr + row * stride_row + head * stride_head, mine, RANK, ROPE, BLOCK_R, BLOCK_P)
     acc, top, total = _nothing_seen(BLOCK_M, BLOCK_R)
     acc, top, total = _stream(
@@ -120,19 +124,20 @@ def latent_decode_kernel(
         RANK, ROPE, PAGE_SIZE, False, BLOCK_N,
     )  # fmt: skip
     release_next(EARLY)
-    row_head = row * HEADS + head
-    place = row_head * splits + split
-    total = tl.where(total == 0, 1.0, total)
-    if SEVERAL:
-        tl.store(lse_ptr + place, top + tl.log2(total), mask=mine)  # -inf where the split is empty
     dim = tl.arange(0, BLOCK_R)
     kept = mine[:, None] & (dim < RANK)[None, :]
-    out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + place[:, None] * RANK + dim[None, :], out, mask=kept)
-    if ended_ptr is not None:
-        nothing = tl.full([BLOCK_M], NOTHING, tl.float32)
-        ended_at = ended_ptr + row * tl.num_programs(1) + block
-        merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, splits, nothing, kept, RANK)
+    out = acc / total[:, None]
+    alone = used == 1 if ended_ptr is not None else not SEVERAL
+    if alone:
+        tl.store(merged_ptr + row_head[:, None] * RANK + dim[None, :], out.to(merged_ptr.dtype.element_ty), mask=kept)
+    else:
+        place = row_head * splits + split
+        tl.store(lse_ptr + place, top + tl.log2(total), mask=mine)
+        tl.store(out_ptr + place[:, None] * RANK + dim[None, :], out, mask=kept)
+        if ended_ptr is not None:
+            nothing = tl.full([BLOCK_M], NOTHING, tl.float32)
+            ended_at = ended_ptr + row * tl.num_programs(1) + block
+            merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, splits, used, nothing, kept, RANK)
 
 
 @triton.jit(

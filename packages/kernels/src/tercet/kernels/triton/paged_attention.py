@@ -5,6 +5,7 @@ https://arxiv.org/abs/2307.08691). The query heads that share a KV head lie in o
 read once for all of them. A decode has one query, too few tiles to fill a GPU: its keys are cut into splits that are
 computed side by side (flash-decoding). Few are merged by whichever ends last, many by a second kernel. Splits are as
 even as the row's own length allows, and that length is read on the device: a captured graph stays right as rows grow.
+There are as many programs as the longest row there could be may need; those that a row has no keys for end at once.
 
 Lengths, pages and windows decide what is loaded at all, so what lies past the end of a row never reaches a sum.
 
@@ -134,14 +135,17 @@ def decode_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     await_previous(EARLY)
-    first, last = split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, least, BLOCK_N)
+    first, last, used = split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, least, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
+    if split >= used:
+        leave_empty(lse_ptr, ended_ptr, row * tl.num_programs(1) * GROUP + head, splits, split, index < GROUP)
+        return
     dim = tl.arange(0, BLOCK_D)
     mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + row * stride_row + head[:, None] * HEAD_DIM + dim[None, :], mask=mine, other=0.0)
     attend_split(
-        q, row, kv_head, split, first, last, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, sinks_ptr,
+        q, row, kv_head, split, used, first, last, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, sinks_ptr,
         pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL, BLOCK_N,
         EARLY,
     )  # fmt: skip
@@ -153,6 +157,7 @@ def attend_split(
     row,
     kv_head,
     split,
+    used,
     first,
     last,
     k_ptr,  # what is not told here is as in `decode_kernel`
@@ -174,7 +179,7 @@ def attend_split(
     BLOCK_N: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Keys [first, last) of one row and KV head, the split of that number; what `decode_kernel` does with its q."""
+    """Keys [first, last) of one row and KV head, one split of those `used`; what `decode_kernel` does with its q."""
     index, dim = tl.arange(0, q.shape[0]), tl.arange(0, q.shape[1])
     head = kv_head * GROUP + index
     mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
@@ -185,47 +190,54 @@ def attend_split(
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
     )  # fmt: skip
     release_next(EARLY)
-    place = (row * tl.num_programs(1) * GROUP + head) * splits + split
-    sink = tl.full(head.shape, NOTHING, tl.float32)
-    if not SEVERAL:
-        sink = _sinks(sinks_ptr, head, index < GROUP)
+    row_head = row * tl.num_programs(1) * GROUP + head
+    merged_at = merged_ptr + row_head[:, None] * HEAD_DIM + dim[None, :]
+    alone = used == 1 if ended_ptr is not None else not SEVERAL
+    if alone:
+        out = _with_sink(acc, top, total, _sinks(sinks_ptr, head, index < GROUP))
+        tl.store(merged_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
     else:
-        lse = top + tl.log2(tl.where(total == 0, 1.0, total))  # -inf where the split is empty
-        tl.store(lse_ptr + place, lse, mask=index < GROUP)
-    out = _with_sink(acc, top, total, sink)
-    tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=mine)
-    if ended_ptr is not None:
-        ended_at = ended_ptr + row * tl.num_programs(1) + kv_head
-        row_head = row * tl.num_programs(1) * GROUP + head
-        sink = _sinks(sinks_ptr, head, index < GROUP)
-        merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, splits, sink, mine, HEAD_DIM)
+        place = row_head * splits + split
+        tl.store(lse_ptr + place, top + tl.log2(total), mask=index < GROUP)
+        tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc / total[:, None], mask=mine)
+        if ended_ptr is not None:
+            ended_at = ended_ptr + row * tl.num_programs(1) + kv_head
+            sink = _sinks(sinks_ptr, head, index < GROUP)
+            merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, splits, used, sink, mine, HEAD_DIM)
+
+
+@triton.jit
+def leave_empty(lse_ptr, ended_ptr, row_head, splits, split, there):
+    """What a split without keys has to say of some heads: nothing, to those that merge only the splits in use."""
+    if ended_ptr is None:
+        tl.store(lse_ptr + row_head * splits + split, tl.full(row_head.shape, NOTHING, tl.float32), mask=there)
 
 
 @triton.jit
 def merge_if_last(
-    ended_at, parts_ptr, lse_ptr, merged_ptr, row_head, splits, sink, mine, HEAD_DIM: tl.constexpr
+    ended_at, parts_ptr, lse_ptr, merged_ptr, row_head, splits, used, sink, mine, HEAD_DIM: tl.constexpr
 ):  # fmt: skip
-    """Count a split of some heads as ended; the last of them merges all, and leaves the count as it was."""
-    if tl.atomic_add(ended_at, 1, sem="acq_rel") == splits - 1:
+    """Count a split of some heads as ended; the last of those `used` merges all, and leaves the count as it was."""
+    if tl.atomic_add(ended_at, 1, sem="acq_rel") == used - 1:
         tl.store(ended_at, 0)
-        out = _merged(parts_ptr, lse_ptr, row_head, splits, sink, mine, HEAD_DIM)
+        out = _merged(parts_ptr, lse_ptr, row_head, splits, used, sink, mine, HEAD_DIM)
         out_at = merged_ptr + row_head[:, None] * HEAD_DIM + tl.arange(0, mine.shape[1])[None, :]
         tl.store(out_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
 
 
 @triton.jit
-def _merged(parts_ptr, lse_ptr, row_head, splits, sink, mine, HEAD_DIM: tl.constexpr):
+def _merged(parts_ptr, lse_ptr, row_head, splits, used, sink, mine, HEAD_DIM: tl.constexpr):
     """The splits of some heads [M], weighed by how much of the softmax each has: [M, D]. Others have written them."""
     dim = tl.arange(0, mine.shape[1])
     there = tl.max(mine.to(tl.int32), 1) > 0
     highest = sink
-    for split in tl.range(splits):
+    for split in tl.range(used):
         lse = tl.load(lse_ptr + row_head * splits + split, mask=there, other=NOTHING, cache_modifier=".cg")
         highest = tl.maximum(highest, lse)
     highest = tl.where(highest == NOTHING, 0.0, highest)  # of a row of the tile that is no head
     total = tl.exp2(sink - highest)
     out = tl.zeros(mine.shape, tl.float32)
-    for split in tl.range(splits):
+    for split in tl.range(used):
         place = row_head * splits + split
         weight = tl.exp2(tl.load(lse_ptr + place, mask=there, other=NOTHING, cache_modifier=".cg") - highest)
         at = parts_ptr + place[:, None] * HEAD_DIM + dim[None, :]
@@ -236,13 +248,13 @@ def _merged(parts_ptr, lse_ptr, row_head, splits, sink, mine, HEAD_DIM: tl.const
 
 @triton.jit
 def split_of(kv_len, split, WINDOW: tl.constexpr, splits, least, BLOCK_N: tl.constexpr):
-    """Keys [first, last) of one split: as even as whole blocks allow, of at least `least`; none for those beyond."""
+    """(first, last, splits in use) of one split's keys [first, last): as even as blocks allow, of `least` or more."""
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(kv_len - WINDOW, 0)
     share = tl.cdiv(tl.maximum(tl.cdiv(kv_len - begin, splits), least), BLOCK_N) * BLOCK_N
     first = begin + split * share
-    return first, tl.minimum(first + share, kv_len)
+    return first, tl.minimum(first + share, kv_len), tl.cdiv(kv_len - begin, share)
 
 
 @triton.jit
@@ -273,7 +285,7 @@ def merge_kernel(
     if sinks_ptr is not None:
         total += tl.exp2(sink - highest)
     at = parts_ptr + (place * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :]
-    parts = tl.load(at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    parts = tl.load(at, mask=(lse != NOTHING)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
     out = tl.sum(parts * weights[:, None], 0) / total
     tl.store(out_ptr + place * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 

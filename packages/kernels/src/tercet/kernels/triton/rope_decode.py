@@ -3,13 +3,14 @@
 Every split rotates the queries that it attends with, in registers. The split that holds the row's last key is the only
 one that reads it: it alone caches that key, rotated, with its value, and then streams over it with the others. All
 splits load and rotate the new key, so that no load waits for the row's length: what a row needs comes side by side.
+Where rows are many, time is lost by what is loaded, not by waiting: there a split looks first whether it has any keys.
 """
 
 import triton
 import triton.language as tl
 
 from tercet.kernels.triton.launch import await_previous
-from tercet.kernels.triton.paged_attention import attend_split, split_of
+from tercet.kernels.triton.paged_attention import attend_split, leave_empty, split_of
 from tercet.kernels.triton.rmsnorm import rounded_for
 from tercet.kernels.triton.rope import as_cached, for_each, halves, rotated
 
@@ -61,6 +62,10 @@ def rope_decode_kernel(
     """One split of one row and KV head, as `decode_kernel`; the split of the row's last key writes it first."""
     row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     await_previous(EARLY)
+    if least > 0:  # noqa: SIM102 - each is asked only if those before hold: Triton's `and` asks both
+        if split > 0:  # noqa: SIM102
+            if split >= split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, least, BLOCK_N)[2]:
+                return
     kv_len, slot = tl.load(kv_lens_ptr + row), tl.load(slots_ptr + row)
     table_at = table_ptr + tl.load(positions_ptr + row).to(tl.int64) * HEAD_DIM
     k_at, v_at = new_k_ptr + row * stride_k + kv_head * HEAD_DIM, new_v_ptr + row * stride_v + kv_head * HEAD_DIM
@@ -68,13 +73,18 @@ def rope_decode_kernel(
     low, high = _key(k_at, table_at, k_weight_ptr, eps, HEAD_DIM, BLOCK_HALF)
     value = tl.load(v_at + tl.arange(0, BLOCK_D), mask=tl.arange(0, BLOCK_D) < HEAD_DIM, other=0.0)
     q = _queries(q_at, table_at, q_weight_ptr, eps, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
-    first, last = split_of(kv_len, split, WINDOW, splits, least, BLOCK_N)
-    holds = (first < last) & (last == kv_len)
+    first, last, used = split_of(kv_len, split, WINDOW, splits, least, BLOCK_N)
+    if split >= used:
+        index = tl.arange(0, BLOCK_M)
+        row_head = (row * tl.num_programs(1) + kv_head) * GROUP + index
+        leave_empty(lse_ptr, ended_ptr, row_head, splits, split, index < GROUP)
+        return
+    holds = last == kv_len
     place = (slot * tl.num_programs(1) + kv_head) * HEAD_DIM
     _store(low, high, value, k_ptr + place, v_ptr + place, k_inverse, v_inverse, holds, HEAD_DIM)
     tl.debug_barrier()  # what other threads of this program have stored is there for the loads that follow
     attend_split(
-        q, row, kv_head, split, first, last, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, sinks_ptr,
+        q, row, kv_head, split, used, first, last, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, sinks_ptr,
         pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL, BLOCK_N,
         EARLY,
     )  # fmt: skip
