@@ -5,7 +5,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import logprobs as logprobs_reference
 from tercet.kernels.ops import sampling as reference
-from tercet.kernels.triton.largest import TILINGS, largest, top_candidates
+from tercet.kernels.triton.largest import TILINGS, best_of_blocks, largest, top_candidates
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.logprobs import TILINGS as LOGPROBS_TILINGS
 from tercet.kernels.triton.logprobs import token_logprobs
@@ -85,3 +85,19 @@ def test_logprobs(dtype: torch.dtype, top: int, some: list[int] | None, device: 
     torch.testing.assert_close(actual[0], expected[0], rtol=1e-5, atol=1e-5)
     assert torch.equal(actual[1], expected[1])
     torch.testing.assert_close(actual[2], expected[2], rtol=1e-5, atol=1e-5)
+
+
+def test_few_kernels_are_compiled_for_whatever_numbers_of_candidates(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = set()
+
+    def noted(logits: torch.Tensor, count: int, some: torch.Tensor | None = None) -> torch.Tensor:
+        counts.add(count)
+        return best_of_blocks(logits, count, some)
+
+    monkeypatch.setattr("tercet.kernels.triton.largest.best_of_blocks", noted)
+    logits = torch.randn(2, 300, device=device)
+    for width in range(1, 40):
+        assert torch.equal(top_candidates(logits, width)[1], reference.top_candidates(logits, width)[1])
+    assert counts == {5, 20, 32, 64}

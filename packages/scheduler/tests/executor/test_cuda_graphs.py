@@ -220,6 +220,18 @@ def test_replays_of_what_the_backend_rotates_are_the_same_steps(steps: Any) -> N
         torch.testing.assert_close(mine[:-1], theirs[:-1])
 
 
+def test_no_more_buckets_are_recorded_than_steps_may_have_rows(attending: Any, steps: Any) -> None:
+    """There may be more slots than choices that run, for steps in which one has several rows."""
+    given, tape = steps(), Tape()
+    made = Graphed(attending, given, tape)
+    runner = CudaGraphRunner(
+        attending, given.pool, [LateReading], tape, made.tables, Sampler(SLOTS, 50, torch.device("cpu")), decode_rows=2
+    )
+    while runner.capture_next():
+        pass
+    assert tape.recorded == [2, 1]
+
+
 def test_what_is_longer_than_one_token_runs_as_it_is(attending: Any, steps: Any) -> None:
     tape = Tape()
     graphed = Graphed(attending, steps(), tape)
@@ -290,13 +302,13 @@ BOTH: dict[str, Any] = {"temperature": 0.9, "top_k": 9, "top_p": 0.9}
     [
         ([GREEDY] * 3, GREEDY, 7),
         ([PLAIN] * 3, PLAIN, 7),
-        ([FILTERED, BOTH, BOTH], FILTERED, 7),
-        ([PLAIN] * 3, GREEDY, 7),
-        ([PLAIN, FILTERED, GREEDY], PLAIN, 2),
-        ([PLAIN, PLAIN, PLAIN | {"repetition_penalty": 3.0}], GREEDY, 2),
-        ([PLAIN, PLAIN, PLAIN | {"logit_bias": {3: 5.0}}], GREEDY, 2),
-        ([PLAIN, PLAIN, PLAIN | {"top": 1}], GREEDY, 2),
-        ([PLAIN, PLAIN, PLAIN | {"grammar": Grammar(GrammarKind.REGEX, "a*")}], GREEDY, 2),
+        ([FILTERED, BOTH, BOTH], FILTERED, 6),
+        ([PLAIN] * 3, GREEDY, 6),
+        ([PLAIN, FILTERED, GREEDY], PLAIN, 1),
+        ([PLAIN, PLAIN, PLAIN | {"repetition_penalty": 3.0}], GREEDY, 1),
+        ([PLAIN, PLAIN, PLAIN | {"logit_bias": {3: 5.0}}], GREEDY, 1),
+        ([PLAIN, PLAIN, PLAIN | {"top": 1}], GREEDY, 1),
+        ([PLAIN, PLAIN, PLAIN | {"grammar": Grammar(GrammarKind.REGEX, "a*")}], GREEDY, 1),
     ],
     ids=["greedy", "plain", "filtered", "others later", "several", "penalties", "biases", "logprobs", "grammars"],
 )
@@ -346,15 +358,32 @@ def test_a_runner_does_not_notice(
     assert len({token for result in expected for token in result.token_ids}) > 3
 
 
+def test_sampling_of_the_largest_bucket_is_recorded_first(attending: Any, steps: Any) -> None:
+    """What it takes is room for the others, whichever is wanted first."""
+    graphed, tape = Graphed(attending, steps(), Tape()), Tape()
+    runner = graphed.runner
+    while runner.capture_next():
+        pass
+    runner._recorder = tape
+    for rows in (1, 2, 1):
+        inputs = graphed.tables.gather([Row(slot, 5, 1, sample=True) for slot in range(rows)])
+        runner.replay(inputs)
+        runner.replay_sampling(inputs)
+    while runner.capture_next():
+        pass
+    assert tape.recorded[0] == SLOTS
+    assert sorted(tape.recorded) == [1, 2, SLOTS]
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("not permitted when stream is capturing")])
 def test_where_sampling_cannot_be_recorded_it_is_launched(error: Exception, attending: Any, steps: Any) -> None:
-    given, tape = steps(), Tape(2, error)
+    given, tape = steps(), Tape(SLOTS, error)
     graphed = Graphed(attending, given, Tape())
     runner = graphed.runner
     while runner.capture_next():
         pass
     runner._recorder = tape
-    inputs = graphed.tables.gather([Row(0, 5, 1, sample=True), Row(1, 5, 1, sample=True)])
+    inputs = graphed.tables.gather([Row(slot, 5, 1, sample=True) for slot in range(SLOTS)])
     for _ in range(3):
         assert runner.replay(inputs) is not None
         assert runner.replay_sampling(inputs) is None

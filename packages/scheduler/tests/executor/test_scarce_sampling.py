@@ -243,7 +243,7 @@ def refusing(operation: Callable[..., Any], at: int) -> Callable[..., Any]:
     return run
 
 
-@pytest.mark.parametrize(("name", "at"), [*(("cat", at) for at in (1, 2, 3, 4)), ("bincount", 1), ("bincount", 5)])
+@pytest.mark.parametrize(("name", "at"), [*(("cat", at) for at in (1, 2, 3, 4)), ("ones_like", 1), ("ones_like", 5)])
 def test_counts_that_find_no_memory_are_as_they_were(name: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five choices, for which the table grows twice: whichever fails is introduced again."""
     counts = PenaltyCounts(VOCAB, CPU)
@@ -272,7 +272,7 @@ def test_counts_that_find_no_memory_are_as_they_were(name: str, at: int, monkeyp
 def test_choices_are_introduced_when_memory_was_given_back(
     attending: Any, steps: Any, expected: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "bincount", refusing(torch.bincount, 2))
+    monkeypatch.setattr(torch, "ones_like", refusing(torch.ones_like, 2))
     assert_same(play(attending, steps().pool), expected)
 
 

@@ -97,3 +97,41 @@ def test_decodes_of_the_same_slots_see_what_has_changed(device: str, spare: list
     assert decode(5) == ([[0, 1], [7, 11]], [3, 3])
     tables.introduce(init(0, [5] * 6, 1))
     assert decode(6) == ([[0, 1], [7, 11]], [6, 4])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(6))
+def test_page_tables_in_place_are_those_of_the_host_whatever_changes(device: str, seed: int) -> None:
+    """Rows grow by a page, pages are taken over by others, slots have several rows, and now and then others decode."""
+    chance = random.Random(seed)
+    length = 400
+    tables = SlotTables(SLOTS, length, page_size=PAGE, groups=2, device=torch.device(device), spare_pages=[998, 999])
+    pages: list[tuple[list[int], list[int]]] = [([], []) for _ in range(SLOTS)]
+    for slot in range(SLOTS):
+        tables.introduce(init(slot, [1] * 9, 9))
+    place, slots = 8, [0, 1, 2]
+    for _ in range(120):
+        for slot in range(SLOTS):
+            while len(pages[slot][0]) <= place // PAGE + 1:
+                fresh = [[chance.randrange(900)] for _ in range(2)]
+                tables.update_pages([PageUpdate(slot, len(pages[slot][0]), fresh)])
+                for group, given in zip(pages[slot], fresh, strict=True):
+                    group += given
+        if chance.random() < 0.3:
+            slot, first = chance.randrange(SLOTS), chance.randrange(place // PAGE)
+            for _ in range(2):  # of two for the same entries the later one holds
+                other = [[chance.randrange(900) for _ in range(2)] for _ in range(2)]
+                tables.update_pages([PageUpdate(slot, first, other)])
+                for group, given in zip(pages[slot], other, strict=True):
+                    group[first : first + 2] = given
+        if chance.random() < 0.2:
+            slots = chance.choice([[0, 1, 2], [3, 1, 1, 1], [4], [2, 0, 3, 4, 1]])
+        behind = [slots[:row].count(slot) for row, slot in enumerate(slots)]
+        rows = [Row(slot, place + more, 1, sample=True) for slot, more in zip(slots, behind, strict=True)]
+        inputs = tables.gather(rows)
+        assert inputs.in_place
+        for number, batch in enumerate(inputs.attention):
+            for row, table in zip(rows, batch.page_table.tolist(), strict=True):
+                used = row.start // PAGE + 1
+                assert table[:used] == pages[row.slot][number][:used]
+        place += chance.randrange(3) if place < length - 20 else 0

@@ -21,6 +21,9 @@ TILINGS = (
 )
 """Logits of one row. The first is the one in use."""
 
+_COUNTS = (5, 20)
+"""Of candidates that kernels are compiled for, and powers of two beyond: not for each number that somebody asks for."""
+
 
 @triton.jit
 def _best_of_lanes(logits_at, first, vocab, LANES: tl.constexpr, BLOCK: tl.constexpr):
@@ -109,7 +112,8 @@ def top_candidates(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference, for a `width` of a few tens at most: the kernel takes them one by one. Of all rows, or some."""
     vocab = logits.shape[1]
-    keys = best_of_blocks(logits, min(width, TILINGS[0].block), rows).flatten(1)
+    count = next((count for count in _COUNTS if width <= count), power_of_two(width))
+    keys = best_of_blocks(logits, min(count, TILINGS[0].block), rows).flatten(1)
     best = keys.topk(min(width, vocab), -1).values
     ids = vocab - 1 - (best & 0xFFFFFFFF)
     return (logits.gather(1, ids) if rows is None else logits[rows[:, None], ids]), ids

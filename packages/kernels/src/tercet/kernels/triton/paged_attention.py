@@ -102,7 +102,10 @@ def _sinks(sinks_ptr, head, there):
     return sink
 
 
-@triton.jit(do_not_specialize=["stride_pages", "splits", "least"])
+@triton.jit(
+    do_not_specialize=["stride_pages", "splits", "least"],
+    do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr"],  # parts of one buffer
+)
 def decode_kernel(
     q_ptr,  # [rows, heads, HEAD_DIM], rows `stride_row` apart
     k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr; of e4m3 perhaps its bits (`readable`)

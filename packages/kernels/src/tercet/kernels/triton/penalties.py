@@ -12,7 +12,15 @@ from tercet.kernels.ops.penalties import Penalties, TokenCounts
 _BLOCK = 2048
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=[  # parts of a buffer whose lengths change
+        "rows_ptr",
+        "sequences_ptr",
+        "repetition_ptr",
+        "frequency_ptr",
+        "presence_ptr",
+    ]
+)
 def penalties_kernel(
     logits_ptr,
     rows_ptr,

@@ -52,7 +52,12 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Records on a stream of its own; all graphs share one memory pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wary: bool = False) -> None:
+        """`wary` is for models of others, which may wait for the device.
+
+        A recording that is broken off by that would leave torch's allocator recording for ever (in 2.11).
+        """
+        self._wary = wary
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -67,6 +72,8 @@ class CudaRecorder:
         try:
             with torch.cuda.stream(self._stream):
                 run()
+                if self._wary:
+                    _without_waiting(run)
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     output = run()
@@ -75,6 +82,16 @@ class CudaRecorder:
         finally:
             torch.cuda.current_stream().wait_stream(self._stream)
         return graph.replay, output
+
+
+def _without_waiting(run: Callable[[], torch.Tensor]) -> None:
+    """Raises RuntimeError where it makes the host wait for the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def decode_buckets(slots: int) -> list[int]:
@@ -133,11 +150,13 @@ class CudaGraphRunner:
         sampler: Sampler,
         adapters: Adapters | None = None,
         *,
+        decode_rows: int | None = None,
         chained_rows: int = 0,
     ) -> None:
-        """`backends` make those of each cache group; chained steps have `chained_rows` at the most.
+        """`backends` make those of each cache group.
 
-        Raises ValueError for tables whose decodes lie anywhere.
+        Steps in which each slot has one row have `decode_rows` at the most, or as many as there are slots, and others
+        `chained_rows`. Raises ValueError for tables whose decodes lie anywhere.
         """
         if tables.memory is None:
             raise ValueError("graphs read fixed memory: the tables need spare pages")
@@ -149,7 +168,8 @@ class CudaGraphRunner:
         self._sampler = sampler
         self._memory = tables.memory
         self._adapters = adapters
-        self._chained_rows = chained_rows
+        self._decode_rows = min(decode_rows or tables.memory.slots, tables.memory.slots)
+        self._chained_rows = min(chained_rows, tables.memory.slots)
         self._waiting: list[_Kind] = []
         self._graphs: dict[_Kind, _Graph] = {}
         self._recorded: dict[_Sort, list[int]] = {}  # buckets in order
@@ -177,7 +197,10 @@ class CudaGraphRunner:
         return graph.work.output[: len(inputs.slots)]
 
     def replay_sampling(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
-        """See `Replays`. What is wanted and not recorded is recorded next, once every bucket is."""
+        """See `Replays`. What is wanted and not recorded is recorded next, once every bucket is.
+
+        That of the largest bucket comes first: what it takes is room for the others.
+        """
         kind = self._kind(inputs, adapted)
         if kind is None or not self._samples or len(inputs.sampling_rows) < len(inputs.slots):
             return None
@@ -185,7 +208,8 @@ class CudaGraphRunner:
         if manner is None:
             return None
         if (kind, manner) not in self._samplings:
-            self._wanted[kind, manner] = None
+            largest = _Kind(self._recorded[kind.sort][-1], kind.sort)
+            self._wanted |= {(each, manner): None for each in (kind, largest) if (each, manner) not in self._samplings}
             return None
         work = self._samplings[kind, manner]
         if work is None:
@@ -201,15 +225,17 @@ class CudaGraphRunner:
         if self._waiting:
             self._capture(self._waiting.pop(0))
         elif self._wanted:
-            self._capture_sampling(*self._wanted.popitem()[0])
+            wanted = max(self._wanted, key=lambda wanted: wanted[0].rows)
+            del self._wanted[wanted]
+            self._capture_sampling(*wanted)
         return bool(self._waiting or self._wanted)
 
     def _want(self, sort: _Sort) -> None:
         """Let all buckets of a sort be recorded, unless that has been asked for."""
         if sort not in self._recorded:
             self._recorded[sort] = []
-            most = self._chained_rows if sort.chained else self._memory.slots
-            self._waiting += [_Kind(rows, sort) for rows in decode_buckets(min(most, self._memory.slots))]
+            most, least = (self._chained_rows, 2) if sort.chained else (self._decode_rows, 1)
+            self._waiting += [_Kind(rows, sort) for rows in decode_buckets(most) if rows >= least]
 
     def _kind(self, inputs: StepInputs, adapted: bool) -> _Kind | None:
         """The smallest that holds a step; None if there is none."""

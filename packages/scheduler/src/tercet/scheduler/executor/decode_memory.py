@@ -72,6 +72,12 @@ class DecodeMemory:
         output_positions: Array = columns[OFFSETS - 1]
         return output_positions
 
+    def change_pages(self, rows: Array, columns: Array, pages: Sequence[Array]) -> None:
+        """Entries of the page table of each cache group: int64 [entries], int64 [entries], int32 [entries]."""
+        sent_rows, sent_columns, *sent = self._uploads.send([rows, columns, *pages])
+        for memory, entries in zip(self._page_tables, sent, strict=True):
+            memory.index_put_((sent_rows, sent_columns), entries)
+
     def write_pages(self, tables: Sequence[Array]) -> None:
         """The first pages of the first rows, of each cache group: int32 [rows, pages]."""
         for memory, sent in zip(self._page_tables, self._uploads.send(tables), strict=True):

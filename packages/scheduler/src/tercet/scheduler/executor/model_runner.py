@@ -139,7 +139,7 @@ class ModelRunner:
         settle = None
         if guided is not None:
             settle = partial(self._settle, guided, [plan.rows[index] for index in sampling_rows])
-        return StepOutput(plan, sampling_rows, sampled, prompts, settle)
+        return StepOutput(plan, sampling_rows, sampled, prompts, settle, self._pool.device)
 
     def _introduce(self, inits: Sequence[SlotInit]) -> None:
         for init in inits:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from tercet.kernels.ops.penalties import TokenCounts
+from tercet.scheduler.executor.uploads import Uploads
 
 
 class PenaltyCounts:
@@ -14,6 +16,7 @@ class PenaltyCounts:
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._uploads = Uploads(device)
         self._output = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         self._prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._row_of: dict[int, int] = {}
@@ -38,10 +41,12 @@ class PenaltyCounts:
         if not self._free:
             self._grow()
         row = self._free[-1]
-        known = torch.tensor(tokens, dtype=torch.int64).to(self._output.device)
-        self._output[row] = torch.bincount(known[prompt_tokens:], minlength=self._output.shape[1])
+        [known] = self._uploads.send([np.array(tokens, dtype=np.int64)])
+        prompt, output = known[:prompt_tokens], known[prompt_tokens:]
+        self._output[row] = 0
+        self._output[row].index_put_((output,), torch.ones_like(output, dtype=torch.int32), accumulate=True)
         self._prompt[row] = False
-        self._prompt[row, known[:prompt_tokens]] = True
+        self._prompt[row].index_fill_(0, prompt, True)
         self._row_of[slot] = self._free.pop()
 
     def add(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:

@@ -19,6 +19,8 @@ from tercet.scheduler.executor.uploads import Uploads
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]]
 
+_SPARE_COLUMNS = 32
+"""Of page tables, that are written before they are needed: all that follow then are changes."""
 _NOBODY = -1
 """Instead of a prompt's length: nobody was introduced."""
 
@@ -99,7 +101,8 @@ class SlotTables:
         width = -(-length // page_size)
         self._pages = [np.zeros((slots + 1, width), dtype=np.int32) for _ in range(groups)]
         self.memory = DecodeMemory(slots, width, spare_pages, device) if spare_pages else None
-        self._written = 0  # pages of each row that page tables in `memory` have as they are here
+        self._written = 0  # columns of the rows' page tables that `memory` has
+        self._changed: list[PageUpdate] = []  # since then
         for table, page in zip(self._pages, spare_pages, strict=False):
             table[slots] = page
 
@@ -131,8 +134,9 @@ class SlotTables:
 
     def update_pages(self, updates: Sequence[PageUpdate]) -> None:
         """In their order: of two for the same entry, the later one holds."""
+        if self.memory is not None:
+            self._changed += updates
         for update in updates:
-            self._written = 0
             for table, pages in zip(self._pages, update.pages, strict=True):
                 table[update.slot, update.first : update.first + len(pages)] = pages
 
@@ -186,10 +190,7 @@ class SlotTables:
         views = decodes.views
         output_positions = self._write_decodes(memory, decodes, starts)[: len(starts)]
         ends = starts + 1
-        width = -(-int(ends.max()) // self._page_size)
-        if self._written < width:
-            memory.write_pages([pages[:, :width].take(layout.slots, axis=0) for pages in self._pages])
-            self._written = width
+        self._write_pages(memory, layout.slots, -(-int(ends.max()) // self._page_size))
         host_kv_lens = ends.tolist()
         sampled_places, sent_positions = views.sampled_places, views.output_positions
         if len(layout.sampling) < len(starts):
@@ -211,6 +212,26 @@ class SlotTables:
             in_place=True,
             chained=layout.chained,
         )
+
+    def _write_pages(self, memory: DecodeMemory, slots: Integers, width: int) -> None:
+        """Let the page tables of the slots be right up to a column: all of them, or only where they have changed."""
+        if self._written < width:
+            self._written = min(width + _SPARE_COLUMNS, self._pages[0].shape[1])
+            memory.write_pages([pages[:, : self._written].take(slots, axis=0) for pages in self._pages])
+        elif changed := self._changed:
+            rows_of: dict[int, list[int]] = {}
+            for row, slot in enumerate(slots.tolist()):
+                rows_of.setdefault(slot, []).append(row)
+            places = [
+                (row, column)
+                for update in changed
+                for row in rows_of.get(update.slot, [])
+                for column in range(update.first, min(update.first + len(update.pages[0]), self._written))
+            ]
+            if places:
+                rows, columns = np.array(places, dtype=np.int64).T
+                memory.change_pages(rows, columns, [pages[slots[rows], columns] for pages in self._pages])
+        self._changed = []
 
     def _decodes(self, memory: DecodeMemory, slots: Integers, prompts: Integers) -> _Decodes:
         """Of slots whose prompts have so many tokens."""

@@ -11,6 +11,8 @@ from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.executor.sampler import Sampled, TokenLogprobs
 from tercet.scheduler.executor.slot_grammars import Outcome
 
+_HOST = torch.device("cpu")
+
 Settle = Callable[[Sequence[int]], Outcome]
 """Shows the grammars what the sampling rows gave, and does what they say; once for each step."""
 
@@ -35,7 +37,9 @@ class StepOutput:
         sampled: Sampled | None,
         prompts: list[PromptLogprobs],
         settle: Settle | None = None,
+        device: torch.device = _HOST,
     ):
+        """The step runs on `device`, also where nothing has to come from there."""
         self._step = plan.step
         self._rows = len(plan.rows)
         self._sampling_rows = sampling_rows
@@ -47,7 +51,7 @@ class StepOutput:
             left += [logprobs.chosen, logprobs.top_ids, logprobs.top_logprobs]
         for part in prompts:
             left += [part.chosen, part.top_ids, part.top_logprobs]
-        copies, self._copied = _start_copies(left)
+        copies, self._copied = _start_copies(left, device)
         self._tokens = None if sampled is None else copies.pop(0)
         self._logprobs: TokenLogprobs | None = None
         if logprobs is not None:
@@ -101,14 +105,15 @@ def _packed(chosen: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Ten
     return Logprobs(pack_floats(chosen.tolist()), top_ids.shape[1], ids, logprobs)
 
 
-def _start_copies(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Event | None]:
-    """(the tensors on the host, what happens when they are there: None if they are).
+def _start_copies(
+    tensors: Sequence[torch.Tensor], device: torch.device
+) -> tuple[list[torch.Tensor], torch.Event | None]:
+    """(the tensors on the host, what happens when they are there and the step has ended: None if it has).
 
     On a stream of their own, which waits for nothing but this step: the next one need not end first, nor begin later.
     """
-    if not tensors or not tensors[0].is_cuda:
+    if device.type != "cuda":
         return [*tensors], None
-    device = tensors[0].device
     stream = _copy_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):

@@ -18,14 +18,14 @@ from tercet.kernels.ops.store_kv import E4M3
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.adapter_desk import AdapterDesk
 from tercet.scheduler.executor.adapters import Adapters, desk_of
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder
+from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
 from tercet.scheduler.executor.device_memory import available_bytes
 from tercet.scheduler.executor.devices import take_device
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
 from tercet.scheduler.executor.latent_backends import over_latents
 from tercet.scheduler.executor.loading import Loaded, check_replacement, load_model, sampling_ops, shape_of
-from tercet.scheduler.executor.lockstep import Conduct, conduct_of
+from tercet.scheduler.executor.lockstep import conduct_of
 from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
@@ -168,7 +168,8 @@ class TpModelWorker:
         options, device, conduct, model = self._options, self._device, self._conduct, loaded.model
         graphs = None
         if device.type == "cuda":
-            graphs = _graphs(model, self._pool, self._backend, conduct, chained_rows=options.draft_rows)
+            recorder = conduct.recording(CudaRecorder(wary=not isinstance(self._config, ModelConfig)))
+            graphs = _graphs(options, model, self._pool, self._backend, recorder)
         bank = loaded.adapters
         adapters = None if bank is None else Adapters(bank, options.rows, device, self._desk)
         return ModelRunner(
@@ -225,14 +226,14 @@ def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], Step
 
 
 def _graphs(
-    model: Model, pool: KVPool, backend: Callable[[], AttentionBackend], conduct: Conduct, *, chained_rows: int
+    options: WorkerOptions, model: Model, pool: KVPool, backend: Callable[[], AttentionBackend], recorder: Recorder
 ) -> Callable[[SlotTables, Sampler, Adapters | None], CudaGraphRunner] | None:
     """Makes what replays decodes; None where the attention backend cannot be recorded."""
     backends = [made for _ in pool.groups if (made := graph_backend(backend))]
     if not backends:
         return None
-    recorder = conduct.recording(CudaRecorder())
-    return partial(CudaGraphRunner, model, pool, backends, recorder, chained_rows=chained_rows)
+    rows, chained = options.slots, options.draft_rows
+    return partial(CudaGraphRunner, model, pool, backends, recorder, decode_rows=rows, chained_rows=chained)
 
 
 def _kv_shape(options: WorkerOptions, config: DecoderShape, shard: Shard) -> KVShape:

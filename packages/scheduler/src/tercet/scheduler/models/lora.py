@@ -102,8 +102,8 @@ class LoRABank:
             a[:, :used], b[:used] = 0, 0
             if layer := layers.get(path):
                 own = layer.b.shape[0]
-                a[:, :own].copy_(layer.a)
-                b[:own].copy_(layer.b)
+                _bring(a[:, :own], layer.a)
+                _bring(b[:own], layer.b)
         self.ranks[place] = rank
 
     def of_layer(self, number: int) -> LayerAdapters:
@@ -119,6 +119,13 @@ class LoRABank:
 
     def _begin(self, batch: AdaptedBatch) -> None:
         self.rows = batch.lora
+
+
+def _bring(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy numbers from the host, which does not wait for a device that has a step to finish first."""
+    if target.is_cuda:
+        source = torch.empty(source.shape, dtype=target.dtype, pin_memory=True).copy_(source)
+    target.copy_(source, non_blocking=True)
 
 
 class AdaptedProjection(TorchLayerOps):
