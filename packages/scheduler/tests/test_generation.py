@@ -230,9 +230,13 @@ def test_with_guesses(family: str, overlap: int, serve: Serve, expected: Expecte
     assert counters.accepted_tokens - before > TOKENS // 2
 
 
+PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}
+
+
 @families
-def test_guesses_change_nothing_that_is_sampled(family: str, serve: Serve) -> None:
-    sampled: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "n": 2, "min_new_tokens": 50}
+@pytest.mark.parametrize("penalties", [{}, PENALTIES], ids=["plain", "penalised"])
+def test_guesses_change_nothing_that_is_sampled(family: str, penalties: dict[str, float], serve: Serve) -> None:
+    sampled: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "n": 2, "min_new_tokens": 50, **penalties}
     plain, guessing = serve(family), serve(family, draft_rows=9)
     plain.ask("a", "short", **sampled)
     plain.run()

@@ -196,14 +196,10 @@ def test_of_all_that_a_step_says_of_a_choice_there_is_one_row() -> None:
     assert run.counts == [[1], [6], [8], [1]]
 
 
-def test_choices_with_penalties_and_grammars_are_not_guessed() -> None:
+def test_choices_with_grammars_are_not_guessed() -> None:
     shape = small_capacity(grammars="a script")
     run = Driver(shape, CoreConfig(draft_rows=8), executor=FakeExecutor(shape, grammar=lambda _: ((), False)))
-    served(
-        run,
-        request("a", PROMPT, prediction=[1, 2, 3], presence_penalty=0.5),
-        request("b", PROMPT, prediction=[1, 2, 3], grammar=Grammar(GrammarKind.REGEX, "")),
-    )
+    served(run, request("a", PROMPT, prediction=[1, 2, 3], grammar=Grammar(GrammarKind.REGEX, "")))
     assert run.core.counters.drafted_tokens == 0
 
 

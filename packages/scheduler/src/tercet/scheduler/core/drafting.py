@@ -98,12 +98,11 @@ class Drafting:
 
 
 def drafting_of(sampling: SamplingParams, prediction: bytes) -> Drafting | None:
-    """That of a new choice; None where its next token hangs on more than the tokens before it and on their number.
+    """That of a new choice; None where its next token hangs on more than the tokens before it.
 
-    What a grammar or a penalty does to a token, it does by the state that the token before left.
+    What a grammar allows, it allows by the state that the token before left.
     """
-    penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
-    return None if sampling.grammar is not None or penalties != (1, 0, 0) else Drafting(prediction)
+    return None if sampling.grammar is not None else Drafting(prediction)
 
 
 def recurrence(text: bytes, most: int) -> bytes:

@@ -16,6 +16,7 @@ from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.executor.adapters import Adapters
+from tercet.scheduler.executor.ahead import Ahead
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.sampler import Agree, Sampled, Sampler, SamplingOps, joined
@@ -134,7 +135,10 @@ class ModelRunner:
         guided = self._grammars.begin(slots) if self._grammars else None  # fills masks meanwhile
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         hidden = self._forward(inputs, lora)
-        sampled = self._sample(hidden, inputs, slots, guided, adapted=lora is not None)
+        ahead = None
+        if plan.assumed and self._sampler.penalises(slots):
+            ahead = Ahead([plan.rows[row].slot for row in sampling_rows], [*map(plan.assumed.get, sampling_rows)])
+        sampled = self._sample(hidden, inputs, slots, guided, ahead, adapted=lora is not None)
         prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
         settle = None
         if guided is not None:
@@ -175,6 +179,7 @@ class ModelRunner:
         inputs: StepInputs,
         slots: Array,
         guided: GuidedRows | None,
+        ahead: Ahead | None,
         *,
         adapted: bool,
     ) -> Sampled | None:
@@ -185,13 +190,21 @@ class ModelRunner:
             tokens = self.graphs.replay_sampling(inputs, adapted=adapted)
             if tokens is not None:
                 return Sampled(tokens, None)
-        run = partial(self._sample_rows, hidden, inputs, slots, guided)
+        run = partial(self._sample_rows, hidden, inputs, slots, guided, ahead)
         sampled = joined(self._sampling(run, slice(0, len(slots))))
+        if ahead is not None:
+            self._sampler.count_right(slots, sampled.tokens, ahead)
         self._tables.write_sampled(inputs.sampled_places, sampled.tokens)
         return sampled
 
     def _sample_rows(
-        self, hidden: torch.Tensor, inputs: StepInputs, slots: Array, guided: GuidedRows | None, rows: slice
+        self,
+        hidden: torch.Tensor,
+        inputs: StepInputs,
+        slots: Array,
+        guided: GuidedRows | None,
+        ahead: Ahead | None,
+        rows: slice,
     ) -> Sampled:
         """Sample for some of the rows that want it."""
         if len(slots) < len(hidden):
@@ -202,6 +215,8 @@ class ModelRunner:
             _some(inputs.output_positions, rows),
             None if guided is None else lambda: guided.masks.result()[rows],
             sent_positions=_some(inputs.sent_positions, rows),
+            ahead=ahead,
+            first=rows.start,
         )
 
     @torch.inference_mode()

@@ -23,6 +23,7 @@ from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import Filters
 from tercet.protocol.values import unpack_ints
 from tercet.scheduler.core.plan import SlotInit
+from tercet.scheduler.executor.ahead import Ahead, penalise_ahead
 from tercet.scheduler.executor.penalty_counts import PenaltyCounts
 from tercet.scheduler.executor.slot_params import Manner, SlotParams
 from tercet.scheduler.executor.uploads import Array, Uploads
@@ -126,12 +127,22 @@ class _Draw:
 
 
 @dataclass(frozen=True, eq=False)
+class _Penalised:
+    """Rows with penalties, where their sequences are counted, and how strong they are."""
+
+    rows: Array
+    numbers: torch.Tensor  # `rows`
+    sequences: torch.Tensor
+    strengths: Penalties
+
+
+@dataclass(frozen=True, eq=False)
 class _Rows:
     """What is done with the rows of slots, on the device: good until a slot is introduced."""
 
     slots: Array
     draws: Sequence[_Draw]
-    penalised: tuple[torch.Tensor, torch.Tensor, Penalties] | None  # with where their sequences are counted
+    penalised: _Penalised | None
     biased: Sequence[int]
     reporting: torch.Tensor | None
     reporting_rows: Sequence[int]
@@ -214,6 +225,8 @@ class Sampler:
         masks: Masks | None = None,
         *,
         sent_positions: torch.Tensor | None = None,
+        ahead: Ahead | None = None,
+        first: int = 0,
     ) -> Sampled:
         """Sample one token for each row. `logits` [rows, vocab], of any floating dtype, are overwritten.
 
@@ -221,6 +234,9 @@ class Sampler:
         `sent_positions` are the same where the logits are, int64. A row whose mask allows nothing gets -1.
         Nothing but a penalty or a bias costs a float32 copy of the logits. Where it raises, no token was counted: the
         rows can be sampled again, from logits made anew.
+
+        Of a step that assumes tokens these are row `first` of `ahead` and those behind it. Then nothing is counted
+        before `count_right` says what was right.
         """
         self._catch_up()
         rows = self._rows_of(np.asarray(slots))
@@ -234,8 +250,7 @@ class Sampler:
         if rows.penalised is not None or len(biases):
             logits = logits.float()  # bfloat16 would lose what is small beside a logit
         if rows.penalised is not None:
-            numbers, sequences, strengths = rows.penalised
-            self._ops.apply_penalties_(logits, numbers, self._counts.table, sequences, strengths)
+            self._penalise(logits, rows.penalised, ahead, first)
         if len(biases):
             places, values = self._uploads.send([biased, biases])
             add_bias(logits, places[0], places[1], values)
@@ -246,10 +261,32 @@ class Sampler:
             tokens = torch.where(finite, tokens, -1)
         tokens = self._agree(tokens)
         logprobs = self._report(logits, raw, rows, tokens)
-        if rows.penalised is not None:
-            numbers, sequences, _ = rows.penalised
-            self._counts.add(sequences, tokens[numbers])
+        if rows.penalised is not None and ahead is None:
+            self._counts.add(rows.penalised.sequences, tokens[rows.penalised.numbers])
         return Sampled(tokens, logprobs)
+
+    def penalises(self, slots: Array) -> bool:
+        """Whether what is sampled for some of the slots hangs on what was said before."""
+        return self._rows_of(slots).penalised is not None
+
+    def count_right(self, slots: Sequence[int] | Array, tokens: torch.Tensor, ahead: Ahead) -> None:
+        """Count what all rows of a step that assumes tokens have sampled, but for what follows a wrong one."""
+        penalised = self._rows_of(np.asarray(slots)).penalised
+        if penalised is not None:
+            tokens = torch.where(ahead.right(tokens, self._uploads), tokens, -1)
+            self._counts.add(penalised.sequences, tokens[penalised.numbers])
+
+    def _penalise(self, logits: torch.Tensor, penalised: _Penalised, ahead: Ahead | None, first: int) -> None:
+        """Penalise rows, in place, for what their sequences have said, and for what is ahead of them."""
+        sequences, strengths, counts = penalised.sequences, penalised.strengths, self._counts.table
+        repeated = None if ahead is None else ahead.repeated(penalised.rows, first)
+        if repeated is None:
+            self._ops.apply_penalties_(logits, penalised.numbers, counts, sequences, strengths)
+            return
+        rows, tokens = self._uploads.send([repeated.rows, repeated.tokens])
+        before = logits[rows[:, None], tokens]
+        self._ops.apply_penalties_(logits, penalised.numbers, counts, sequences, strengths)
+        penalise_ahead(logits, before, repeated, counts, sequences, strengths, self._uploads)
 
     def manner(self, slots: Array) -> Manner | None:
         """How rows of these slots are sampled, if that is all there is to it: `sample_alike` reads them then."""
@@ -299,9 +336,10 @@ class Sampler:
         penalised = None
         if len(step.penalised):
             sequences = _integers(self._counts.rows(slots[step.penalised].tolist()))
-            rows, sent, strengths = self._uploads.send([step.penalised, sequences, step.strengths])
-            repetition, frequency, presence = strengths.unbind()
-            penalised = rows, sent, Penalties(repetition=repetition, frequency=frequency, presence=presence)
+            rows, sent, sent_strengths = self._uploads.send([step.penalised, sequences, step.strengths])
+            repetition, frequency, presence = sent_strengths.unbind()
+            strengths = Penalties(repetition=repetition, frequency=frequency, presence=presence)
+            penalised = _Penalised(step.penalised, rows, sent, strengths)
         reporting = self._uploads.send([step.reporting])[0] if len(step.reporting) else None
         manner = step.manner(len(slots))
         return _Rows(slots, draws, penalised, step.biased, reporting, step.reporting.tolist(), step.tops, manner)
