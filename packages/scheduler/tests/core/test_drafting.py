@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tercet.protocol.values import Grammar, GrammarKind, SamplingParams, pack_ints, unpack_ints
+from tercet.protocol.values import pack_ints, unpack_ints
 from tercet.scheduler.core.drafting import (
     ASTRAY,
     LONGEST_PAUSE,
@@ -12,7 +12,6 @@ from tercet.scheduler.core.drafting import (
     TOKEN,
     Drafting,
     Prediction,
-    drafting_of,
     recurrence,
 )
 
@@ -163,9 +162,3 @@ def test_misses_make_pauses_longer_and_a_hit_ends_them() -> None:
     assert drafting.width == 1
     drafting.learn(1, 1)
     assert drafting.pause == 0
-
-
-def test_nothing_is_guessed_of_a_choice_whose_tokens_hang_on_more_than_tokens() -> None:
-    assert drafting_of(SamplingParams(max_new_tokens=9, temperature=0.7, frequency_penalty=0.1), b"") is not None
-    guided = SamplingParams(max_new_tokens=9, grammar=Grammar(GrammarKind.REGEX, "a*"))
-    assert drafting_of(guided, b"") is None

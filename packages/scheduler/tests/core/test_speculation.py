@@ -196,11 +196,19 @@ def test_of_all_that_a_step_says_of_a_choice_there_is_one_row() -> None:
     assert run.counts == [[1], [6], [8], [1]]
 
 
-def test_choices_with_grammars_are_not_guessed() -> None:
+def countdown(tokens: Sequence[int]) -> tuple[Sequence[int], bool]:
+    """After a number above 24 all below it, as far as the next multiple of 5; 17 ends an output."""
+    last = tokens[-1]
+    must = range(last - 1, last - last % 5 - 1, -1) if last > 24 else ()
+    return must, last == 17
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_grammar_forces_and_ends_comes_among_guesses_as_it_would_without(seed: int) -> None:
     shape = small_capacity(grammars="a script")
-    run = Driver(shape, CoreConfig(draft_rows=8), executor=FakeExecutor(shape, grammar=lambda _: ((), False)))
-    served(run, request("a", PROMPT, prediction=[1, 2, 3], grammar=Grammar(GrammarKind.REGEX, "")))
-    assert run.core.counters.drafted_tokens == 0
+    run = Driver(shape, CoreConfig(draft_rows=8), executor=FakeExecutor(shape, grammar=countdown))
+    asked: dict[str, Any] = {"grammar": Grammar(GrammarKind.REGEX, ""), "max_new_tokens": 30, "ignore_eos": True}
+    served(run, wanted(run, "a", [seed, 1], **asked), wanted(run, "b", [seed, 2], wrong=[3, 7, 12], **asked))
 
 
 def test_a_later_attempt_takes_over_in_the_middle_of_a_guess() -> None:

@@ -281,10 +281,10 @@ class Odd(SlotGrammars):
             if given.sampling.grammar is not None:
                 self.slots.add(given.slot)
 
-    def begin(self, slots: Array) -> GuidedRows | None:
+    def begin(self, slots: Array, assumed: Sequence[int | None] = ()) -> GuidedRows | None:
         if self.slots.isdisjoint(slots.tolist()):
             return None
-        rows = GuidedRows({})
+        rows = GuidedRows()
         rows.masks = Future()
         free = torch.tensor([slot not in self.slots for slot in slots])
         rows.masks.set_result(pack_bitmask((torch.arange(50) % 2 == 1) | free[:, None]))

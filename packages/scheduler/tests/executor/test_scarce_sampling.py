@@ -85,8 +85,8 @@ class EverySecond(SlotGrammars):
 
     def introduce(self, inits: Sequence[SlotInit]) -> None: ...
 
-    def begin(self, slots: Array) -> GuidedRows:
-        rows = GuidedRows({})
+    def begin(self, slots: Array, assumed: Sequence[int | None] = ()) -> GuidedRows:
+        rows = GuidedRows()
         rows.masks = Future()
         rows.masks.set_result(pack_bitmask(torch.arange(VOCAB) % 2 == torch.tensor(slots)[:, None] % 2))
         return rows

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.core.drafting import TOKEN, Drafting, recurrence
+from tercet.scheduler.core.drafting import TOKEN, recurrence
 from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
 
@@ -36,26 +36,22 @@ class Drafter:
         To be asked once for each plan: it counts the steps for which nothing is guessed.
         """
         drafting = req.drafting
-        if drafting is None or req.finish is not None:
+        if req.finish is not None:
             return False
         if drafting.pause:
             drafting.pause -= 1
             return False
-        return req.length == len(req.tokens) + 1 and len(self._expected(req, drafting, WORTH_WAITING)) >= WORTH_WAITING
+        return req.length == len(req.tokens) + 1 and len(self._expected(req, WORTH_WAITING)) >= WORTH_WAITING
 
     def guess(self, req: Req, room: int) -> Sequence[int]:
         """The next tokens of a choice whose tokens are all known, `room` at most."""
-        drafting = req.drafting
-        if drafting is None or drafting.pause:
-            return ()
-        return self._expected(req, drafting, min(drafting.width, room))
+        return () if req.drafting.pause else self._expected(req, min(req.drafting.width, room))
 
-    def _expected(self, req: Req, drafting: Drafting, most: int) -> Sequence[int]:
+    def _expected(self, req: Req, most: int) -> Sequence[int]:
         if most <= 0:
             return ()
         text = req.tokens.tobytes()
-        found = b""
-        if drafting.prediction is not None:
-            found = drafting.prediction.rest(text[req.prompt_tokens * TOKEN :], most)
+        prediction = req.drafting.prediction
+        found = prediction.rest(text[req.prompt_tokens * TOKEN :], most) if prediction else b""
         found = found or self._cache.upcoming(req.salt, text, most) or recurrence(text, most)
         return array("i", found)

@@ -3,8 +3,6 @@
 Texts are int32 bytes, as keys of the prefix cache are: they are searched without a loop over tokens.
 """
 
-from tercet.protocol.values import SamplingParams
-
 TOKEN = 4
 """Bytes."""
 SHORTEST = 3 * TOKEN
@@ -95,14 +93,6 @@ class Drafting:
         self._tried = self._tried * KEPT + min(drafted, right + 1)
         self.misses = 0 if right else self.misses + 1
         self.pause = min(LONGEST_PAUSE, 1 << self.misses - 1) if self.misses > 1 else 0
-
-
-def drafting_of(sampling: SamplingParams, prediction: bytes) -> Drafting | None:
-    """That of a new choice; None where its next token hangs on more than the tokens before it.
-
-    What a grammar allows, it allows by the state that the token before left.
-    """
-    return None if sampling.grammar is not None else Drafting(prediction)
 
 
 def recurrence(text: bytes, most: int) -> bytes:

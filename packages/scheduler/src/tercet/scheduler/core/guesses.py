@@ -14,6 +14,7 @@ class Guesses:
         self._assumed = assumed
         self._drafted = Counter(reqs[index] for index in assumed)
         self._right: Counter[Req] = Counter()
+        self._wrong: set[Req] = set()
         self.rows = {index for index, req in enumerate(reqs) if req in self._drafted} if assumed else set()
         """All rows of choices for which something was assumed."""
 
@@ -21,7 +22,8 @@ class Guesses:
         """Whether the tokens that a row builds on are those that were sampled. Then it is a row as any other."""
         if index not in self._assumed:
             return True
-        if len(req.tokens) != row.start + 1 or req.tokens[row.start] != self._assumed[index]:
+        if req in self._wrong or len(req.tokens) != row.start + 1 or req.tokens[row.start] != self._assumed[index]:
+            self._wrong.add(req)  # and all that builds on it, though a token that is forced may be as assumed again
             return False
         self._right[req] += 1
         req.computed += 1
@@ -31,6 +33,5 @@ class Guesses:
     def learn(self) -> int:
         """Let choices know how well they were guessed; returns how many tokens were right."""
         for req, drafted in self._drafted.items():
-            if req.drafting is not None:
-                req.drafting.learn(drafted, self._right[req])
+            req.drafting.learn(drafted, self._right[req])
         return self._right.total()

@@ -142,7 +142,8 @@ class Planner:
                 starved.append(req)
         forming.decodes = len(forming.rows)
         forming.budget -= forming.decodes
-        if room := min(forming.budget, self._drafter.room(forming.decodes)):
+        left = forming.budget - len(starved)
+        if room := min(left // 2 if forming.extends else left, self._drafter.room(forming.decodes)):
             self._assume(forming, room)
         return starved
 
@@ -155,7 +156,7 @@ class Planner:
 
     def _assume(self, forming: FormingPlan, room: int) -> None:
         """Add rows of tokens that choices with a row may say next, as evenly as there is room for them."""
-        asked = [req for req in forming.reqs if req.drafting is not None and req.length == len(req.tokens) + 1]
+        asked = [req for req in forming.reqs if req.length == len(req.tokens) + 1]
         for left, req in zip(range(len(asked), 0, -1), asked, strict=True):
             tokens = self._drafter.guess(req, min(-(-room // left), req.end - req.length))
             room -= forming.assume(req, tokens[: self._spare_room(req, len(tokens))])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tercet.protocol.messages import TokenizedGenerateReqInput
 from tercet.protocol.values import FinishReason, Logprobs, unpack_ints
-from tercet.scheduler.core.drafting import drafting_of
+from tercet.scheduler.core.drafting import Drafting
 from tercet.scheduler.core.pages import PageLists
 from tercet.scheduler.core.prefix_cache import Node, PrefixCache
 
@@ -83,7 +83,7 @@ class Req:
         self.prompt_tokens = len(self.tokens)
         self.tokens.extend(output_ids)
         self.sampling = request.sampling
-        self.drafting = drafting_of(request.sampling, bytes(request.prediction))
+        self.drafting = Drafting(bytes(request.prediction))
         self.guided = request.sampling.grammar is not None
         self.logprobs = request.logprobs
         self.priority = request.priority

@@ -132,12 +132,11 @@ class ModelRunner:
         inputs = self._tables.gather(plan.rows)
         sampling_rows = inputs.sampling_rows
         slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
-        guided = self._grammars.begin(slots) if self._grammars else None  # fills masks meanwhile
+        assumed = [*map(plan.assumed.get, sampling_rows)] if plan.assumed else []
+        guided = self._grammars.begin(slots, assumed) if self._grammars else None  # fills masks meanwhile
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         hidden = self._forward(inputs, lora)
-        ahead = None
-        if plan.assumed and self._sampler.penalises(slots):
-            ahead = Ahead([plan.rows[row].slot for row in sampling_rows], [*map(plan.assumed.get, sampling_rows)])
+        ahead = Ahead(slots.tolist(), assumed) if assumed and self._sampler.penalises(slots) else None
         sampled = self._sample(hidden, inputs, slots, guided, ahead, adapted=lora is not None)
         prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
         settle = None

@@ -1,7 +1,7 @@
 """`SlotGrammars`: follows the grammar of every slot that has one, and masks what its next token cannot be."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,12 +82,23 @@ class SlotGrammars:
                 ignore_eos=sampling.ignore_eos,
             )
 
-    def begin(self, slots: Array) -> "GuidedRows | None":
-        """Begin to fill the masks of rows that will sample for `slots`. None if no slot has a grammar."""
+    def begin(self, slots: Array, assumed: Sequence[int | None] = ()) -> "GuidedRows | None":
+        """Begin to fill the masks of rows that will sample for `slots`. None if no slot has a grammar.
+
+        `assumed` is the token that each row assumes before the one it samples: it comes behind the slot's last row.
+        """
         if not self._guided or self._guided.isdisjoint(slots.tolist()):
             return None
-        guides = {row: guide for row, slot in enumerate(slots.tolist()) if (guide := self._guides[slot]) is not None}
-        rows = GuidedRows(guides)
+        rows = GuidedRows()
+        last: dict[int, int] = {}
+        for row, slot in enumerate(slots.tolist()):
+            guide = self._guides[slot]
+            if guide is None:
+                continue
+            rows.guides[row] = guide
+            if assumed and (token := assumed[row]) is not None:
+                rows.followers[last[slot]] = row, token
+            last[slot] = row
         rows.masks = self._threads.submit(self._fill, len(slots), rows)
         return rows
 
@@ -108,29 +119,44 @@ class SlotGrammars:
 
         Whatever this waits for was submitted before it, so it cannot wait for itself.
         """
-        for row, guide in rows.guides.items():
-            try:
-                rows.matchers[row] = guide.matcher.result()
-            except GrammarError as error:
-                rows.fail(row, error)
-        masks: Masks = np.zeros((len(rows.matchers), self._words), dtype=np.int32)
-        self._backend.fill([*rows.matchers.values()], masks)
+        matchers = self._matchers(rows)
+        masks: Masks = np.zeros((len(matchers), self._words), dtype=np.int32)
+        self._backend.fill([*matchers.values()], masks)
         without_ends = masks & ~self._end_words
         goes_on = without_ends.any(axis=1).tolist()
         words = np.full((count, self._words), -1, dtype=np.int32)
         words[[*rows.guides]] = 0
-        for index, (row, matcher) in enumerate(rows.matchers.items()):
+        for index, (row, matcher) in enumerate(matchers.items()):
             if matcher.error:
-                rows.fail(row, matcher.error)
+                rows.faults[row] = matcher.error
             elif goes_on[index]:
                 words[row] = (without_ends if rows.guides[row].ignore_eos else masks)[index]
             elif matcher.accepting:
-                rows.outcome.complete.append(row)
+                rows.ends.add(row)
             elif masks[index].any():  # an end token that the grammar itself asks for
                 words[row] = masks[index]
             else:
-                rows.fail(row, "it allows no token")
+                rows.faults[row] = "it allows no token"
         return torch.from_numpy(words)
+
+    def _matchers(self, rows: "GuidedRows") -> dict[int, Matcher]:
+        """Where each row stands: behind an assumed token, which may not fit, a copy of where the one before does."""
+        followers = {row for row, _ in rows.followers.values()}
+        found: dict[int, Matcher] = {}
+        for first, guide in rows.guides.items():
+            if first in followers:
+                continue
+            row = first
+            try:
+                rows.matchers[first] = found[first] = matcher = guide.matcher.result()
+                while row in rows.followers:
+                    row, token = rows.followers[row]
+                    matcher = matcher.copy()
+                    matcher.advance([token])
+                    found[row] = matcher
+            except GrammarError as error:
+                rows.faults[row] = str(error)
+        return found
 
 
 class GuidedRows:
@@ -139,32 +165,60 @@ class GuidedRows:
     masks: Future[torch.Tensor]
     """int32 [rows of the step, ceil(vocab / 32)], on the host."""
 
-    def __init__(self, guides: Mapping[int, _Guide]) -> None:
-        self.guides = guides
+    def __init__(self) -> None:
+        self.guides: dict[int, _Guide] = {}
+        self.followers: dict[int, tuple[int, int]] = {}
+        """By row, the one behind it of the same slot, and the token that this one assumes."""
         self.matchers: dict[int, Matcher] = {}
-        self.outcome = Outcome()
-
-    def fail(self, row: int, error: object) -> None:
-        """A row cannot go on."""
-        logger.warning("a choice ends because its grammar fails")
-        logger.debug("%s", error)  # holds what users wrote
-        self.outcome.errors[row] = FAILED
+        """Of rows that assume nothing."""
+        self.faults: dict[int, str] = {}
+        """Rows that cannot go on, should it come to them."""
+        self.ends: set[int] = set()
+        """Rows behind which nothing can come, should it come to them."""
 
     def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> Outcome:
         """Take what every row sampled, and the tokens it has with that; call it once, when nothing fills these rows."""
-        for row, matcher in self.matchers.items():
-            if tokens[row] < 0 or row in self.outcome.errors:
-                continue
-            guide = self.guides[row]
+        outcome = Outcome()
+        followers = {row for row, _ in self.followers.values()}
+        for first, guide in self.guides.items():
+            if first not in followers:
+                self._settle(first, guide, tokens, lengths, outcome)
+        return outcome
+
+    def _settle(self, row: int, guide: _Guide, tokens: Sequence[int], lengths: Sequence[int], outcome: Outcome) -> None:
+        """One slot, from the row that assumes nothing as far as those behind it were right."""
+        matcher = self.matchers.get(row)
+        while matcher is not None and row not in self.faults and tokens[row] >= 0:
             matcher.advance([tokens[row]])
-            room = guide.end - lengths[row]
-            forced = matcher.forced()[:room] if guide.fast_forward and room > 0 else []
-            if forced:
-                matcher.advance(forced)
-                self.outcome.forced[row] = forced
-            if matcher.error:
-                self.outcome.forced.pop(row, None)
-                self.fail(row, matcher.error)
-            elif matcher.finished:
-                self.outcome.complete.append(row)
-        return self.outcome
+            behind, assumed = self.followers.get(row, (row, -1))
+            if assumed != tokens[row] or matcher.error or matcher.finished:
+                break
+            row = behind
+        if row in self.faults:
+            _fail(row, self.faults[row], outcome)
+        elif row in self.ends:
+            outcome.complete.append(row)
+        elif matcher is not None and tokens[row] >= 0:
+            _force(row, matcher, guide, lengths[row], outcome)
+
+
+def _force(row: int, matcher: Matcher, guide: _Guide, length: int, outcome: Outcome) -> None:
+    """Say what must follow a row's token, with which there are so many."""
+    room = guide.end - length
+    forced = matcher.forced()[:room] if guide.fast_forward and room > 0 else []
+    if forced:
+        matcher.advance(forced)
+    if matcher.error:
+        _fail(row, matcher.error, outcome)
+        return
+    if forced:
+        outcome.forced[row] = forced
+    if matcher.finished:
+        outcome.complete.append(row)
+
+
+def _fail(row: int, error: str, outcome: Outcome) -> None:
+    """A row cannot go on."""
+    logger.warning("a choice ends because its grammar fails")
+    logger.debug("%s", error)  # holds what users wrote
+    outcome.errors[row] = FAILED

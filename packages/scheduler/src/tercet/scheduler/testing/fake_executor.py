@@ -92,6 +92,24 @@ class _Slot:
     table: list[int] = field(default_factory=list)
 
 
+@dataclass
+class _Chain:
+    """The rows of a slot, of which all but the first assume a token."""
+
+    start: int
+    """Where the first of these tokens belongs."""
+    assumed: list[int] = field(default_factory=list)
+    said: list[int] = field(default_factory=list)
+    """What came of the rows that were right, and is forced after the last of them."""
+    right: bool = True
+
+    def goes_on(self, token: int, *, ends: bool) -> bool:
+        """Whether the row behind one that gave this token has assumed it. If not, nor is any behind it."""
+        place = len(self.said)
+        self.right = not ends and place < len(self.assumed) and self.assumed[place] == token
+        return self.right
+
+
 class FakeExecutor:
     """The next token is a hash of all before it, of adapter and weights, so any mistake in these shows in the output.
 
@@ -194,9 +212,9 @@ class FakeExecutor:
 
     def _result(self, plan: Plan) -> StepResult:
         result = StepResult(step=plan.step, token_ids=[])
-        said: list[tuple[Row, int]] = []
+        chains = _chains(plan)
         for index, row in enumerate(plan.rows):
-            slot = self._slots[row.slot]
+            slot, chain = self._slots[row.slot], chains.get(row.slot)
             if index in plan.assumed:
                 slot.tokens[row.start :] = [plan.assumed[index]]
             if row.sample:
@@ -206,41 +224,44 @@ class FakeExecutor:
                 count = min(row.start + row.count, slot.init.prompt_tokens - 1) - row.start
                 told = (-float(row.start + at) for at in range(1, count + 1))
                 result.prompt_logprobs[index] = Logprobs(pack_floats(told))
-            result.token_ids.append(self._sample(slot, index, result) if row.sample else -1)
-            said.append((row, result.token_ids[-1]))
-        if plan.assumed:
-            self._take_back(said, {plan.rows[index].slot for index in plan.assumed})
+            if not row.sample:
+                result.token_ids.append(-1)
+            elif chain is None or chain.right:
+                result.token_ids.append(self._sample(slot, index, result, chain))
+            else:
+                result.token_ids.append(self._sample(slot, index, StepResult(step=0, token_ids=[]), None))
+        for number, chain in chains.items():
+            slot = self._slots[number]
+            slot.tokens[chain.start :] = chain.said
+            del slot.hashes[chain.start :]
         return result
 
-    def _take_back(self, said: Sequence[tuple[Row, int]], slots: Collection[int]) -> None:
-        """Slots have the tokens that were sampled, in place of those that were assumed."""
-        for row, token in said:
-            if row.slot in slots:
-                slot = self._slots[row.slot]
-                slot.tokens[row.start + 1 :] = [token]
-                del slot.hashes[row.start + 1 :]
+    def _sample(self, slot: _Slot, index: int, result: StepResult, chain: "_Chain | None") -> int:
+        """The token a row gets, and in the result what else is to say of it.
 
-    def _sample(self, slot: _Slot, index: int, result: StepResult) -> int:
-        """The token a row gets, and in the result what else is to say of it."""
+        That is nothing where the next row of its chain goes on with the right token.
+        """
         init = slot.init
         must, ends = self.follow(slot.tokens, init.sampling)
+        known = len(slot.tokens)
+        if not ends:
+            position = known - init.prompt_tokens
+            suppressed = init.suppressed_ids if position < init.sampling.min_new_tokens else ()
+            slot.tokens.append(must[0] if must else self._sampled(slot.hashes[-1], init.choice, suppressed))
+            must, ends = self.follow(slot.tokens, init.sampling)
+            if init.top_logprobs >= 0:
+                result.logprobs[index] = Logprobs(pack_floats([-float(position)]))
+            if not (chain is not None and chain.goes_on(slot.tokens[-1], ends=ends)) and init.top_logprobs < 0 and must:
+                slot.tokens += must
+                result.forced[index] = pack_ints(must)
+                ends = self.follow(slot.tokens, init.sampling)[1]
+        elif chain is not None:
+            chain.right = False
         if ends:
             result.complete.append(index)
-            return -1
-        known = len(slot.tokens) - init.prompt_tokens
-        suppressed = init.suppressed_ids if known < init.sampling.min_new_tokens else ()
-        token = must[0] if must else self._sampled(slot.hashes[-1], init.choice, suppressed)
-        slot.tokens.append(token)
-        must, ends = self.follow(slot.tokens, init.sampling)
-        if init.top_logprobs >= 0:
-            result.logprobs[index] = Logprobs(pack_floats([-float(known)]))
-        elif must:
-            slot.tokens += must
-            result.forced[index] = pack_ints(must)
-            ends = self.follow(slot.tokens, init.sampling)[1]
-        if ends:
-            result.complete.append(index)
-        return token
+        if chain is not None:
+            chain.said += slot.tokens[known:]
+        return slot.tokens[known] if len(slot.tokens) > known else -1
 
     def _sampled(self, value: int, choice: int, suppressed: Collection[int]) -> int:
         token = _extend(value, choice) % self._capacity.vocab_size
@@ -265,6 +286,16 @@ class FakeExecutor:
                 raise StaleCacheError(f"slot {row.slot} attends to a stale entry at position {position}")
         for position in range(row.start, end):
             self._cache[slot.table[position // size], position % size] = slot.hashes[position]
+
+
+def _chains(plan: Plan) -> dict[int, _Chain]:
+    """By slot, those that have several rows."""
+    chains: dict[int, _Chain] = {}
+    for index, token in plan.assumed.items():
+        row = plan.rows[index]
+        chain = chains.setdefault(row.slot, _Chain(row.start))
+        chain.assumed.append(token)
+    return chains
 
 
 def _check_directory(path: str) -> None:
