@@ -167,6 +167,8 @@ class Intake:
             return rejected("context_length_exceeded", message)
         if not ids or strange_ids(self._vocab_size, ids, *known):
             return rejected("invalid_token_ids", "the prompt is empty or holds a token id outside the vocabulary")
+        if strange_ids(self._vocab_size, unpack_ints(request.prediction)):
+            return rejected("invalid_request", "the prediction holds a token id outside the vocabulary")
         if not request.resume and self._roster.queued + request.sampling.n > self._max_queued:
             return rejected("overloaded", "too many requests are waiting", retry=True)
         return None

@@ -17,6 +17,8 @@ MOST_STOP_IDS = 1024
 MOST_TOP_LOGPROBS = 256
 LONGEST_GRAMMAR = 1 << 20
 """Characters of a grammar."""
+MOST_PREDICTED = 131_072
+"""Tokens."""
 INT32 = 2**31 - 1
 UINT64 = 2**64 - 1
 LONGEST_PATH = 4096
@@ -62,8 +64,11 @@ def _fault_in_choices(request: TokenizedGenerateReqInput) -> str | None:
     indices = [choice.index for choice in request.resume]
     if len(set(indices)) != len(indices) or any(not 0 <= index < count for index in indices):
         return "the choices to resume are repeated or are not choices of this request"
-    if any(len(part) % 4 for part in (request.input_ids, *(choice.output_ids for choice in request.resume))):
+    buffers = request.input_ids, request.prediction, *(choice.output_ids for choice in request.resume)
+    if any(len(part) % 4 for part in buffers):
         return "a buffer of token ids is torn"
+    if len(request.prediction) > 4 * MOST_PREDICTED:
+        return f"the prediction has more than {MOST_PREDICTED} tokens"
     return None
 
 
