@@ -62,7 +62,15 @@ class Server(Driver):
     """Reads adapters when they are asked for, as the loop has it done."""
 
     def __init__(
-        self, base: Path, *, backend: str, overlap: int = 0, size: int = 1, loras: int = 2, **more: Any
+        self,
+        base: Path,
+        *,
+        backend: str,
+        overlap: int = 0,
+        size: int = 1,
+        loras: int = 2,
+        draft_rows: int = 0,
+        **more: Any,
     ) -> None:
         shape = ModelConfig.load(base)
         page = 2 * 8 * shape.kv_heads * shape.head_dim * 4 * shape.layers
@@ -76,10 +84,11 @@ class Server(Driver):
             overlap=overlap > 0,
             max_loras=loras,
             max_lora_rank=8,
+            draft_rows=draft_rows,
             **more,
         )
         self.worker = TpModelWorker(options) if size == 1 else Ranks(options, size)
-        config = CoreConfig(token_budget=23)
+        config = CoreConfig(token_budget=23, draft_rows=draft_rows)
         super().__init__(self.worker.capacity, config, overlap=overlap, executor=self.worker)
 
     def ask(self, rid: str, prompt: str, path: Path | None, **more: Any) -> None:
@@ -122,6 +131,25 @@ def test_adapters_side_by_side_and_more_than_there_are_places(
     for name, prompt in asked:
         assert server.output[f"{name} {prompt}", 0] == expected(name, prompt), (name, prompt)
     assert sum(len(plan.adapters) for plan in server.plans) >= 3
+    server.close()
+
+
+@pytest.mark.parametrize(("backend", "size"), [("torch_native", 1), ("cpu", 1), ("auto", 2)])
+def test_tokens_with_adapters_are_guessed(
+    backend: str, size: int, base: Path, adapters: dict[str, Path], expected: Callable[[str, str], list[int]]
+) -> None:
+    """In one process, and in two that share the model: each assumes what it is told to."""
+    if backend == "cpu" and missing_library():
+        pytest.skip(missing_library())
+    server = Server(base, backend=backend, size=size, draft_rows=12)
+    asked = [("first", "short"), ("plain", "short"), ("second", "branch")]
+    for name, prompt in asked:
+        told = [token if place % 6 else 3 for place, token in enumerate(expected(name, prompt), start=1)]
+        server.ask(name, prompt, adapters.get(name), prediction=told)
+    server.run()
+    for name, prompt in asked:
+        assert server.output[name, 0] == expected(name, prompt)
+    assert server.core.counters.accepted_tokens > TOKENS
     server.close()
 
 
