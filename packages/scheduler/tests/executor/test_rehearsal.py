@@ -6,7 +6,8 @@ import torch
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.executor.kv_pool import KVShape
-from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse, worst_plan
+from tercet.scheduler.executor.model_runner import ModelRunner
+from tercet.scheduler.executor.rehearsal import measured_kv_bytes, ordinary_plans, rehearse, worst_plan
 
 
 class Device:
@@ -69,6 +70,32 @@ def rehearsed(model: Any, ops: Any) -> None:
 def test_it_runs_on_a_model(attending: Any) -> None:
     rehearsed(attending, sampler_ops)
     assert attending.calls == [20]
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_ordinary_steps_run_and_are_of_every_usual_kind(chained: bool, attending: Any, steps: Any) -> None:
+    runner = ModelRunner(
+        attending,
+        steps().pool,
+        TorchNativeAttention,
+        slots=3,
+        context_length=40,
+        vocab_size=50,
+        device=torch.device("cpu"),
+    )
+    plans = [*ordinary_plans(3, 40, chained=chained)]
+    for plan in plans:
+        assert min(runner.execute(plan).result().token_ids) >= 0
+    kinds = {(init.sampling.temperature, init.sampling.top_p) for plan in plans for init in plan.introduce}
+    assert kinds == {(0.0, 1.0), (1.0, 1.0), (1.0, 0.9)}
+    assert max(attending.calls) == 32 * 2
+    assert {len(plan.rows) for plan in plans} == {1, 2, 3} if chained else {1, 2}
+    assert any(plan.assumed for plan in plans) == chained
+
+
+def test_no_ordinary_step_is_longer_than_the_context() -> None:
+    assert [*ordinary_plans(4, 2, chained=True)] == []
+    assert max(row.start + row.count for plan in ordinary_plans(4, 9, chained=True) for row in plan.rows) == 6
 
 
 class Cramped:

@@ -1,6 +1,7 @@
-"""The worst step there can be, run once before the KV cache takes what memory is left."""
+"""Steps that are run before any request: the worst one, for its memory, and ordinary ones, for their kernels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 
 import torch
 
@@ -22,6 +23,13 @@ _WORST = SamplingParams(
     presence_penalty=0.1,
 )
 _MOST_LOGPROBS = 20
+_ORDINARY = (
+    SamplingParams(max_new_tokens=1, temperature=0.0),
+    SamplingParams(max_new_tokens=1, temperature=1.0),
+    SamplingParams(max_new_tokens=1, temperature=1.0, top_k=50, top_p=0.9),
+)
+_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Of prompts for which kernels are cut up in ways of their own."""
 
 
 def worst_plan(slots: int, tokens: int, context_length: int) -> Plan:
@@ -44,6 +52,27 @@ def worst_plan(slots: int, tokens: int, context_length: int) -> Plan:
     ]
     rows = [Row(slot, 0, count, sample=True) for slot, count in enumerate(counts)]
     return Plan(step=0, introduce=inits, rows=rows)
+
+
+def ordinary_plans(slots: int, context_length: int, *, chained: bool) -> Iterator[Plan]:
+    """Short prompts, sampled in every usual way, and a decode after each, `chained` with one that is assumed.
+
+    All are of the same slots and write over one page. Kernels that are compiled when they are first needed are compiled
+    by these: a request that came first would wait for them, some seconds where they were never compiled before.
+    """
+    for number, (length, sampling) in enumerate(zip(_LENGTHS, cycle(_ORDINARY))):
+        if length + 2 > context_length:
+            return
+        used = range(min(slots, 1 + number % 2))
+        inits = [
+            SlotInit(slot=slot, tokens=pack_ints([0] * length), prompt_tokens=length, choice=0, sampling=sampling)
+            for slot in used
+        ]
+        yield Plan(step=0, introduce=inits, rows=[Row(slot, 0, length, sample=True) for slot in used])
+        decodes = [Row(slot, length, 1, sample=True) for slot in used]
+        yield Plan(step=0, rows=decodes)
+        if chained and slots > len(used):
+            yield Plan(step=0, rows=[*decodes, Row(0, length + 1, 1, sample=True)], assumed={len(decodes): 0})
 
 
 def rehearse(

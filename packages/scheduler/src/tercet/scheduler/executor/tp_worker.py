@@ -28,7 +28,7 @@ from tercet.scheduler.executor.loading import Loaded, check_replacement, load_mo
 from tercet.scheduler.executor.lockstep import conduct_of
 from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
-from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
+from tercet.scheduler.executor.rehearsal import measured_kv_bytes, ordinary_plans, rehearse
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
 from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
@@ -98,6 +98,8 @@ class TpModelWorker:
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
         self._desk = None if loaded.adapters is None else desk_of(loaded.adapters)
         self._runner = self._runner_of(loaded)
+        if device.type == "cuda":
+            self._warm_up()
         self.weights = WeightsDesk(self._check)
         self._capacity = _capacity(options, config, context_length, self._pool, self._grammars)
         threaded = options.overlap and device.type == "cpu"
@@ -187,6 +189,12 @@ class TpModelWorker:
             agree=conduct.agree,
             divided=conduct.divided,
         )
+
+    def _warm_up(self) -> None:
+        """Have kernels compiled that the first requests would wait for. What it leaves in a page is nobody's."""
+        options = self._options
+        for plan in ordinary_plans(options.rows, self._config.context_length, chained=options.draft_rows > 0):
+            self._runner.execute(plan).result()
 
     def _check(self, path: str) -> None:
         """Look at weights in a thread. Raises ValueError or OSError for those that cannot take the place of ours."""
