@@ -66,6 +66,20 @@ def test_check_fails_on_a_wrong_operation_and_says_which(
     assert report["rope"] == "ok"
 
 
+def test_nothing_is_checked_after_the_device_has_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setitem(check.OPS, "rope", fails)
+    assert main(["check"]) == 1
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert said["rmsnorm"] == "ok"
+    assert said["rope"] == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert said["activation"] == said["bitmask"] == "not run: the device has failed"
+
+
 def test_bench_measures_every_figure_against_its_ceiling(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

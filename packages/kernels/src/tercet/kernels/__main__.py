@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -12,7 +12,7 @@ from tercet.kernels.attention.select import attention_backend, backend_names
 from tercet.kernels.bench import Figure, ceilings, figures
 from tercet.kernels.check import OPS, Pair, check_attention, check_latent, verdict
 from tercet.kernels.device import default_device, describe_machine
-from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.errors import DeviceFailedError, UnavailableBackendError
 from tercet.kernels.native import checks as native_checks
 from tercet.kernels.native.figures import native_figures
 from tercet.kernels.native.library import describe_library, load_library, missing_library
@@ -52,13 +52,23 @@ def _check() -> int:
         from tercet.kernels.triton.checks import CHECKS
 
         checks |= {name: partial(op, device) for name, op in CHECKS.items()}
-    failures = 0
+    return _told(checks)
+
+
+def _told(checks: Mapping[str, Callable[[], Pair]]) -> int:
+    """Say what comes of each; returns the exit code."""
+    failures, failed = 0, False
     for name, run in checks.items():
+        if failed:
+            _say(f"{name:24} not run: the device has failed")
+            continue
         try:
             trouble = verdict(run)
         except UnavailableBackendError as error:
             _say(f"{name:24} not here: {error}")
             continue
+        except DeviceFailedError as error:
+            trouble, failed = str(error), True
         failures += bool(trouble)
         _say(f"{name:24} {trouble or 'ok'}")
     return min(failures, 1)

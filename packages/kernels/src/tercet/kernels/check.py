@@ -8,7 +8,8 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.latent import latent_backend
 from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
 from tercet.kernels.attention.select import attention_backend
-from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.device import has_failed
+from tercet.kernels.errors import DeviceFailedError, UnavailableBackendError
 from tercet.kernels.ops.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.ops.bitmask import apply_bitmask, pack_bitmask
 from tercet.kernels.ops.logprobs import token_logprobs
@@ -158,7 +159,8 @@ OPS: dict[str, Callable[[torch.device], Pair]] = {
 def verdict(run: Callable[[], Pair]) -> str:
     """Empty if a check passes, and otherwise one line that says why not.
 
-    Raises UnavailableBackendError for what cannot run here and is therefore not wrong.
+    Raises UnavailableBackendError for what cannot run here and is therefore not wrong, and DeviceFailedError for what
+    leaves the device so that no check after it in this process would mean anything.
     """
     torch.manual_seed(0)
     try:
@@ -169,5 +171,8 @@ def verdict(run: Callable[[], Pair]) -> str:
     except UnavailableBackendError:
         raise
     except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if has_failed(error):
+            raise DeviceFailedError(trouble) from error
+        return trouble
     return ""

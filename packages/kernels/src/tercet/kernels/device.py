@@ -1,8 +1,12 @@
-"""What machine this is."""
+"""What machine this is, and whether its accelerator still computes."""
 
 import platform
 
 import torch
+
+_FAULTS = ("CUDA error", "Triton Error [CUDA]")
+_SHORTAGES = ("out of memory", "ALLOC_FAILED")
+"""Words of a RuntimeError: that an accelerator failed, and that it lacked memory alone, after which it goes on."""
 
 
 def describe_machine() -> dict[str, str]:
@@ -19,6 +23,24 @@ def describe_machine() -> dict[str, str]:
         memory = properties.total_memory / 2**30
         facts[f"gpu {index}"] = f"{properties.name}, sm{properties.major}{properties.minor}, {memory:.0f} GiB"
     return facts
+
+
+def has_failed(error: BaseException) -> bool:
+    """Whether an error left an accelerator so that what this process computes there from now on means nothing.
+
+    The device is asked, too: who caught an error before may have raised one of another kind.
+    """
+    said = str(error)
+    fault = isinstance(error, torch.AcceleratorError)
+    fault |= isinstance(error, RuntimeError) and any(words in said for words in _FAULTS)
+    if fault and not any(words in said for words in _SHORTAGES):
+        return True
+    try:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def default_device() -> torch.device:
