@@ -1,18 +1,25 @@
 """What the machine gives, whether each kernel is right on it, and what each achieves."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
 from tercet.kernels.attention.latent import latent_backend_names
 from tercet.kernels.attention.select import backend_names
-from tercet.kernels.attention.verifying import grid_trouble
+from tercet.kernels.attention.verifying import Case, case_trouble, grid
 from tercet.kernels.bench import Figure, ceilings, figures
-from tercet.kernels.check import OPS, check_attention, check_latent, verdict
+from tercet.kernels.check import OPS, Pair, check_attention, check_latent, verdict
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.triton.checks import CHECKS
 from tercet.kernels.triton.figures import fused_figures
+from tools.gpu_stages.processes import NOT_RUN, words
 from tools.gpu_stages.scale import Results, Scale
+
+_GRIDS = ("triton", "flashinfer")
+
+_Check = tuple[str, Case | None]
+"""By its name, or a case of one that has many."""
 
 
 def ceilings_of(scale: Scale) -> Results:
@@ -27,26 +34,49 @@ def machine(scale: Scale) -> Iterator[Results]:
 
 
 def correctness(scale: Scale) -> Iterator[Results]:
-    """Every attention backend and every operation against its definition, and GPU backends over their whole grid."""
-    checks = {f"attention {name}": lambda name=name: check_attention(name, scale.device) for name in backend_names()}
-    checks |= {f"latent {name}": lambda name=name: check_latent(name, scale.device) for name in latent_backend_names()}
-    checks |= {name: lambda op=op: op(scale.device) for name, op in {**OPS, **CHECKS}.items()}
-    found: dict[str, str] = {}
-    for name, run in checks.items():
-        with torch.inference_mode():
-            try:
-                found[name] = verdict(run) or "ok"
-            except UnavailableBackendError as error:
-                found[name] = f"not here: {error}"
-    for name in ("triton", "flashinfer"):
-        with torch.inference_mode():
-            try:
-                found[f"grid {name}"] = grid_trouble(name, scale.device, scale.dtype) or "ok"
-            except UnavailableBackendError as error:
-                found[f"grid {name}"] = f"not here: {error}"
-        yield {"checks": found, "architecture": architecture(scale.device)}
-    wrong = sorted(name for name, word in found.items() if word != "ok" and not word.startswith("not here"))
-    yield {"wrong": wrong}
+    """Every attention backend and every operation against its definition, and GPU backends over their whole grid.
+
+    Several processes check side by side, and compile what they check: kernels are hundreds.
+    """
+    tasks: list[_Check] = [(name, None) for name in _checks(scale.device)]
+    tasks += [(f"grid {name}", case) for name in _GRIDS for case in grid()]
+    for said in words(partial(_checked, scale), tasks, scale.processes):
+        checks = {name: _joined([said[task] for task in tasks if task[0] == name]) for name, _ in tasks}
+        wrong = sorted(name for name, word in checks.items() if _is_wrong(word))
+        yield {"checks": checks, "architecture": architecture(scale.device), "wrong": wrong}
+
+
+def _checks(device: torch.device) -> dict[str, Callable[[], Pair]]:
+    found: dict[str, Callable[[], Pair]] = {}
+    found |= {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
+    found |= {f"latent {name}": partial(check_latent, name, device) for name in latent_backend_names()}
+    return found | {name: partial(op, device) for name, op in {**OPS, **CHECKS}.items()}
+
+
+@torch.inference_mode()
+def _checked(scale: Scale, check: _Check) -> str:
+    """What comes of one. Raises what `verdict` raises when the device fails."""
+    name, case = check
+    try:
+        if case is None:
+            trouble = verdict(_checks(scale.device)[name])
+        else:
+            trouble = case_trouble(name.removeprefix("grid "), case, scale.device, scale.dtype)
+    except UnavailableBackendError as error:
+        return f"not here: {error}"
+    return trouble or "ok"
+
+
+def _joined(said: Sequence[str]) -> str:
+    """Of all cases of a check: the first that is wrong, or how many are not known, or what all say."""
+    if wrong := [word for word in said if _is_wrong(word)]:
+        return wrong[0]
+    missing = said.count(NOT_RUN)
+    return said[0] if missing in (0, len(said)) else f"{NOT_RUN}: {missing} of {len(said)}"
+
+
+def _is_wrong(word: str) -> bool:
+    return word != "ok" and not word.startswith(("not here", NOT_RUN))
 
 
 def architecture(device: torch.device) -> str:

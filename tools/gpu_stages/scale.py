@@ -102,7 +102,7 @@ class Scale:
     operation_rows: int = 256
     operation_context: int = 4096
     processes: int = 8
-    """That check and compile what is to be tuned."""
+    """That check and compile kernels side by side; 0 if all is done in that of the stage."""
 
 
 LLAMA_8B = Shape("LlamaForCausalLM", 4096, 14336, 32, 32, 8, 128, 128_256)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tools.gpu_stages.processes import NOT_RUN
+
 Found = tuple[str, bool | None]
 """(what was measured, whether it reaches the target; None where there is no target)"""
 
@@ -101,9 +103,29 @@ def _operations(results: Mapping[str, Any]) -> Found:
 
 
 def _correct(results: Mapping[str, Any]) -> Found:
-    wrong = results["wrong"]
-    right = sum(word == "ok" for word in results["checks"].values())
-    return f"wrong: {', '.join(wrong)}" if wrong else f"{right} checks right", not wrong
+    said = [*results["checks"].values()]
+    missing = sum(word.startswith(NOT_RUN) for word in said)
+    return _summed(results["wrong"], f"{said.count('ok')} checks right", missing)
+
+
+def _compared(what: str) -> Callable[[Mapping[str, Any]], Found]:
+    def read(results: Mapping[str, Any]) -> Found:
+        found = [*results["compared"].values()]
+        right = sum(bool(one.get("right")) for one in found)
+        missing = sum(one.get("trouble") == NOT_RUN for one in found)
+        return _summed(results["wrong"], f"{right} {what} right", missing)
+
+    return read
+
+
+def _summed(wrong: Sequence[str], right: str, missing: int) -> Found:
+    """Of things that are right, wrong, or not known."""
+    said = f"wrong: {', '.join(wrong)}" if wrong else right
+    return f"{said}; {missing} not run" if missing else said, not wrong and not missing
+
+
+def _troubled(trouble: str) -> Found:
+    return trouble, None if trouble == NOT_RUN else False
 
 
 def _model(results: Mapping[str, Any]) -> Found:
@@ -111,27 +133,17 @@ def _model(results: Mapping[str, Any]) -> Found:
     return ", ".join(parts), all(found["alike"] > 0 for found in results.values())
 
 
-def _alike(results: Mapping[str, Any]) -> Found:
-    wrong, right = results["wrong"], sum(found["right"] for found in results["compared"].values())
-    return f"wrong: {', '.join(wrong)}" if wrong else f"{right} forms right", not wrong
-
-
-def _adapted(results: Mapping[str, Any]) -> Found:
-    wrong = results["wrong"]
-    return f"wrong: {', '.join(wrong)}" if wrong else f"{len(results['compared'])} cases right", not wrong
-
-
 def _replaced(results: Mapping[str, Any]) -> Found:
     found = results["replaced"]
     if "trouble" in found:
-        return found["trouble"], False
+        return _troubled(found["trouble"])
     return f"{found['far']:.1e} apart; the old ones {found['moved']:.1e}", found["right"]
 
 
 def _adapters(results: Mapping[str, Any]) -> Found:
     found = results["timed"]
     if "trouble" in found:
-        return found["trouble"], False
+        return _troubled(found["trouble"])
     parts = [
         f"{batch}: {', '.join(format(one['ms_per_token'], '.2f') for one in turns.values())} ms"
         for batch, turns in found.items()
@@ -145,7 +157,7 @@ def _form(name: str) -> Callable[[Mapping[str, Any]], Found]:
     def read(results: Mapping[str, Any]) -> Found:
         found = results["timed"][name]
         if "trouble" in found:
-            return found["trouble"], False
+            return _troubled(found["trouble"])
         batches = [batch for batch in found if batch.startswith("batch ")]
         times = [f"{batch}: {found[batch]['ms_per_token']:.2f} ms" for batch in batches]
         limits = ", ".join(f"{found[batch]['share_of_limit']:.0%}" for batch in batches)
@@ -170,13 +182,18 @@ ROWS: Sequence[Row] = [
     ),
     Row("prefill of 8k-token prompts", ">= 65% of the matrix rate", "prefill", _prefill),
     Row("prefill: does launching hold the device up?", "no", "launches", _launches),
-    Row("weights and caches in 8 and 4 bits against plain torch, two layers", "all right", "quantised", _alike),
+    Row(
+        "weights and caches in 8 and 4 bits against plain torch, two layers",
+        "all right",
+        "quantised",
+        _compared("forms"),
+    ),
     Row("a token of Llama-3.1-8B, 1k context: weights in full", "report", "quantised", _form("full")),
     Row("the same, keys and values in 8 bits", "report", "quantised", _form("full, fp8 cache")),
     Row("the same, fp8 weights", "report", "quantised", _form("fp8")),
     Row("the same, fp8 weights in blocks", "report", "quantised", _form("fp8 block")),
     Row("the same, int4 weights (AWQ, GPTQ)", "report", "quantised", _form("int4")),
-    Row("adapters (LoRA) against float32, two layers", "all right", "adapters", _adapted),
+    Row("adapters (LoRA) against float32, two layers", "all right", "adapters", _compared("cases")),
     Row(
         "a token of Llama-3.1-8B with adapters of rank 16, 1k context: nobody has one, all the same, each one of eight",
         "report",

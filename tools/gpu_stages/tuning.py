@@ -4,9 +4,7 @@ The checks come first, against the references and in several processes, which al
 cache on disk: the process that measures compiles nothing.
 """
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 
 from tercet.kernels.bench import PAGE_SIZE, measure_recorded
 from tercet.kernels.check import Pair, verdict
+from tercet.kernels.errors import DeviceFailedError
 from tercet.kernels.ops import logprobs as logprobs_reference
 from tercet.kernels.ops import quantised as quantised_reference
 from tercet.kernels.ops import sampling as sampling_reference
@@ -34,6 +33,7 @@ from tercet.kernels.triton import (
 from tercet.kernels.triton.figures import QUANTISED
 from tercet.kernels.triton.launch import Tiling
 from tools.gpu_stages.kernels import ceilings_of
+from tools.gpu_stages.processes import NOT_RUN, gathered, words
 from tools.gpu_stages.scale import Results, Scale
 
 _CALLS = 100
@@ -147,43 +147,49 @@ OPERATIONS: dict[str, tuple[Sequence[Tiling], Callable[[Scale], Iterator[_Work]]
 def tuning(scale: Scale) -> Iterator[Results]:
     """Of each operation at each size, the fastest first: microseconds of a call, and share of the copy bandwidth."""
     ways = [(name, tiling) for name, (tilings, _) in OPERATIONS.items() for tiling in tilings]
-    checks = {f"{name} {tiling}": said for (name, tiling), said in zip(ways, check(scale, ways), strict=True)}
-    yield {"checks": checks, "wrong": sorted(name for name, said in checks.items() if said != "ok")}
+    right: dict[str, list[Tiling]] = {}
+    for said in words(partial(_verdict, scale), ways, scale.processes):
+        checks = {f"{name} {tiling}": word for (name, tiling), word in said.items()}
+        yield {"checks": checks, "wrong": sorted(way for way, word in checks.items() if word not in ("ok", NOT_RUN))}
+        right = {name: [tiling for tiling in OPERATIONS[name][0] if said[name, tiling] == "ok"] for name in OPERATIONS}
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
-    for name, (tilings, works) in OPERATIONS.items():
-        right = [tiling for tiling in tilings if checks[f"{name} {tiling}"] == "ok"]
-        found: dict[str, list[Results]] = {}
-        with torch.inference_mode():
-            for work in works(scale):
-                times = {tiling: _timed(work, tiling, scale) for tiling in right}
-                found[work.size] = [
-                    {
-                        "tiling": str(tiling),
-                        "us": seconds * 1e6,
-                        "share": work.amount / seconds / copy,
-                        "in_use": tiling == tilings[0],
-                    }
-                    for tiling, seconds in sorted(times.items(), key=lambda item: item[1])
-                ]
-                _say(f"{name}, {work.size}", found[work.size])
-                yield {name: found}
+    yield from gathered(partial(_measured, scale, copy, right), OPERATIONS, min(1, scale.processes))
+
+
+def _measured(scale: Scale, copy: float, right: Mapping[str, Sequence[Tiling]], name: str) -> Iterator[Results]:
+    """An operation, cut up in every way that is right."""
+    tilings, works = OPERATIONS[name]
+    with torch.inference_mode():
+        for work in works(scale):
+            times = {tiling: _timed(work, tiling, scale) for tiling in right[name]}
+            rows = [
+                {
+                    "tiling": str(tiling),
+                    "us": seconds * 1e6,
+                    "share": work.amount / seconds / copy,
+                    "in_use": tiling == tilings[0],
+                }
+                for tiling, seconds in sorted(times.items(), key=lambda item: item[1])
+            ]
+            _say(f"{name}, {work.size}", rows)
+            yield {work.size: rows}
 
 
 def _timed(work: _Work, tiling: Tiling, scale: Scale) -> float:
     return measure_recorded(partial(work.run, tiling=tiling), scale.device, _CALLS, _BUDGET)
 
 
-def check(scale: Scale, ways: Sequence[tuple[str, Tiling]]) -> list[str]:
-    """Of each operation, cut up so: "ok" at every size, or why not."""
-    with ProcessPoolExecutor(scale.processes, multiprocessing.get_context("spawn")) as processes:
-        return list(processes.map(partial(_verdict, scale), *zip(*ways, strict=True)))
-
-
-def _verdict(scale: Scale, name: str, tiling: Tiling) -> str:
+def _verdict(scale: Scale, way: tuple[str, Tiling]) -> str:
+    """Of an operation, cut up so: "ok" at every size, or why not."""
+    name, tiling = way
     torch.manual_seed(0)
     with torch.inference_mode():
         for work in OPERATIONS[name][1](scale):
-            if trouble := verdict(partial(_pair, work, tiling)):
+            try:
+                trouble = verdict(partial(_pair, work, tiling))
+            except DeviceFailedError as error:
+                raise DeviceFailedError(f"{work.size}: {error}") from error
+            if trouble:
                 return f"{work.size}: {trouble}"
     return "ok"
 

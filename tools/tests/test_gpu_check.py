@@ -1,8 +1,7 @@
 """A dry run of every stage on the CPU, in Triton's interpreter, on shapes that mean nothing: is everything wired?"""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -18,99 +17,27 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.ops.quantised import QuantisedWeight, dequantise
 from tercet.kernels.triton import missing_triton
-from tercet.kernels.triton.checks import CHECKS
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.models.layer_ops import TritonLayerOps
-from tercet.scheduler.testing.quantized_checkpoints import Grain
 from tools import gpu_check
 from tools.gpu_check import SERVED_STAGES, STAGES
-from tools.gpu_stages import executor, kernels, quantised, serving, tuning
-from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Request, Results, Scale, Shape, model_directory
+from tools.gpu_stages import executor, kernels, quantised, tuning
+from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Results, Scale, model_directory
 from tools.gpu_stages.table import ROWS, table
 from tools.gpu_stages.traces import idle_share
 from tools.gpu_stages.worker import Offline
+from tools.tests.tiny import CPU, SHAPE, TINY, make_engine
 
-CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
-SHAPE = Shape("LlamaForCausalLM", 64, 96, 1, 2, 1, 32, 128)
-TINY = Scale(
-    device=CPU,
-    dtype=torch.float32,
-    large=SHAPE,
-    others={"qwen3-0.6b": Shape("Qwen3ForCausalLM", 64, 96, 1, 2, 1, 32, 128, tied=True)},
-    batches=(1, 2),
-    context=16,
-    prompt=32,
-    launched=(8, 16),
-    decodes=4,
-    traced=3,
-    requests=3,
-    longest_input=6,
-    longest_output=4,
-    sample=2,
-    sample_output=3,
-    small_requests=11,
-    small_lengths=(1, 4),
-    prefix=8,
-    compared=Shape("LlamaForCausalLM", 64, 96, 2, 2, 1, 32, 128),
-    grain=Grain(group=32, block=(16, 32)),
-    compared_tokens=32,
-    quantised_batches=(1, 2),
-    tiled_rows=(2,),
-    operation_tokens=16,
-    operation_width=64,
-    operation_rows=2,
-    operation_context=8,
-    processes=1,
-)
 
-pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
-
-
-class Engine:
-    """Answers every request with as many tokens as it may have."""
-
-    def generate(self, *, input_ids: list[list[int]], sampling_params: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        assert all(ids and max(ids) < SHAPE.vocab for ids in input_ids)
-        return [{"output_ids": [1] * params["max_new_tokens"]} for params in sampling_params]
-
-
-@contextmanager
-def make_engine(model: str, **options: Any) -> Iterator[Engine]:
-    config = json.loads((Path(model) / "config.json").read_text())
-    assert options["load_format"] == "dummy"
-    assert config["vocab_size"] == SHAPE.vocab
-    yield Engine()
-
-
-def peer(directory: Path, scale: Scale, requests: Sequence[Request]) -> Results:
-    assert (directory / "config.json").exists()
-    return {"output_tokens_per_s": 0.5, "requests": len(requests)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short() -> Iterator[None]:
-    def once(run: Any, device: torch.device, budget: float = 0.0) -> float:
-        run()
-        return 0.5
-
-    with pytest.MonkeyPatch.context() as patch:
-        for where in ("tercet.kernels.bench", "tercet.kernels.triton.figures"):
-            patch.setattr(f"{where}.HEADS", 2)
-            patch.setattr(f"{where}.KV_HEADS", 1)
-        patch.setattr("tercet.kernels.bench.VOCAB", 64)
-        patch.setattr("tercet.kernels.bench.measure", once)
-        patch.setattr(kernels, "CHECKS", {"triton embedding": CHECKS["triton embedding"]})
-        patch.setattr("tercet.kernels.attention.verifying._HEAD_DIMS", (8,))
-        patch.setattr("tercet.kernels.attention.verifying._PAGE_SIZES", (4,))
-        patch.setattr("tercet.kernels.attention.verifying._ROWS", [(1, 9), (3, 5)])
-        patch.setattr("tools.gpu_stages.executor.SETTLING", 2)
-        patch.setattr(serving, "continuous_batching", peer)
-        yield
+pytestmark = [
+    pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU)),
+    pytest.mark.usefixtures("short_stages"),
+]
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory: pytest.TempPathFactory, short_stages: None) -> Path:
     """Where every stage has written."""
     out = tmp_path_factory.mktemp("results")
     with np.errstate(all="ignore"):

@@ -1,6 +1,7 @@
 """What the stage `tuning` makes of ways that are wrong, and of times."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,24 +12,20 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 from tercet.kernels.triton import embedding, largest, missing_triton, rope, sampling
 from tercet.kernels.triton.launch import Tiling
 from tools.gpu_stages import tuning
-from tools.gpu_stages.scale import Results, Scale
-from tools.tests.test_gpu_check import CPU, TINY
+from tools.gpu_stages.scale import Results
+from tools.tests.tiny import CPU, TINY
 
 pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
 
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks run in this process, where what they check can be replaced, and each measurement is one call."""
-
-    def check(scale: Scale, ways: Sequence[tuple[str, Tiling]]) -> list[str]:
-        return [tuning._verdict(scale, name, tiling) for name, tiling in ways]
+    """Each measurement is one call."""
 
     def once(run: Callable[[], object], *_: object) -> float:
         run()
         return 1.0
 
-    monkeypatch.setattr(tuning, "check", check)
     monkeypatch.setattr(tuning, "measure_recorded", once)
 
 
@@ -61,6 +58,20 @@ def test_a_way_that_is_wrong_is_found_and_not_timed(monkeypatch: pytest.MonkeyPa
     assert results["checks"]["sample all 4096 x 8"].startswith("batch 1: AssertionError")
     assert "8192 x 16" not in {row["tiling"] for row in results["embedding"]["batch 1"]}
     assert len(results["largest"]["batch 1"]) == len(largest.TILINGS)
+
+
+def test_other_processes_check_and_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is replaced here is there."""
+    ways = embedding.TILINGS[:2]
+    monkeypatch.setattr(tuning, "OPERATIONS", {"embedding": (ways, tuning.OPERATIONS["embedding"][1])})
+    parts = [json.loads(json.dumps(part)) for part in tuning.tuning(replace(TINY, batches=(), processes=2))]
+    assert parts[0] == {"checks": dict.fromkeys((f"embedding {way}" for way in ways), "not run"), "wrong": []}
+    assert parts[2] == {"checks": dict.fromkeys((f"embedding {way}" for way in ways), "ok"), "wrong": []}
+    assert parts[3] == {"embedding": {"trouble": "not run"}}
+    [(size, rows)] = parts[-1]["embedding"].items()
+    assert size == "16 tokens"
+    assert {row["tiling"] for row in rows} == set(map(str, ways))
+    assert all(0 < row["us"] != 1e6 for row in rows)
 
 
 def test_the_fastest_way_comes_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

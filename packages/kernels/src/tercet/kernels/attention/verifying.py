@@ -11,6 +11,7 @@ from tercet.kernels.attention.api import AttentionBackend, NewTokens, RotatingBa
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.check import Pair, make_batch, verdict
+from tercet.kernels.errors import DeviceFailedError
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import store_kv
@@ -81,18 +82,21 @@ def grid() -> Iterator[Case]:
         yield Case(head_dim, page_size, heads, window, softcap)
 
 
-def grid_trouble(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The first case in which a backend is wrong, and how; empty where it is right in all.
+def case_trouble(name: str, case: Case, device: torch.device, dtype: torch.dtype) -> str:
+    """How a backend is wrong in a case; empty where it is right.
 
-    Raises UnavailableBackendError for a backend that does not run here.
+    Raises UnavailableBackendError for a backend that does not run here, and what `verdict` raises.
     """
     backend = attention_backend(name, device)()
-    for case in grid():
-        runs: dict[str, Callable[[], Pair]] = {"": partial(case.run, backend, device, dtype)}
-        if isinstance(backend, RotatingBackend):
-            runs["rotating, "] = partial(case.run_new, backend, device, dtype, norms=False)
-            runs["with norms, "] = partial(case.run_new, backend, device, dtype, norms=True)
-        for kind, run in runs.items():
-            if trouble := verdict(run):
-                return f"{kind}{case}: {trouble}"
+    runs: dict[str, Callable[[], Pair]] = {"": partial(case.run, backend, device, dtype)}
+    if isinstance(backend, RotatingBackend):
+        runs["rotating, "] = partial(case.run_new, backend, device, dtype, norms=False)
+        runs["with norms, "] = partial(case.run_new, backend, device, dtype, norms=True)
+    for kind, run in runs.items():
+        try:
+            trouble = verdict(run)
+        except DeviceFailedError as error:
+            raise DeviceFailedError(f"{kind}{case}: {error}") from error
+        if trouble:
+            return f"{kind}{case}: {trouble}"
     return ""

@@ -1,0 +1,32 @@
+"""What tests of the stages of the GPU check share."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def short_stages() -> Iterator[None]:
+    """Stages measure each thing by one call, and check a few."""
+    from tercet.kernels.triton.checks import CHECKS  # where there is no triton, no test asks for this
+    from tools.tests.tiny import peer
+
+    def once(run: Any, device: torch.device, budget: float = 0.0) -> float:
+        run()
+        return 0.5
+
+    with pytest.MonkeyPatch.context() as patch:
+        for where in ("tercet.kernels.bench", "tercet.kernels.triton.figures"):
+            patch.setattr(f"{where}.HEADS", 2)
+            patch.setattr(f"{where}.KV_HEADS", 1)
+        patch.setattr("tercet.kernels.bench.VOCAB", 64)
+        patch.setattr("tercet.kernels.bench.measure", once)
+        patch.setattr("tools.gpu_stages.kernels.CHECKS", {"triton embedding": CHECKS["triton embedding"]})
+        patch.setattr("tercet.kernels.attention.verifying._HEAD_DIMS", (8,))
+        patch.setattr("tercet.kernels.attention.verifying._PAGE_SIZES", (4,))
+        patch.setattr("tercet.kernels.attention.verifying._ROWS", [(1, 9), (3, 5)])
+        patch.setattr("tools.gpu_stages.executor.SETTLING", 2)
+        patch.setattr("tools.gpu_stages.serving.continuous_batching", peer)
+        yield
