@@ -10,6 +10,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,10 +31,11 @@ from tools.gpu_stages.given_tokens import (
     far_from,
     record_graphs,
     scored,
-    trouble,
     verdict,
+    wrong_of,
 )
 from tools.gpu_stages.kernels import ceilings_of
+from tools.gpu_stages.processes import NOT_RUN, Failed, each, gathered
 from tools.gpu_stages.scale import Results, Scale, model_directory
 from tools.gpu_stages.worker import NOBODY, Offline
 
@@ -78,16 +80,16 @@ def adapters(scale: Scale) -> Iterator[Results]:
 
 def compare(scale: Scale) -> Iterator[Results]:
     """How far log-probabilities with each adapter and with none are from the reference, and how far they may be."""
-    found: dict[str, Results] = {}
-    try:
-        with tempfile.TemporaryDirectory() as directory:
-            for name, result in _compared(Path(directory), scale):
-                found[name] = result
-                yield {"compared": found}
-    except Exception as error:
-        found["all"] = {"trouble": trouble(error), "right": False}
-        yield {"compared": found}
-    yield {"wrong": sorted(name for name, result in found.items() if not result["right"])}
+    found: dict[str, Results] = {name: {"trouble": NOT_RUN} for name in ("unused", *_PLACES.values())}
+    for _, part in each(_compare, [scale], min(1, scale.processes)):
+        found |= {"all": {"trouble": part.trouble}} if isinstance(part, Failed) else part
+        yield {"compared": found, "wrong": wrong_of(found)}
+
+
+def _compare(scale: Scale) -> Iterator[dict[str, Results]]:
+    with tempfile.TemporaryDirectory() as directory:
+        for name, result in _compared(Path(directory), scale):
+            yield {name: result}
 
 
 def _compared(directory: Path, scale: Scale) -> Iterator[tuple[str, Results]]:
@@ -145,14 +147,13 @@ def _merged(directory: Path, model: Path, adapter: Path) -> Path:
 
 def time_adapters(scale: Scale) -> Iterator[Results]:
     """Milliseconds a token of the large model and tokens a second of its prompts, by how many adapters there are."""
-    found: Results = {"rank": _TIMED_RANK}
-    try:
-        for part in _timed(scale, ceilings_of(scale)["copy_gb_per_s"] * 1e9):
-            found |= part
-            yield {"timed": found}
-    except Exception as error:
-        found["trouble"] = trouble(error)
-        yield {"timed": found}
+    copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
+    yield from gathered(partial(_time, scale, copy), ["timed"], min(1, scale.processes))
+
+
+def _time(scale: Scale, copy: float, _: str) -> Iterator[Results]:
+    yield {"rank": _TIMED_RANK}
+    yield from _timed(scale, copy)
 
 
 def _timed(scale: Scale, copy: float) -> Iterator[Results]:

@@ -5,7 +5,7 @@ prompt by extends, the second over what the first has cached, and the rest token
 recorded graphs), of fewer and fewer prompts. No rounding can lead one astray, for what comes next is given.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_bucket
 from tercet.scheduler.executor.model_runner import Replays
 from tercet.scheduler.executor.slot_tables import StepInputs
 from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tools.gpu_stages.processes import NOT_RUN
 from tools.gpu_stages.scale import Results, Scale
 from tools.gpu_stages.worker import NOBODY, PAGE_SIZE, make_worker
 
@@ -176,14 +177,16 @@ def record_graphs(worker: TpModelWorker, slots: int, *, adapted: bool = False) -
         raise RuntimeError(f"of {wanted} graphs only {len(recorded._graphs)} could be recorded: see the log")
 
 
-def trouble(error: Exception) -> str:
-    """What a part of a stage raises is its result, and keeps no other from its turn."""
-    return f"{type(error).__name__}: {error}"
-
-
 def verdict(far: float, allowed: float, why: str) -> Results:
     """Whether a difference is within what is allowed, and why so much is."""
     return {"far": far, "allowed": allowed, "why": why, "right": far <= allowed}
+
+
+def wrong_of(found: Mapping[str, Results]) -> list[str]:
+    """Which verdicts are not right, or could not be given; not those of what was not run."""
+    return sorted(
+        name for name, result in found.items() if not result.get("right") and result.get("trouble") != NOT_RUN
+    )
 
 
 def far_from(given: torch.Tensor, wanted: torch.Tensor) -> float:

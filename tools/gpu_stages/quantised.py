@@ -7,6 +7,7 @@ log-probabilities of given tokens (`given_tokens`).
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
 from tercet.scheduler.testing.quantized_checkpoints import Tensors, quantization_config, write_checkpoint
 from tools.gpu_stages.executor import SETTLING, decoded
-from tools.gpu_stages.given_tokens import LEAST, SHARE, Prompts, far_from, scored, trouble, verdict
+from tools.gpu_stages.given_tokens import LEAST, SHARE, Prompts, far_from, scored, verdict, wrong_of
 from tools.gpu_stages.kernels import ceilings_of
+from tools.gpu_stages.processes import gathered
 from tools.gpu_stages.scale import Results, Scale, model_directory
 from tools.gpu_stages.worker import NOBODY, Offline
 
@@ -76,15 +78,13 @@ def quantised(scale: Scale) -> Iterator[Results]:
 
 def compare(scale: Scale) -> Iterator[Results]:
     """How far each form's log-probabilities are from the reference, and how far they may be."""
-    found: dict[str, Results] = {}
-    for name, form in _COMPARED.items():
-        try:
-            with tempfile.TemporaryDirectory() as directory:
-                found[name] = _compared(form, Path(directory), scale)
-        except Exception as error:
-            found[name] = {"trouble": trouble(error), "right": False}
-        yield {"compared": found}
-    yield {"wrong": sorted(name for name, result in found.items() if not result["right"])}
+    for found in gathered(partial(_compare, scale), _COMPARED, min(1, scale.processes)):
+        yield {"compared": found, "wrong": wrong_of(found)}
+
+
+def _compare(scale: Scale, name: str) -> Iterator[Results]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield _compared(_COMPARED[name], Path(directory), scale)
 
 
 def _compared(form: _Form, directory: Path, scale: Scale) -> Results:
@@ -124,16 +124,13 @@ def _scored(directory: Path, scale: Scale, cache: str, *, attention: str = "auto
 def time_forms(scale: Scale) -> Iterator[Results]:
     """Milliseconds a token of all layers of the large model in each form, random weights, beside those in full."""
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
-    found: dict[str, Results] = {}
-    for name, form in _TIMED.items():
-        found[name] = {"layers": scale.large.layers}
-        try:
-            for part in _timed(form, scale, copy):
-                found[name] |= part
-                yield {"timed": found}
-        except Exception as error:
-            found[name]["trouble"] = trouble(error)
-            yield {"timed": found}
+    for found in gathered(partial(_time, scale, copy), _TIMED, min(1, scale.processes)):
+        yield {"timed": found}
+
+
+def _time(scale: Scale, copy: float, name: str) -> Iterator[Results]:
+    yield {"layers": scale.large.layers}
+    yield from _timed(_TIMED[name], scale, copy)
 
 
 def _timed(form: _Form, scale: Scale, copy: float) -> Iterator[Results]:

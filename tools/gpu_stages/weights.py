@@ -3,13 +3,15 @@
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from tercet.scheduler.testing.quantized_checkpoints import write_checkpoint
-from tools.gpu_stages.given_tokens import LEAST, Prompts, far_from, scored, trouble, verdict
+from tools.gpu_stages.given_tokens import LEAST, Prompts, far_from, scored, verdict, wrong_of
+from tools.gpu_stages.processes import gathered
 from tools.gpu_stages.scale import Results, Scale
 from tools.gpu_stages.worker import NOBODY
 
@@ -18,12 +20,13 @@ _PROMPTS = Prompts(places=[NOBODY] * 3, decoded=[range(3), [0]])
 
 def weights(scale: Scale) -> Iterator[Results]:
     """How far log-probabilities are from those of a worker that never had other weights, and from the old ones."""
-    try:
-        with tempfile.TemporaryDirectory() as directory:
-            found = _replaced(Path(directory), scale)
-    except Exception as error:
-        found = {"trouble": trouble(error), "right": False}
-    yield {"replaced": found}
+    for found in gathered(partial(_compare, scale), ["replaced"], min(1, scale.processes)):
+        yield {**found, "wrong": wrong_of(found)}
+
+
+def _compare(scale: Scale, _: str) -> Iterator[Results]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield _replaced(Path(directory), scale)
 
 
 def _replaced(directory: Path, scale: Scale) -> Results:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from tercet.scheduler.models.lora import LoRABank
 from tools.gpu_stages import adapters, executor
 from tools.gpu_stages.scale import Results, Shape
 from tools.gpu_stages.table import table
-from tools.tests.test_gpu_check import CPU, TINY
+from tools.tests.tiny import CPU, TINY, failing
 
 pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
 
@@ -127,6 +128,23 @@ def test_an_adapter_whose_scale_is_slightly_wrong_is_found(monkeypatch: pytest.M
     assert compared()["wrong"] == ["first", "second"]
 
 
+def test_what_is_not_run_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two are compared, then the device fails."""
+    merged = adapters._merged
+
+    def breaks(directory: Path, *given: Any) -> Any:
+        return merged(directory, *given) if "first" in directory.name else failing()
+
+    monkeypatch.setattr(adapters, "_merged", breaks)
+    results = compared()
+    assert results["wrong"] == ["all"]
+    assert results["compared"]["all"] == {
+        "trouble": "RuntimeError: CUDA error: an illegal memory access was encountered"
+    }
+    assert results["compared"]["first"]["right"]
+    assert results["compared"]["second"] == {"trouble": "not run"}
+
+
 def test_time_is_that_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row with an adapter, one for both and then two, in graphs of steps with adapters."""
     tape = Tape()
@@ -149,5 +167,5 @@ def test_what_the_stage_raises_is_in_the_table(monkeypatch: pytest.MonkeyPatch) 
     for part in adapters.adapters(SCALE):
         results |= part
     said = table({"adapters": {"results": results, "complete": True}})
-    assert "| wrong: all | **no** |" in said
+    assert "| wrong: all; 4 not run | **no** |" in said
     assert "| ValueError: no place | **no** |" in said

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="the GPU path needs it")
 from tercet.kernels.attention.verifying import Case
 from tercet.kernels.check import OPS
 from tercet.kernels.triton import missing_triton
-from tools.gpu_stages import kernels
+from tools.gpu_stages import kernels, quantised
 from tools.gpu_stages.table import table
 from tools.tests.tiny import CPU, TINY, failing
 
@@ -48,3 +48,18 @@ def test_a_case_of_a_grid_in_which_the_device_fails_is_named(monkeypatch: pytest
     assert results["wrong"] == ["grid triton"]
     assert results["checks"]["grid triton"].startswith(f"{cases[1]}: RuntimeError: CUDA error")
     assert results["checks"]["grid flashinfer"] == "not run"
+
+
+def test_a_form_in_which_the_device_fails_is_told_from_those_that_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms = {name: quantised._COMPARED[name] for name in ("full", "awq", "gptq")}
+    monkeypatch.setattr(quantised, "_COMPARED", forms)
+    compared = quantised._compared
+    monkeypatch.setattr(
+        quantised, "_compared", lambda form, *given: failing() if form.kind == "awq" else compared(form, *given)
+    )
+    *_, results = quantised.compare(TINY)
+    assert results["wrong"] == ["awq"]
+    assert results["compared"]["full"]["right"]
+    assert results["compared"]["gptq"] == {"trouble": "not run"}
+    said = table({"quantised": {"results": results, "complete": True}})
+    assert "| wrong: awq; 1 not run | **no** |" in said

@@ -10,13 +10,14 @@ from tercet.kernels.triton import missing_triton
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tools.gpu_stages import weights
 from tools.tests.test_adapters_stage import SCALE, Tape, with_graphs
-from tools.tests.test_gpu_check import CPU
+from tools.tests.tiny import CPU
 
 pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
 
 
 def replaced() -> dict[str, Any]:
-    [part] = weights.weights(SCALE)
+    *_, part = weights.weights(SCALE)
+    assert part["wrong"] == ([] if part["replaced"].get("right") else ["replaced"])
     result: dict[str, Any] = part["replaced"]
     return result
 
