@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.gpu_stages.processes import NOT_RUN
+from tools.gpu_stages.records import trouble_of
 
 Found = tuple[str, bool | None]
 """(what was measured, whether it reaches the target; None where there is no target)"""
@@ -214,13 +215,30 @@ ROWS: Sequence[Row] = [
 
 
 def table(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown, from the records of one machine by stage. What is not there was not measured."""
-    lines = ["| work | target | measured | reached |", "|---|---|---|---|"]
+    """Markdown, from the records of one machine by stage. What is not there was not measured.
+
+    Where kernels were not right that is said before the table, and of each figure that was measured after it.
+    """
+    lines = [f"**Correctness failed, {date}: {trouble}.**\n" for date, trouble in sorted(_failures(records).items())]
+    lines += ["| work | target | measured | reached |", "|---|---|---|---|"]
     for row in ROWS:
         said, reached = _read(row, records.get(row.stage))
         word = "-" if reached is None else "yes" if reached else "**no**"
         lines.append(f"| {row.work} | {row.target} | {said} | {word} |")
     return "\n".join(lines)
+
+
+def _failures(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """What was not right, by the date of the record that shows it."""
+    known = [_known(record) for record in records.values()]
+    if "correctness" in records:
+        known.append({"date": records["correctness"]["date"], "trouble": trouble_of(records["correctness"])})
+    return {each["date"]: each["trouble"] for each in known if each["trouble"]}
+
+
+def _known(record: Mapping[str, Any]) -> Mapping[str, str]:
+    """What was known of correctness when a record was begun; nothing, of those from before they told it."""
+    return record.get("correctness") or {"date": "", "trouble": ""}
 
 
 def _read(row: Row, record: Mapping[str, Any] | None) -> Found:
@@ -230,4 +248,6 @@ def _read(row: Row, record: Mapping[str, Any] | None) -> Found:
         said, reached = row.read(record["results"])
     except KeyError:
         return "not measured: the stage was cut off", None
-    return (said, reached) if record["complete"] else (f"{said} (cut off)", reached)
+    notes = [] if record["complete"] else ["cut off"]
+    notes += ["correctness failed"] if _known(record)["trouble"] else []
+    return (f"{said} ({'; '.join(notes)})" if notes else said), reached

@@ -1,9 +1,7 @@
 """A dry run of every stage on the CPU, in Triton's interpreter, on shapes that mean nothing: is everything wired?"""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,8 @@ from tercet.scheduler.models.layer_ops import TritonLayerOps
 from tools import gpu_check
 from tools.gpu_check import SERVED_STAGES, STAGES
 from tools.gpu_stages import executor, kernels, quantised, tuning
-from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Results, Scale, model_directory
+from tools.gpu_stages.records import read
+from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Results, model_directory
 from tools.gpu_stages.table import ROWS, table
 from tools.gpu_stages.traces import idle_share
 from tools.gpu_stages.worker import Offline
@@ -122,7 +121,7 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
 
 def test_the_table_has_every_figure_of_the_stages(out: Path) -> None:
     """Of what the stages wrote: none is missing but those of sizes that the dry run has not."""
-    ((_, records),) = gpu_check.read(out).items()
+    ((_, records),) = read(out).items()
     lines = table(records).splitlines()[2:]
     for row, line in zip(ROWS, lines, strict=True):
         larger = row.work.startswith("Llama-3.1-8B, batch") and "batch 1," not in row.work
@@ -166,20 +165,6 @@ def test_targets_are_reached_or_not() -> None:
     ratios = {"transformers": record({"ratio": 3.9}), "shared_prefix": record({"ratio": 2.6})}
     assert "| 3.9 times | **no** |" in table(ratios)
     assert "| 2.6 times | yes |" in table(ratios)
-
-
-def test_a_stage_that_is_cut_off_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(scale: Scale) -> Iterator[Results]:
-        yield {"first": 1}
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(gpu_check.STAGES, "decode", breaks)
-    with pytest.raises(KeyboardInterrupt):
-        gpu_check.run_stage("decode", TINY, make_engine, tmp_path)
-    (path,) = tmp_path.iterdir()
-    record = json.loads(path.read_text())
-    assert record["results"] == {"first": 1}
-    assert not record["complete"]
 
 
 def test_a_wrong_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,40 +267,6 @@ def test_idle_is_what_no_interval_covers() -> None:
     assert idle_share([(30, 40), (0, 25), (5, 20)]) == pytest.approx(5 / 40)
     with pytest.raises(ValueError, match="nothing ran"):
         idle_share([])
-
-
-def test_what_verified_json_says_is_shown_by_its_files() -> None:
-    verified = json.loads(resources.files("tercet.kernels.attention").joinpath("verified.json").read_text())
-    for backend, files in verified.items():
-        for architecture, name in files.items():
-            record = json.loads((ROOT / name).read_text())
-            assert gpu_check.shows_equality(record, backend, architecture), name
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"stage": "model"},
-        {"complete": False},
-        {"wrong": ["philox"]},
-        {"architecture": "sm80"},
-        {"grid": "not here: no flashinfer"},
-    ],
-)
-def test_only_a_whole_and_right_record_shows_equality(change: dict[str, Any]) -> None:
-    given: dict[str, Any] = {
-        "stage": "correctness",
-        "complete": True,
-        "wrong": [],
-        "architecture": "sm90",
-        "grid": "ok",
-    }
-    given |= change
-    results = {"wrong": given["wrong"], "architecture": given["architecture"]}
-    results["checks"] = {"grid flashinfer": given["grid"]}
-    record = {"stage": given["stage"], "complete": given["complete"], "results": results}
-    assert gpu_check.shows_equality(record, "flashinfer", "sm90") == (not change)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
