@@ -5,6 +5,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 
 def run_apart(command: Sequence[str], limit: float) -> int | None:
@@ -21,3 +22,12 @@ def run_apart(command: Sequence[str], limit: float) -> int | None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        _kill_session(process.pid)
+
+
+def _kill_session(session: int) -> None:
+    """Those who are left, and have groups of their own, as the parts of a server do."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid := int(entry.name)) == session:
+                os.kill(pid, signal.SIGKILL)

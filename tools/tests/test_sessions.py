@@ -31,9 +31,11 @@ def everything(end: int) -> bytes:
     return b"".join(iter(lambda: os.read(end, 100), b""))
 
 
-def test_who_is_not_done_in_time_is_killed_and_all_it_started(pipe: tuple[Path, int]) -> None:
+@pytest.mark.parametrize("group", ["its", "another"])
+def test_who_is_not_done_in_time_is_killed_and_all_it_started(group: str, pipe: tuple[Path, int]) -> None:
     path, end = pipe
-    assert run_apart(["bash", "-c", f"{OTHER.format(path)} exec sleep 600"], 3.0) is None
+    begin = "set -m; " if group == "another" else ""
+    assert run_apart(["bash", "-c", f"{begin}{OTHER.format(path)} exec sleep 600"], 3.0) is None
     assert everything(end) == b"here\n"
 
 
