@@ -1,6 +1,9 @@
 """A dry run of every stage on the CPU, in Triton's interpreter, on shapes that mean nothing: is everything wired?"""
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,14 @@ pytest.importorskip("triton", reason="the GPU path needs it")
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.bench import ceilings
 from tercet.kernels.ops.quantised import QuantisedWeight, dequantise
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.models.layer_ops import TritonLayerOps
 from tools import gpu_check
 from tools.gpu_check import SERVED_STAGES, STAGES
-from tools.gpu_stages import executor, kernels, quantised, tuning
+from tools.gpu_stages import executor, kernels, quantised, serving, tuning
 from tools.gpu_stages.records import read
 from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Results, model_directory
 from tools.gpu_stages.table import ROWS, table
@@ -165,6 +169,52 @@ def test_targets_are_reached_or_not() -> None:
     ratios = {"transformers": record({"ratio": 3.9}), "shared_prefix": record({"ratio": 2.6})}
     assert "| 3.9 times | **no** |" in table(ratios)
     assert "| 2.6 times | yes |" in table(ratios)
+
+
+def test_what_is_explained_is_not_reached_by_that() -> None:
+    def said(share: float) -> str:
+        operation = {"share": share, "unit": "GB/s"}
+        return table({"operations": {"results": {"fused bitmask": operation}, "complete": True}})
+
+    why = "writes every other number, so half of each sector"
+    assert f"| 0 of 1; below: fused bitmask 2% ({why}) | **no** |" in said(0.02)
+    assert "| 1 of 1 | yes |" in said(0.85)
+
+
+def test_what_ceilings_took_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After they were measured, for a server sizes its cache by what it finds."""
+    calls = list[str]()
+
+    def measured(*given: Any) -> Any:
+        calls.append("measured")
+        return ceilings(*given)
+
+    monkeypatch.setattr(kernels, "ceilings", measured)
+    monkeypatch.setattr(kernels, "release_cached", lambda: calls.append("given back"))
+    kernels.ceilings_of(TINY)
+    assert calls == ["measured", "given back"]
+
+
+def test_a_first_start_finds_nothing_compiled_and_the_second_what_the_first_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found: list[tuple[Path, list[str]]] = []
+
+    @contextmanager
+    def starting(model: str, **options: Any) -> Iterator[None]:
+        cache = Path(os.environ["TRITON_CACHE_DIR"])
+        found.append((cache, [path.name for path in cache.iterdir()]))
+        (cache / "kernel").touch()
+        yield
+
+    results = list(serving.ready(TINY, starting))
+    assert [[*part] for part in results] == [["uncompiled_s"], ["warm_s"]]
+    [(first, before), (second, then)] = found
+    assert first == second != tmp_path
+    assert (before, then) == ([], ["kernel"])
+    assert not first.exists()
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path)
 
 
 def test_a_wrong_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
