@@ -51,12 +51,17 @@ def _device_backends(device: torch.device) -> list[str]:
 def decode(scale: Scale) -> Iterator[Results]:
     """Milliseconds a token of the large model, beside the time that its bytes take to be read.
 
-    Then of the fewest and the most choices by Triton's attention, which rotates and stores what is new in the same
-    kernel, and with a kernel for that before it.
+    First with page tables as wide as what is decoded, then as wide as those of a server with default options. Then of
+    the fewest and the most choices by Triton's attention, which rotates and stores what is new in the same kernel, and
+    with a kernel for that before it.
     """
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
     for name, found in _decoded(scale, copy, scale.batches, "auto"):
         yield {name: found}
+    wide: Results = {"context_length": scale.served_context}
+    for name, found in _decoded(scale, copy, scale.batches, "auto", scale.served_context):
+        wide[name] = found
+        yield {"wide tables": wide}
     few = (min(scale.batches), max(scale.batches))
     yield {"one kernel": dict(_decoded(scale, copy, few, "triton"))}
     with _rotation_apart():
@@ -64,13 +69,22 @@ def decode(scale: Scale) -> Iterator[Results]:
 
 
 def _decoded(
-    scale: Scale, copy: float, batches: Sequence[int], attention: str
+    scale: Scale, copy: float, batches: Sequence[int], attention: str, context: int = 0
 ) -> Iterator[tuple[str, dict[str, float]]]:
+    """With a longer `context` possible than is decoded. Memory bounds how many tokens there are, but not that."""
     shape, size = scale.large, scale.dtype.itemsize
     decodes = scale.decodes + SETTLING
-    with model_directory(shape, scale.context + decodes + 64) as directory:
+    with model_directory(shape, max(context, scale.context + decodes + 64)) as directory:
         slots = max(batches)
-        offline = Offline(directory, scale, slots=slots, prompt=scale.context, decodes=decodes, attention=attention)
+        offline = Offline(
+            directory,
+            scale,
+            slots=slots,
+            prompt=scale.context,
+            decodes=decodes,
+            context=context,
+            attention=attention,
+        )
         for slot in range(slots):
             offline.prefill(slot, scale.context)
         read = shape.weights * size, shape.cached * size

@@ -76,6 +76,8 @@ class Scale:
     others: dict[str, Shape]
     batches: tuple[int, ...] = (1, 32, 256)
     context: int = 1024
+    served_context: int = 131_072
+    """The longest request of the large model, which a server allows by default."""
     prompt: int = 8192
     launched: tuple[int, ...] = (512, 2048, 8192)
     decodes: int = 200

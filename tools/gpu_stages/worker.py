@@ -68,7 +68,10 @@ def make_worker(
 
 
 class Offline:
-    """A worker whose plans are made here: every slot has pages for all its tokens from the first."""
+    """A worker whose plans are made here: every slot has pages for all its tokens from the first.
+
+    Its page tables are no wider than that, unless a longer `context` is to be possible.
+    """
 
     def __init__(
         self,
@@ -78,13 +81,14 @@ class Offline:
         slots: int,
         prompt: int,
         decodes: int,
+        context: int = 0,
         attention: str = "auto",
         cache: str = "auto",
         loras: int = 0,
         rank: int = 1,
     ) -> None:
         self.pages = -(-(prompt + decodes + 8) // PAGE_SIZE)
-        context = self.pages * PAGE_SIZE
+        context = max(context, self.pages * PAGE_SIZE)
         self.worker = make_worker(
             directory,
             scale,
@@ -99,7 +103,7 @@ class Offline:
         room = self.worker.capacity.groups[0].pages
         if room < slots * self.pages:
             raise RuntimeError(
-                f"{slots} slots of {context} tokens need {slots * self.pages} pages, and there are {room}"
+                f"{slots} slots of {self.pages} pages each need {slots * self.pages}, and there are {room}"
             )
         self.lengths = [0] * slots
         self._step = 0

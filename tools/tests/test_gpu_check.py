@@ -23,7 +23,7 @@ from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.models.layer_ops import TritonLayerOps
 from tools import gpu_check
 from tools.gpu_check import SERVED_STAGES, STAGES
-from tools.gpu_stages import executor, kernels, quantised, serving, tuning
+from tools.gpu_stages import executor, kernels, quantised, serving, tuning, worker
 from tools.gpu_stages.records import read
 from tools.gpu_stages.scale import LLAMA_8B, QWEN_06B, Results, model_directory
 from tools.gpu_stages.table import ROWS, table
@@ -79,7 +79,9 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
             assert results["checks"]["grid flashinfer"].startswith("not here")
         case "decode":
             both = results.pop("one kernel"), results.pop("two kernels")
-            for rows in (results, *both):
+            wide = results.pop("wide tables")
+            assert wide.pop("context_length") == 256
+            for rows in (results, wide, *both):
                 assert rows.keys() == {"batch 1", "batch 2"}
                 assert all(value > 0 for row in rows.values() for value in row.values())
         case "step":
@@ -290,9 +292,9 @@ def test_rotation_is_timed_within_attention_and_before_it(monkeypatch: pytest.Mo
     monkeypatch.setattr("tercet.scheduler.executor.loading.layer_ops", lambda _: TritonLayerOps())
     parts = [(list(part), len(calls)) for part in executor.decode(replace(TINY, batches=(1,), decodes=2))]
     names, counts = zip(*parts, strict=True)
-    assert names == (["batch 1"], ["one kernel"], ["two kernels"])
-    assert counts[0] == 0
-    assert counts[1] == counts[2] >= SHAPE.layers * (executor.SETTLING + 2)
+    assert names == (["batch 1"], ["wide tables"], ["one kernel"], ["two kernels"])
+    assert counts[0] == counts[1] == 0
+    assert counts[2] == counts[3] >= SHAPE.layers * (executor.SETTLING + 2)
 
 
 def test_what_is_decoded_again_is_the_same() -> None:
@@ -303,6 +305,22 @@ def test_what_is_decoded_again_is_the_same() -> None:
         first = offline.decode(2, 6)[1]
         offline.rewind(16)
         assert offline.decode(2, 6)[1] == first
+
+
+def test_page_tables_are_as_wide_as_requests_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As narrow as what is decoded unless they are asked to be a server's."""
+    contexts = list[int]()
+    make = worker.make_worker
+
+    def made(*given: Any, context: int, **options: Any) -> Any:
+        contexts.append(context)
+        return make(*given, context=context, **options)
+
+    monkeypatch.setattr(worker, "make_worker", made)
+    scale = replace(TINY, batches=(1,), decodes=2)
+    assert len([*executor.decode(scale)]) == 4
+    narrow = -(-(scale.context + executor.SETTLING + scale.decodes + 8) // 16) * 16
+    assert contexts == [narrow, scale.served_context, narrow, narrow]
 
 
 def test_the_bytes_of_a_model_are_those_of_its_shape() -> None:

@@ -20,6 +20,7 @@ TINY = Scale(
     others={"qwen3-0.6b": Shape("Qwen3ForCausalLM", 64, 96, 1, 2, 1, 32, 128, tied=True)},
     batches=(1, 2),
     context=16,
+    served_context=256,
     prompt=32,
     launched=(8, 16),
     decodes=4,
