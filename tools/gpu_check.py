@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from tercet.kernels.device import describe_machine
-from tools.gpu_stages import adapters, executor, kernels, quantised, serving, tuning, weights
+from tools.gpu_stages import adapters, executor, kernels, quantised, serving, speculation, tuning, weights
 from tools.gpu_stages.records import Records, by_device, device_name, read, read_file, trouble_of, unbundle, write
 from tools.gpu_stages.scale import FULL, Results, Scale
 from tools.gpu_stages.serving import MakeEngine
@@ -43,6 +43,7 @@ STAGES: dict[str, Callable[[Scale], Iterator[Results]]] = {
     "adapters": adapters.adapters,
     "weights": weights.weights,
     "decode": executor.decode,
+    "speculation": speculation.speculation,
     "prefill": executor.prefill,
     "launches": executor.launches,
     "step": executor.step,

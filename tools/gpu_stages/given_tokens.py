@@ -163,14 +163,15 @@ def count_replays(worker: TpModelWorker) -> CountedReplays | None:
     return counted
 
 
-def record_graphs(worker: TpModelWorker, slots: int, *, adapted: bool = False) -> None:
-    """All there are, those with adapters among them once a step has had one.
+def record_graphs(worker: TpModelWorker, slots: int, *, adapted: bool = False, chained: int = 0) -> None:
+    """All there are, those with adapters, and those of up to `chained` rows, among them once a step has wanted them.
 
     Raises RuntimeError where one cannot be recorded, which serving would only log.
     """
     while worker.prepare():
         pass
     recorded, wanted = worker._runner.graphs, len(decode_buckets(slots)) * (2 if adapted else 1)
+    wanted += sum(rows > 1 for rows in decode_buckets(chained)) if chained else 0
     if isinstance(recorded, CountedReplays):
         recorded = recorded.counted
     if isinstance(recorded, CudaGraphRunner) and len(recorded._graphs) < wanted:

@@ -97,6 +97,11 @@ class Scale:
     grain: Grain = PUBLIC_GRAIN
     compared_tokens: int = 128
     quantised_batches: tuple[int, ...] = (1, 32)
+    draft_rows: int = 64
+    """The most of a step in which choices have several."""
+    draft_batches: tuple[int, ...] = (1, 8)
+    draft_counts: tuple[int, ...] = (1, 2, 4, 8)
+    """Rows of each choice, beside as many as there can be."""
     tiled_rows: tuple[int, ...] = (16, 64, 128, 256, 512)
     """Of layers with weights in few bits."""
     operation_tokens: int = 16384

@@ -148,6 +148,27 @@ def _replaced(results: Mapping[str, Any]) -> Found:
     return f"{found['far']:.1e} apart; the old ones {found['moved']:.1e}", found["right"]
 
 
+def _assumed(results: Mapping[str, Any]) -> Found:
+    parts = []
+    for name, one in results["compared"].items():
+        said = one["trouble"] if "trouble" in one else f"{one['alike']} of {one['tokens']} tokens"
+        apart = f" ({one['far']:.1e} apart, {one['moved']:.1e} after a wrong one)" if "far" in one else ""
+        parts.append(f"{name}: {said}{apart}")
+    missing = any(one.get("trouble") == NOT_RUN for one in results["compared"].values())
+    return ", ".join(parts), False if results["wrong"] else None if missing else True
+
+
+def _guessing(results: Mapping[str, Any]) -> Found:
+    found = results["timed"]
+    if "trouble" in found:
+        return _troubled(found["trouble"])
+    parts = []
+    for batch, steps in found.items():
+        times = [f"{rows} {one['ms']:.2f} ms" for rows, one in steps.items()]
+        parts.append(f"{batch}: {', '.join(times)} ({steps['1 row']['ahead_ms']:.2f} ms ahead of results)")
+    return "; ".join(parts), None
+
+
 def _adapters(results: Mapping[str, Any]) -> Found:
     found = results["timed"]
     if "trouble" in found:
@@ -188,6 +209,13 @@ ROWS: Sequence[Row] = [
         "report",
         "decode",
         _rotation,
+    ),
+    Row("tokens assumed in one step against steps one after another, two layers", "the same", "speculation", _assumed),
+    Row(
+        "a step of Llama-3.1-8B, 1k context, by the rows of each choice: as many tokens as are assumed, and one",
+        "report",
+        "speculation",
+        _guessing,
     ),
     Row("prefill of 8k-token prompts", ">= 65% of the matrix rate", "prefill", _prefill),
     Row("prefill: does launching hold the device up?", "no", "launches", _launches),

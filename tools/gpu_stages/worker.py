@@ -2,10 +2,11 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -42,10 +43,11 @@ def make_worker(
     cache: str = "auto",
     loras: int = 0,
     rank: int = 1,
+    draft_rows: int = 0,
 ) -> TpModelWorker:
     """With random weights, unless others are to be loaded; `cache` is the dtype of keys and values.
 
-    It can hold `loras` adapters up to a rank.
+    It can hold `loras` adapters up to a rank, and run steps of up to `draft_rows` in which choices have several.
     """
     release_cached()  # what a worker before this one left
     return TpModelWorker(
@@ -63,6 +65,7 @@ def make_worker(
             grammar_backend="none",
             max_loras=loras,
             max_lora_rank=rank,
+            draft_rows=draft_rows,
         )
     )
 
@@ -70,36 +73,16 @@ def make_worker(
 class Offline:
     """A worker whose plans are made here: every slot has pages for all its tokens from the first.
 
-    Its page tables are no wider than that, unless a longer `context` is to be possible.
+    Its page tables are no wider than that, unless a longer `context` is to be possible. What else it has are `options`
+    of `make_worker`.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        scale: Scale,
-        *,
-        slots: int,
-        prompt: int,
-        decodes: int,
-        context: int = 0,
-        attention: str = "auto",
-        cache: str = "auto",
-        loras: int = 0,
-        rank: int = 1,
+        self, directory: Path, scale: Scale, *, slots: int, prompt: int, decodes: int, context: int = 0, **options: Any
     ) -> None:
         self.pages = -(-(prompt + decodes + 8) // PAGE_SIZE)
         context = max(context, self.pages * PAGE_SIZE)
-        self.worker = make_worker(
-            directory,
-            scale,
-            slots=slots,
-            context=context,
-            step=prompt,
-            attention=attention,
-            cache=cache,
-            loras=loras,
-            rank=rank,
-        )
+        self.worker = make_worker(directory, scale, slots=slots, context=context, step=prompt, **options)
         room = self.worker.capacity.groups[0].pages
         if room < slots * self.pages:
             raise RuntimeError(
@@ -108,27 +91,42 @@ class Offline:
         self.lengths = [0] * slots
         self._step = 0
 
-    def prefill_plan(self, slot: int, tokens: int, adapter: int = NOBODY) -> Plan:
-        """One slot's prompt, whatever the slot held before, and the place of its adapter."""
-        vocab = self.worker.capacity.vocab_size
+    def introduce_plan(self, init: SlotInit) -> Plan:
+        """The prompt of a choice, whatever its slot held before."""
+        slot, tokens = init.slot, init.prompt_tokens
         self.lengths[slot] = tokens
+        pages = PageUpdate(slot, 0, [list(range(slot * self.pages, (slot + 1) * self.pages))])
+        return self._plan([Row(slot, 0, tokens, sample=True)], [init], [pages])
+
+    def prefill_plan(self, slot: int, tokens: int, adapter: int = NOBODY) -> Plan:
+        """A prompt of so many tokens, and the place of its adapter."""
         init = SlotInit(
             slot=slot,
-            tokens=pack_ints((7919 * slot + 31 * place) % vocab for place in range(tokens)),
+            tokens=prompt_of(slot, tokens, self.worker.capacity.vocab_size),
             prompt_tokens=tokens,
             choice=0,
             sampling=SamplingParams(max_new_tokens=1 << 20, temperature=0.0),
             adapter=adapter,
         )
-        pages = PageUpdate(slot, 0, [list(range(slot * self.pages, (slot + 1) * self.pages))])
-        return self._plan([Row(slot, 0, tokens, sample=True)], [init], [pages])
+        return self.introduce_plan(init)
 
     def decode_plan(self, slots: int) -> Plan:
         """One more token for each of the first slots."""
-        rows = [Row(slot, self.lengths[slot], 1, sample=True) for slot in range(slots)]
-        for slot in range(slots):
-            self.lengths[slot] += 1
-        return self._plan(rows)
+        return self.chained_plan(dict.fromkeys(range(slots), ()))
+
+    def chained_plan(self, assumed: Mapping[int, Sequence[int]], right: int = 0) -> Plan:
+        """One more token for some slots, and one for each that is assumed to follow it.
+
+        Rows are ordered as the core orders them. Slots go on as if so many of what is assumed were right.
+        """
+        rows = [Row(slot, self.lengths[slot], 1, sample=True) for slot in assumed]
+        tokens: dict[int, int] = {}
+        for slot, guesses in assumed.items():
+            for place, token in enumerate(guesses, self.lengths[slot] + 1):
+                tokens[len(rows)] = token
+                rows.append(Row(slot, place, 1, sample=True))
+            self.lengths[slot] += 1 + right
+        return self._plan(rows, assumed=tokens)
 
     def prefill(self, slot: int, tokens: int, adapter: int = NOBODY) -> float:
         """Seconds of one slot's prompt."""
@@ -143,21 +141,36 @@ class Offline:
 
     def decode(self, slots: int, steps: int) -> tuple[list[float], list[list[int]]]:
         """(seconds between results, tokens of each step), the next step started before the last one's result."""
-        waiting = [self.worker.submit(self.decode_plan(slots))]
+        return self.run(partial(self.decode_plan, slots), steps)
+
+    def run(self, plan: Callable[[], Plan], steps: int, *, ahead: bool = True) -> tuple[list[float], list[list[int]]]:
+        """(seconds between results, tokens of each step); the next one is started before the last one's if `ahead`."""
+        waiting: deque[Pending[StepResult]] = deque()
         seconds, tokens = [], []
         last = time.perf_counter()
         for step in range(steps):
-            if step + 1 < steps:
-                waiting.append(self.worker.submit(self.decode_plan(slots)))
-            tokens.append(waiting.pop(0).result().token_ids)
+            while len(waiting) < min(1 + ahead, steps - step):
+                waiting.append(self.worker.submit(plan()))
+            tokens.append(waiting.popleft().result().token_ids)
             now = time.perf_counter()
             seconds.append(now - last)
             last = now
         return seconds, tokens
 
-    def _plan(self, rows: list[Row], inits: Sequence[SlotInit] = (), pages: Sequence[PageUpdate] = ()) -> Plan:
+    def _plan(
+        self,
+        rows: list[Row],
+        inits: Sequence[SlotInit] = (),
+        pages: Sequence[PageUpdate] = (),
+        assumed: Mapping[int, int] | None = None,
+    ) -> Plan:
         self._step += 1
-        return Plan(step=self._step, introduce=[*inits], pages=[*pages], rows=rows)
+        return Plan(step=self._step, introduce=[*inits], pages=[*pages], rows=rows, assumed=dict(assumed or {}))
+
+
+def prompt_of(text: int, tokens: int, vocab: int) -> bytes:
+    """So many tokens of one of many texts."""
+    return pack_ints((7919 * text + 31 * place) % vocab for place in range(tokens))
 
 
 class TimedModel:

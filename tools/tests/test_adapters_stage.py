@@ -57,12 +57,16 @@ class Tape:
         return replay, output
 
 
-def with_graphs(monkeypatch: pytest.MonkeyPatch, tape: Tape) -> None:
+def with_graphs(
+    monkeypatch: pytest.MonkeyPatch, tape: Tape, *, decode_rows: int | None = None, chained_rows: int = 0
+) -> None:
     """Workers whose attention may be any are made as on a GPU."""
 
     def runner(model: Any, pool: KVPool, backend: Any, **more: Any) -> ModelRunner:
         if backend is TritonAttention:
-            more["graphs"] = partial(CudaGraphRunner, model, pool, [backend], tape)
+            more["graphs"] = partial(
+                CudaGraphRunner, model, pool, [backend], tape, decode_rows=decode_rows, chained_rows=chained_rows
+            )
         return ModelRunner(model, pool, backend, **more)
 
     def chosen(name: str, device: torch.device) -> Any:

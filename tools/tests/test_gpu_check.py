@@ -60,6 +60,20 @@ def assert_adapters(results: dict[str, Any]) -> None:
             assert all(figures.values())
 
 
+def assert_tuning(results: dict[str, Any]) -> None:
+    """Of the stage of that name."""
+    assert results["wrong"] == []
+    for name, (tilings, _) in tuning.OPERATIONS.items():
+        count = 1 if name.startswith("row") else 2
+        kinds = {f"{kind}, {count} rows" for kind in ("fp8", "int8", "int4")}
+        assert results[name].keys() >= (kinds if "few bits" in name else {"batch 1", "batch 2"})
+        assert len(results[name]) == 3
+        for rows in results[name].values():
+            assert {row["tiling"] for row in rows} == set(map(str, tilings))
+            assert [row["tiling"] for row in rows if row["in_use"]] == [str(tilings[0])]
+            assert all(row["us"] > 0 and row["share"] > 0 for row in rows)
+
+
 @pytest.mark.parametrize("stage", [*STAGES, *SERVED_STAGES])
 def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
     (path,) = out.glob(f"*-{stage}.json")
@@ -105,6 +119,11 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
             for row in results["timed"].values():
                 assert row["layers"] == 1
                 assert row.keys() > {"batch 1", "batch 2", "prefill_tokens_per_s"}
+        case "speculation":
+            assert results["wrong"] == []
+            assert results["compared"]["float32"]["alike"] == 17
+            for steps in (results["timed"]["batch 1"], results["timed"]["batch 2"]):
+                assert all(value > 0 for step in steps.values() for value in step.values())
         case "shared_prefix":
             assert results["cached"]["output_tokens"] == results["plain"]["output_tokens"] == 11 * 32
         case "small_models":
@@ -113,16 +132,7 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
             assert results["transformers"]["requests"] == 2
             assert results["ratio"] == results["tercet"]["output_tokens_per_s"] / 0.5
         case "tuning":
-            assert results["wrong"] == []
-            for name, (tilings, _) in tuning.OPERATIONS.items():
-                count = 1 if name.startswith("row") else 2
-                kinds = {f"{kind}, {count} rows" for kind in ("fp8", "int8", "int4")}
-                assert results[name].keys() >= (kinds if "few bits" in name else {"batch 1", "batch 2"})
-                assert len(results[name]) == 3
-                for rows in results[name].values():
-                    assert {row["tiling"] for row in rows} == set(map(str, tilings))
-                    assert [row["tiling"] for row in rows if row["in_use"]] == [str(tilings[0])]
-                    assert all(row["us"] > 0 and row["share"] > 0 for row in rows)
+            assert_tuning(results)
 
 
 def test_the_table_has_every_figure_of_the_stages(out: Path) -> None:
