@@ -9,6 +9,7 @@ machine, the date, the command, and beside them the bandwidth and the rate that 
 written again with every part of the results, so that a stage that is cut off keeps what it had. So is a bundle, one
 file that holds the records of all stages of a run.
 Correctness comes first: where it fails, the records of later stages say so and what is wrong, and so does the table.
+In which order stages are best run where time is short, and what each needs, says benchmarks/results/README.md.
 Without a GPU it refuses.
 """
 
