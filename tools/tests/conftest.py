@@ -1,10 +1,14 @@
-"""What tests of the stages of the GPU check share."""
+"""What tests of the stages of the GPU check share: without a GPU, Triton's interpreter runs their kernels."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+
+from packages.kernels.tests.quick_interpreter import quicken
+
+quicken()
 
 
 @pytest.fixture(scope="module")

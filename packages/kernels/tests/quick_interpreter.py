@@ -1,7 +1,9 @@
-"""Triton's interpreter, faster.
+"""Triton's interpreter, faster, and with any numpy.
 
 Before every call within a kernel it looks through the whole language for what it has to replace. Here it looks where
 something is not replaced yet: when a kernel is launched.
+
+A bound of a loop is an array of one number, which Triton 3.6 makes an integer of as numpy refuses since 2.4.
 """
 
 import os
@@ -15,7 +17,7 @@ def quicken() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         return
     interpreter: Any = import_module("triton.runtime.interpreter")
-    tl, replace = interpreter.tl, interpreter._patch_lang
+    tl, replace, replace_tensor = interpreter.tl, interpreter._patch_lang, interpreter._patch_lang_tensor
 
     def is_replaced(language: Any) -> bool:
         return not (tl.core.is_builtin(language.load) or tl.core.is_builtin(language.tensor.__add__))
@@ -24,4 +26,9 @@ def quicken() -> None:
         languages = [value for value in function.__globals__.values() if value is tl or value is tl.core]
         return interpreter._LangPatchScope() if all(map(is_replaced, languages)) else replace(function)
 
+    def replace_with_bounds(tensor: Any, scope: Any) -> None:
+        replace_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
     interpreter._patch_lang = replace_once
+    interpreter._patch_lang_tensor = replace_with_bounds
