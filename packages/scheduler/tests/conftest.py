@@ -300,12 +300,20 @@ def native_family(request: pytest.FixtureRequest, checkpoints: Callable[[str], P
 
 @pytest.fixture(scope="session")
 def reference() -> Callable[..., Any]:
-    """Loads transformers' own model of a directory: `reference(path, dtype=torch.float32)`."""
+    """Loads transformers' own model of a directory: `reference(path, dtype=torch.float32)`.
+
+    transformers 5.17 passes over MiniMax's `rotary_dim`, and caps attention's scores only where it is "eager".
+    """
     import torch
     import transformers
 
     def load(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-        return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+        config = transformers.AutoConfig.from_pretrained(directory)
+        if rotated := getattr(config, "rotary_dim", None):
+            config.rope_parameters["partial_rotary_factor"] = rotated / config.head_dim
+        attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
+        given: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention}
+        return transformers.AutoModelForCausalLM.from_pretrained(directory, **given).eval()
 
     return load
 
