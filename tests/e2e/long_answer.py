@@ -6,8 +6,8 @@ from openai import OpenAI
 
 
 def long_answer(client: OpenAI, model: str, tokens: int, at: int = 0, blow: Callable[[], None] = lambda: None) -> str:
-    """The text, always the same; `blow` is called when so many pieces of it have come."""
-    pieces: list[str] = []
+    """The text, always the same; `blow` is called once when so many characters of it have come."""
+    text, dealt = "", False
     stream = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": "The quick brown fox"}],
@@ -19,7 +19,9 @@ def long_answer(client: OpenAI, model: str, tokens: int, at: int = 0, blow: Call
     )
     for chunk in stream:
         assert chunk.model == model
-        pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
-        if len(pieces) == at:
+        text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        if len(text) >= at and not dealt:
+            dealt = True
             blow()
-    return "".join(pieces)
+    assert dealt
+    return text

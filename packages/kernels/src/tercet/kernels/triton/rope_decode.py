@@ -47,31 +47,21 @@ def rope_decode_kernel(
     k_inverse,
     v_inverse,
     scale,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    SEVERAL: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    SEVERAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """One split of one row and KV head, as `decode_kernel`; the split of the row's last key writes it first."""
     row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     await_previous(EARLY)
-    if least > 0:  # noqa: SIM102 - each is asked only if those before hold: Triton's `and` asks both
-        if split > 0:  # noqa: SIM102
-            if split >= split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, least, BLOCK_N)[2]:
-                return
+    if _surely_empty(kv_lens_ptr + row, split, WINDOW, splits, least, BLOCK_N):
+        return  # without a word to `merge_kernel`: where `least` is set, splits are few and merge themselves
     kv_len, slot = tl.load(kv_lens_ptr + row), tl.load(slots_ptr + row)
     table_at = table_ptr + tl.load(positions_ptr + row).to(tl.int64) * HEAD_DIM
-    k_at, v_at = new_k_ptr + row * stride_k + kv_head * HEAD_DIM, new_v_ptr + row * stride_v + kv_head * HEAD_DIM
-    q_at = q_ptr + row * stride_q + kv_head * (GROUP * HEAD_DIM)
+    k_at, dim = new_k_ptr + row * stride_k + kv_head * HEAD_DIM, tl.arange(0, BLOCK_D)
     low, high = _key(k_at, table_at, k_weight_ptr, eps, HEAD_DIM, BLOCK_HALF)
-    value = tl.load(v_at + tl.arange(0, BLOCK_D), mask=tl.arange(0, BLOCK_D) < HEAD_DIM, other=0.0)
+    value = tl.load(new_v_ptr + row * stride_v + kv_head * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
+    q_at = q_ptr + row * stride_q + kv_head * (GROUP * HEAD_DIM)
     q = _queries(q_at, table_at, q_weight_ptr, eps, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
     first, last, used = split_of(kv_len, split, WINDOW, splits, least, BLOCK_N)
     if split >= used:
@@ -79,15 +69,24 @@ def rope_decode_kernel(
         row_head = (row * tl.num_programs(1) + kv_head) * GROUP + index
         leave_empty(lse_ptr, ended_ptr, row_head, splits, split, index < GROUP)
         return
-    holds = last == kv_len
     place = (slot * tl.num_programs(1) + kv_head) * HEAD_DIM
-    _store(low, high, value, k_ptr + place, v_ptr + place, k_inverse, v_inverse, holds, HEAD_DIM)
+    _store(low, high, value, k_ptr + place, v_ptr + place, k_inverse, v_inverse, last == kv_len, HEAD_DIM)
     tl.debug_barrier()  # what other threads of this program have stored is there for the loads that follow
     attend_split(
         q, row, kv_head, split, used, first, last, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, sinks_ptr,
         pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL, BLOCK_N,
         EARLY,
     )  # fmt: skip
+
+
+@triton.jit
+def _surely_empty(kv_len_at, split, WINDOW: tl.constexpr, splits, least, BLOCK_N: tl.constexpr):
+    """Whether a split has no keys; False, without a look at the row's length, where waiting for it costs most."""
+    empty = False
+    if least > 0:  # noqa: SIM102 - the length is loaded only if both hold: Triton's `and` asks for all
+        if split > 0:
+            empty = split >= split_of(tl.load(kv_len_at), split, WINDOW, splits, least, BLOCK_N)[2]
+    return empty
 
 
 @triton.jit
