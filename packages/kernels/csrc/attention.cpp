@@ -31,7 +31,8 @@
 namespace {
 
 constexpr int64_t SPAN = 256;    // keys that are summed up before they are merged with others
-constexpr int64_t QUERIES = 32;  // rows of the small matrix, unless one token has more query heads to a kv head
+constexpr int64_t QUERIES = 64;  // rows of the small matrix, unless one token has more query heads to a kv head
+constexpr int64_t ROWS = 32;     // of them that are multiplied at a time
 constexpr int64_t FEW = 8;       // up to so many queries, values are read where they lie; measured
 constexpr float NONE = -INFINITY;
 
@@ -103,8 +104,7 @@ class Attention {
         static thread_local Buffer buffer;  // the caller's
         float* kept = buffer.floats(kept_);
         pool::run(int64_t(items_.size()), [&](int64_t i) {
-            cache_.format == FLOAT32 ? compute<Floats>(items_[size_t(i)], kept)
-                                     : compute<Bfloats>(items_[size_t(i)], kept);
+            cache_.format == FLOAT32 ? compute<Floats>(size_t(i), kept) : compute<Bfloats>(size_t(i), kept);
         });
         pool::run_pieces(int64_t(merges_.size()), 4, [&](int64_t from, int64_t to) {
             for (int64_t i = from; i < to; i++) merge_spans(merges_[size_t(i)], kept);
@@ -184,8 +184,9 @@ class Attention {
     };
 
     template <class Format>
-    void compute(const Item& item, float* kept) const {
+    void compute(size_t index, float* kept) const {
         using Input = typename Format::Input;
+        const Item& item = items_[index];
         static thread_local Buffer buffer;
         int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES;
         int64_t value_bytes = BLOCK * width_ * int64_t(sizeof(typename Format::Element));
@@ -215,12 +216,15 @@ class Attention {
         for (int32_t head = 0; head < item.heads; head++)
             read_queries(item.of(head), of_head(head).queries, stride / int64_t(sizeof(Input)));
         place.total.clear(all, width_);
+        Places here = places_of(item, 0, item.first_span * SPAN), soon;
         for (int64_t span = item.first_span; span < item.last_span; span++) {
             place.part.clear(all, width_);
-            for (int64_t begin = span * SPAN; begin < (span + 1) * SPAN; begin += BLOCK)
-                for (int32_t head = 0; head < item.heads; head++) {
+            int64_t end = std::min((span + 1) * SPAN, end_of(item));
+            for (int64_t begin = span * SPAN; begin < end; begin += BLOCK)
+                for (int32_t head = 0; head < item.heads; head++, here = soon) {
                     Workplace<Format> mine = of_head(head);
-                    add_block<Format>(item.of(head), begin, mine);
+                    soon = places_after(index, head, begin);
+                    if (here.first < here.last) add_block<Format>(item.of(head), begin, here, soon, mine);
                 }
             if (item.kept < 0) merge(place.total, place.part, all, width_);
         }
@@ -228,19 +232,35 @@ class Attention {
             write(item.of(head), of_head(head).total);
     }
 
+    // The keys that an item sees in the block at `begin`, of one of its kv heads.
+    Places places_of(const Item& item, int32_t head, int64_t begin) const {
+        int64_t first = scoring_.window ? position_of(item) - scoring_.window + 1 : 0;
+        first = std::clamp(first, begin, begin + BLOCK);
+        int64_t last = std::clamp(end_of(item), first, begin + BLOCK);
+        Places places;
+        places.find(cache_, rows_.page_table + item.row * rows_.page_stride, item.head + head, begin, first, last);
+        return places;
+    }
+
+    // What a thread is likely to read after a block: of the next kv head, in the next block, or of the item that is its
+    // next if the others take as many.
+    Places places_after(size_t index, int32_t head, int64_t begin) const {
+        const Item& item = items_[index];
+        if (head + 1 < item.heads) return places_of(item, head + 1, begin);
+        begin += BLOCK;
+        if (begin < std::min(item.last_span * SPAN, end_of(item))) return places_of(item, 0, begin);
+        const Item& next = items_[std::min(index + size_t(pool::threads()), items_.size() - 1)];
+        bool known = next.row == item.row && next.first_span == item.first_span;  // it is still in a cache
+        return known ? Places::none() : places_of(next, 0, next.first_span * SPAN);
+    }
+
     // Adds the block of keys at `begin` to `place.part`.
     template <class Format>
-    void add_block(const Item& item, int64_t begin, Workplace<Format>& place) const {
+    void add_block(const Item& item, int64_t begin, const Places& places, const Places& soon,
+                   Workplace<Format>& place) const {
         int64_t position = position_of(item), count = item.tokens * group_;
-        int64_t first = std::max(begin, scoring_.window ? position - scoring_.window + 1 : 0);
-        int64_t last = std::min(begin + BLOCK, position + item.tokens);
-        if (first >= last) return;
         using Element = typename Format::Element;
-        const int32_t* pages = rows_.page_table + item.row * rows_.page_stride;
         const auto *k = reinterpret_cast<const Element*>(cache_.k), *v = reinterpret_cast<const Element*>(cache_.v);
-        Places places, soon;
-        places.find(cache_, pages, item.head, begin, first, last);
-        soon.find(cache_, pages, item.head, last, last, std::max(last, std::min(last + BLOCK, position + item.tokens)));
         int64_t n = cache_.head_dim, value = cache_.value_dim, key_bytes = panel_rows<Format>(n) * ROW_BYTES;
         bool in_place = READS_IN_PLACE<Format> && count <= FEW;
         for (int64_t key = 0; !in_place && key < soon.last; key++) {
@@ -249,7 +269,7 @@ class Attention {
         }
         lay_out_keys<Format>(k, places, n, place.keys);
         multiply<Format>(place, reinterpret_cast<char*>(place.queries), input_bytes<Format>(n), count, place.keys,
-                         key_bytes, BLOCK, place.scores);
+                         key_bytes, round_up(places.last, PANEL), place.scores, BLOCK);
         for (int64_t i = 0; i < count; i++)
             weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
         if constexpr (READS_IN_PLACE<Format>)
@@ -260,47 +280,50 @@ class Attention {
                 });
         lay_out_values<Format>(v, places, value, place.values);
         multiply<Format>(place, reinterpret_cast<char*>(place.weights), input_bytes<Format>(BLOCK), count, place.values,
-                         BLOCK / Format::GROUP * ROW_BYTES, width_, place.product);
+                         BLOCK / Format::GROUP * ROW_BYTES, width_, place.product, width_);
         for (int64_t i = 0; i < count * width_; i += LANES)
             store(place.part.values + i, load(place.part.values + i) + load(place.product + i));
     }
 
-    // out [rows][columns] = x [rows] @ panels.
+    // out [rows][columns] = x [rows] @ panels; rows of out are `out_width` floats apart.
     template <class Format>
     void multiply(Workplace<Format>& place, const char* x, int64_t stride, int64_t rows, const char* panels,
-                  int64_t panel_bytes, int64_t columns, float* out) const {
-        for (int64_t row = 0; row < rows; row += QUERIES)
+                  int64_t panel_bytes, int64_t columns, float* out, int64_t out_width) const {
+        for (int64_t row = 0; row < rows; row += ROWS)
             for (int64_t column = 0; column < columns; column += 4 * PANEL) {
                 int width = int(std::min<int64_t>((columns - column) / PANEL, 4));
-                auto* sums = reinterpret_cast<F32*>(out + row * columns + column);
+                auto* sums = reinterpret_cast<F32*>(out + row * out_width + column);
                 product::multiply<Format>(*place.tiles, true, x + row * stride, stride,
-                                          int(std::min(rows - row, QUERIES)), panels + column / PANEL * panel_bytes,
-                                          panel_bytes, width, sums, columns / LANES);
+                                          int(std::min(rows - row, ROWS)), panels + column / PANEL * panel_bytes,
+                                          panel_bytes, width, sums, out_width / LANES);
             }
     }
 
     // Turns the scores of query i, at `position`, into weights, and scales its sums to the new largest score.
     template <class T>
-    void weigh(float* scores, int64_t i, int64_t begin, int64_t position, const Sums& sums, T* weights) const {
+    void weigh(const float* scores, int64_t i, int64_t begin, int64_t position, const Sums& sums, T* weights) const {
         int64_t last = position + 1 - begin, first = scoring_.window ? last - scoring_.window : 0;
-        F32 most = broadcast(sums.most[i]), total = {};
-        for (int64_t at = 0; at < BLOCK; at += LANES) {
-            F32 score = load(scores + at);
-            if (scoring_.softcap != 0) score = tanh(score / scoring_.softcap) * scoring_.softcap;
-            I32 lane = lanes() + int32_t(at);
-            I32 seen =
-                (lane < I32{} + int32_t(std::min(last, BLOCK))) & (lane >= I32{} + int32_t(std::max(first, -BLOCK)));
-            score = seen ? score : broadcast(NONE);
-            store(scores + at, score);
-            most = max(score, most);
+        bool all_seen = first <= 0 && last >= BLOCK;
+        F32 score[BLOCK / LANES], most = broadcast(sums.most[i]), total = {};
+        UNROLLED for (int64_t part = 0; part < BLOCK / LANES; part++) {
+            F32 x = load(scores + part * LANES);
+            if (scoring_.softcap != 0) x = tanh(x / scoring_.softcap) * scoring_.softcap;
+            if (!all_seen) {
+                I32 lane = lanes() + int32_t(part * LANES);
+                I32 seen = (lane < I32{} + int32_t(std::min(last, BLOCK))) &
+                           (lane >= I32{} + int32_t(std::max(first, -BLOCK)));
+                x = seen ? x : broadcast(NONE);
+            }
+            score[part] = x;
+            most = max(x, most);
         }
         float largest = max(most), base = largest == NONE ? 0.0f : largest;
-        for (int64_t at = 0; at < BLOCK; at += LANES) {
-            F32 weight = exp(load(scores + at) - base);
-            store(weights + at, weight);
+        UNROLLED for (int64_t part = 0; part < BLOCK / LANES; part++) {
+            F32 weight = exp(score[part] - base);
+            store(weights + part * LANES, weight);
             total = total + weight;
         }
-        float factor = exp_one(sums.most[i] - base);
+        float factor = sums.most[i] == base ? 1.0f : exp_one(sums.most[i] - base);
         if (factor != 1) scale_by(sums.values + i * width_, width_, factor);
         sums.weights[i] = sums.weights[i] * factor + sum(total);
         sums.most[i] = largest;
@@ -310,6 +333,9 @@ class Attention {
     int64_t position_of(const Item& item) const {
         return rows_.kv_lens[item.row] - (rows_.query_start[item.row + 1] - item.first_token);
     }
+
+    // One past the position of its last.
+    int64_t end_of(const Item& item) const { return position_of(item) + item.tokens; }
 
     // Queries, scaled, in rows of `stride` elements that are zero past head_dim.
     template <class T>

@@ -39,9 +39,10 @@ void lay_out_columns(const T* cache, const Places& places, int64_t n, int64_t co
     turn<Format, WHOLE>(keys, n, out + column / PANEL * panel_rows<Format>(n) * ROW_BYTES + column % PANEL * 4);
 }
 
-// The keys of a block as panels with a key in each column. Columns of keys that no query sees hold anything.
+// The keys of a block as panels with a key in each column. Columns of keys that no query sees hold anything. By itself,
+// since it needs all registers.
 template <class Format, class T = typename Format::Element>
-void lay_out_keys(const T* cache, const Places& places, int64_t n, char* out) {
+__attribute__((noinline)) void lay_out_keys(const T* cache, const Places& places, int64_t n, char* out) {
     bool whole = n % (TILE_ROWS * Format::GROUP) == 0;
     for (int64_t column = places.first / LANES * LANES; column < places.last; column += LANES)
         whole ? lay_out_columns<Format, true>(cache, places, n, column, out)

@@ -12,7 +12,13 @@ constexpr int64_t NOWHERE = -1;
 
 struct Places {
     int64_t offset[BLOCK];
-    int64_t first, last;  // that have one
+    int64_t first = 0, last = 0;  // that have one
+
+    static Places none() {
+        Places places;
+        std::fill(places.offset, places.offset + BLOCK, NOWHERE);
+        return places;
+    }
 
     // Positions [from, to) of the block at `begin`, of a row with this page table.
     void find(const Cache& cache, const int32_t* pages, int64_t head, int64_t begin, int64_t from, int64_t to) {

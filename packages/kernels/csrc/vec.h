@@ -89,7 +89,11 @@ inline U32 bf16_bits(F32 x) {
 }
 
 inline void store(Bf16* p, F32 x) {
+#if defined(__AVX512BF16__)
+    U16 half = (U16)_mm512_cvtneps_pbh((__m512)x);  // zero for what is subnormal, as products take it to be
+#else
     U16 half = __builtin_convertvector(bf16_bits(x), U16);
+#endif
     std::memcpy(p, &half, sizeof half);
 }
 
@@ -148,16 +152,30 @@ inline I32 pair_dot(S16 a, I32 b) {
 
 inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
 
+template <int COUNT>
+struct Floats32 {
+    typedef float Vector __attribute__((vector_size(4 * COUNT)));
+};
+
+// All lanes put together: one half with the other, and so on, in few steps that wait for one another.
+template <int COUNT, class Join>
+inline float folded(typename Floats32<COUNT>::Vector x, Join join) {
+    if constexpr (COUNT == 2) {
+        return join(x[0], x[1]);
+    } else {
+        typename Floats32<COUNT / 2>::Vector low, high;
+        std::memcpy(&low, &x, sizeof low);
+        std::memcpy(&high, reinterpret_cast<const char*>(&x) + sizeof low, sizeof high);
+        return folded<COUNT / 2>(join(low, high), join);
+    }
+}
+
 inline float sum(F32 x) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += x[i];
-    return total;
+    return folded<LANES>(x, [](auto a, auto b) { return a + b; });
 }
 
 inline float max(F32 x) {
-    float most = x[0];
-    for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
-    return most;
+    return folded<LANES>(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e to the x, to about 2 units in the last place; below -87 it is 0. x = n ln 2 + r, and e^r is a polynomial (Cephes).

@@ -29,6 +29,13 @@ inline __m512 dot_pairs(__m512 sums, __m512i a, __m512i b) {
     return _mm512_fmadd_ps(lower(a), lower(b), _mm512_fmadd_ps(upper(a), upper(b), sums));
 }
 
+// To nearest, ties to even; a NaN stays one.
+inline __m256i rounded(__m512 x) {
+    Words bits = (Words)x, up = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    __m512i halves = (__m512i)(x == x ? up : bits >> 16 | 0x40);
+    return _mm512_cvtepi32_epi16(halves);
+}
+
 // What `_tile_loadconfig` reads.
 struct Config {
     uint8_t palette, start_row, reserved[14];
@@ -136,6 +143,7 @@ inline Tiles& tiles() {
 }  // namespace emulated
 
 #define __AVX512BF16__ 1
+#define _mm512_cvtneps_pbh(x) emulated::rounded(x)
 #define _mm512_dpbf16_ps(sums, a, b) emulated::dot_pairs(sums, (__m512i)(a), (__m512i)(b))
 
 #if defined(EMULATE_AMX)

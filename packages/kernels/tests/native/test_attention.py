@@ -14,10 +14,16 @@ PAGE = 8
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 24
 
 
-def attend(backend: CpuAttention | TorchNativeAttention, batch: AttentionBatch, *, window: int = 0) -> torch.Tensor:
-    """Random queries, keys and values, the same for the same positions of the first row."""
+def attend(
+    backend: CpuAttention | TorchNativeAttention,
+    batch: AttentionBatch,
+    *,
+    window: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Random queries, and keys and values of a type, the same for the same positions of the first row."""
     generator = torch.Generator().manual_seed(3)
-    k, v = torch.randn(2, 400, PAGE, KV_HEADS, HEAD_DIM, generator=generator).unbind()
+    k, v = torch.randn(2, 400, PAGE, KV_HEADS, HEAD_DIM, generator=generator).to(dtype).unbind()
     tokens = sum(batch.host_query_lens)
     q = torch.randn(1000, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(4))
     first = batch.host_kv_lens[0] - batch.host_query_lens[0]
@@ -33,16 +39,19 @@ def test_every_instruction_set_equals_torch(library: Library, rows: list[tuple[i
     torch.testing.assert_close(attend(CpuAttention(library), batch, window=window), expected, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("window", [0, 270])
-def test_a_token_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(library: Library, window: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 269, 270])
+def test_a_token_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(
+    library: Library, window: int, dtype: torch.dtype
+) -> None:
     backend, threads = CpuAttention(library), library.threads
-    whole = attend(backend, make_batch([(700, 700)], PAGE, CPU), window=window)
+    whole = attend(backend, make_batch([(700, 700)], PAGE, CPU), window=window, dtype=dtype)
     try:
         for count in (1, 3):
             library.set_threads(count)
             for new, kv_len in [(1, 700), (1, 256), (1, 257), (7, 640), (90, 513), (699, 700)]:
                 for others in ([], [(5, 60), (1, 900)], [(1, 30)] * 40):
-                    out = attend(backend, make_batch([(new, kv_len), *others], PAGE, CPU), window=window)
+                    out = attend(backend, make_batch([(new, kv_len), *others], PAGE, CPU), window=window, dtype=dtype)
                     assert torch.equal(out[:new], whole[kv_len - new : kv_len])
     finally:
         library.set_threads(threads)
