@@ -107,6 +107,15 @@ def ask(address: tuple[str, int]) -> str:
         connection.close()
 
 
+@pytest.fixture
+def _no_nohup() -> Iterator[None]:
+    """A server that is started by what ignores SIGHUP ignores it, too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_no_nohup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_everything_and_leaves_nothing(start: Start, number: signal.Signals) -> None:
     server = start("serve", "serve", "answer")
