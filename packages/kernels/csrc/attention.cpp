@@ -13,9 +13,9 @@
 // same order of additions.
 //
 // Blocks begin at multiples of 64 of a row's own positions and are summed up in spans of 256, which are then merged in
-// order. A span can be computed anywhere: so one long row keeps every core busy. And in float32 a token's result is the
-// same to the bit in every batch, in every chunking of its prompt, and on any number of threads, as long as all values
-// are finite: tokens that are computed together weigh each other's, some with zero, which makes a NaN of an infinity.
+// order. A span can be computed anywhere: so one long row keeps every core busy. And a token's result is the same to the
+// bit in every batch, in every chunking of its prompt, and on any number of threads, as long as all values are finite:
+// tokens that are computed together weigh each other's, some with zero, which makes a NaN of an infinity.
 #include "attention.h"
 
 #include <algorithm>

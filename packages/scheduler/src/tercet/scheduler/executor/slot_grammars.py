@@ -141,14 +141,11 @@ class SlotGrammars:
 
     def _matchers(self, rows: "GuidedRows") -> dict[int, Matcher]:
         """Where each row stands: behind an assumed token, which may not fit, a copy of where the one before does."""
-        followers = {row for row, _ in rows.followers.values()}
         found: dict[int, Matcher] = {}
-        for first, guide in rows.guides.items():
-            if first in followers:
-                continue
+        for first in rows.firsts:
             row = first
             try:
-                rows.matchers[first] = found[first] = matcher = guide.matcher.result()
+                rows.matchers[first] = found[first] = matcher = rows.guides[first].matcher.result()
                 while row in rows.followers:
                     row, token = rows.followers[row]
                     matcher = matcher.copy()
@@ -176,13 +173,17 @@ class GuidedRows:
         self.ends: set[int] = set()
         """Rows behind which nothing can come, should it come to them."""
 
+    @property
+    def firsts(self) -> list[int]:
+        """Rows that assume nothing: one of each slot."""
+        behind = {row for row, _ in self.followers.values()}
+        return [row for row in self.guides if row not in behind]
+
     def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> Outcome:
         """Take what every row sampled, and the tokens it has with that; call it once, when nothing fills these rows."""
         outcome = Outcome()
-        followers = {row for row, _ in self.followers.values()}
-        for first, guide in self.guides.items():
-            if first not in followers:
-                self._settle(first, guide, tokens, lengths, outcome)
+        for first in self.firsts:
+            self._settle(first, self.guides[first], tokens, lengths, outcome)
         return outcome
 
     def _settle(self, row: int, guide: _Guide, tokens: Sequence[int], lengths: Sequence[int], outcome: Outcome) -> None:
