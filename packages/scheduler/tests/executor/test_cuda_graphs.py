@@ -17,6 +17,7 @@ from tercet.kernels.ops.rope import rope_cache
 from tercet.kernels.triton import missing_triton
 from tercet.protocol.values import Grammar, GrammarKind, SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
+from tercet.scheduler.executor import cuda_graphs
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
@@ -242,12 +243,18 @@ def test_what_is_longer_than_one_token_runs_as_it_is(attending: Any, steps: Any)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory"), MemoryError()])
-def test_without_memory_a_bucket_is_left_out(error: Exception, attending: Any, steps: Any) -> None:
+def test_without_memory_a_bucket_is_left_out(
+    error: Exception, attending: Any, steps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it was given is the device's again before the next is tried."""
     tape = Tape(2, error)
     graphed = Graphed(attending, steps(), tape)
+    given_back: list[int] = []
+    monkeypatch.setattr(cuda_graphs, "release_cached", lambda: given_back.append(tape.tried))
     while graphed.runner.capture_next():
         pass
     assert tape.recorded == [4, 1]
+    assert given_back == [2]
     assert len(graphed.step([(0, 1, 1), (1, 1, 1)])) == 2
     assert tape.replays == 1
 

@@ -1,7 +1,9 @@
 """In which order streams wait for each other around a recording, without CUDA."""
 
+import gc
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
+from weakref import finalize
 
 import pytest
 import torch
@@ -20,20 +22,35 @@ class Stream:
 
 
 class Recording:
-    """A graph without CUDA."""
+    """A graph without CUDA. Its pool is as torch's: it is no more, for good, when all graphs in it are gone."""
 
-    def capture_begin(self, **_: Any) -> None: ...
+    pools: ClassVar[dict[int, int]] = {}
+    """How many graphs each of them has."""
+
+    def capture_begin(self, pool: int | None = None, **_: Any) -> None:
+        self._pool = len(self.pools) if pool is None else pool
+        if self.pools.get(self._pool) == 0:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        self.pools[self._pool] = self.pools.get(self._pool, 0) + 1
+        finalize(self, self._release, self._pool)
 
     def capture_end(self) -> None: ...
 
+    def pool(self) -> int:
+        return self._pool
+
     def replay(self) -> None: ...
+
+    @classmethod
+    def _release(cls, pool: int) -> None:
+        cls.pools[pool] -= 1
 
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Stream, Stream]:
     """The current one, and that on which is recorded."""
     current, side = Stream(), Stream()
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(Recording, "pools", {})
     monkeypatch.setattr("torch.cuda.Stream", lambda: side)
     monkeypatch.setattr("torch.cuda.current_stream", lambda: current)
     monkeypatch.setattr("torch.cuda.stream", nullcontext)
@@ -59,6 +76,26 @@ def test_steps_wait_for_what_a_recording_launched_also_where_it_fails(
     with nullcontext() if good == 2 else pytest.raises(torch.OutOfMemoryError):
         CudaRecorder().record(run)
     assert current.waited == [side]
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("dropped", [False, True])
+def test_after_a_first_recording_without_memory_others_share_a_pool(dropped: bool) -> None:
+    """Also after one that was recorded, but that another process had no memory for."""
+    recorder = CudaRecorder()
+    answers = iter([torch.zeros(1)] * (2 if dropped else 1))
+
+    def first() -> torch.Tensor:
+        answer = next(answers, None)
+        if answer is None:
+            raise torch.OutOfMemoryError
+        return answer
+
+    with nullcontext() if dropped else pytest.raises(torch.OutOfMemoryError):
+        recorder.record(first)
+    gc.collect()
+    kept = [recorder.record(lambda: torch.zeros(1)) for _ in range(3)]
+    assert max(Recording.pools.values()) >= len(kept)
 
 
 @pytest.mark.parametrize("wary", [False, True])

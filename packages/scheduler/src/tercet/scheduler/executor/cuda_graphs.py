@@ -31,7 +31,7 @@ from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampler import Sampler
-from tercet.scheduler.executor.shortage import lacks_memory
+from tercet.scheduler.executor.shortage import OutlivingShortage, release_cached
 from tercet.scheduler.executor.slot_params import Manner
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 
@@ -58,7 +58,8 @@ class CudaRecorder:
         A recording that is broken off by that would leave torch's allocator recording for ever (in 2.11).
         """
         self._wary = wary
-        self._pool = torch.cuda.graph_pool_handle()
+        self._newest: torch.cuda.CUDAGraph | None = None
+        """Whose pool the next one shares. Torch takes none into a pool again that all others have left (in 2.11)."""
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
@@ -68,19 +69,20 @@ class CudaRecorder:
         Also where it raises, what comes next waits for what was launched, which reads memory that steps write into.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), None if self._newest is None else self._newest.pool()
         try:
             with torch.cuda.stream(self._stream):
                 run()
                 if self._wary:
                     _without_waiting(run)
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     output = run()
                 finally:
                     graph.capture_end()
         finally:
             torch.cuda.current_stream().wait_stream(self._stream)
+        self._newest = graph
         return graph.replay, output
 
 
@@ -284,13 +286,11 @@ class CudaGraphRunner:
         self._tables.clear_decodes()
         if self._adapters is not None:
             self._adapters.clear_in_place()
-        try:
+        with OutlivingShortage():
             return _Recorded(*self._recorder.record(run))
-        except (MemoryError, RuntimeError) as error:
-            if not lacks_memory(error):
-                raise
-            logger.warning("no memory for a graph of %s: such steps are launched kernel by kernel", what)
-            return None
+        logger.warning("no memory for a graph of %s: such steps are launched kernel by kernel", what)
+        release_cached()  # what a recording was given stays its pool's: the next, which is smaller, may need that
+        return None
 
     def _batch(self, kind: _Kind, views: DecodeViews) -> ForwardBatch:
         """A decode over the fixed memory, with backends of its own."""
