@@ -99,3 +99,10 @@ def test_the_linear_layer_is_that_of_the_full_weight() -> None:
     quantised, bias = quantise(weight, "int8", (1, 64)), torch.randn(6)
     expected = torch.nn.functional.linear(x, dequantise(quantised), bias)
     torch.testing.assert_close(linear_quantised(x, quantised, bias), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bytes_of_a_weight"), [("fp8", 1 + 4 / 32), ("int8", 1 + 4 / 32), ("int4", 0.5 + 8 / 32)]
+)
+def test_what_is_read_are_codes_and_scales_and_zeros_where_there_are(kind: Format, bytes_of_a_weight: float) -> None:
+    assert quantise(torch.randn(6, 64), kind, (1, 32)).nbytes == 6 * 64 * bytes_of_a_weight

@@ -41,6 +41,11 @@ class QuantisedWeight:
         n, k = self.codes.shape
         return n, 2 * k if self.format in PACKED else k
 
+    @property
+    def nbytes(self) -> int:
+        """What is read of it when it is computed with."""
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+
     def to(self, device: torch.device) -> "QuantisedWeight":
         """The same on another device."""
         zeros = None if self.zeros is None else self.zeros.to(device)

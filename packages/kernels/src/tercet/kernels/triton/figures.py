@@ -81,10 +81,9 @@ def _linear(x: torch.Tensor) -> Iterator[Figure]:
     yield Figure("fused linear of a norm, gated, 1 row", seconds, amount, "GB/s")
     for kind, block in QUANTISED:
         packed = quantise(full, kind, block)
-        amount = packed.codes.numel() * 1.0 + packed.scales.numel() * 4
         for rows in (1, 16):
             seconds = _seconds(partial(linear_quantised, x[:rows], packed), x.device)
-            yield Figure(f"fused {kind} linear, {rows} row{'s' * (rows > 1)}", seconds, amount, "GB/s")
+            yield Figure(f"fused {kind} linear, {rows} row{'s' * (rows > 1)}", seconds, 1.0 * packed.nbytes, "GB/s")
 
 
 def _rope(device: torch.device, dtype: torch.dtype, tokens: int) -> Figure:
