@@ -28,12 +28,21 @@ def test_only_the_rows_named_are_penalised(device: torch.device) -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_the_mask_in_place(device: torch.device) -> None:
-    logits = torch.randn(3, 4999, device=device)
-    mask = pack_bitmask(torch.rand(3, 4999, device=device) < 0.5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [4096, 4999, 5000])
+def test_the_mask_in_place(dtype: torch.dtype, vocab: int, device: torch.device) -> None:
+    """Of bytes that allow all, none and some of their tokens; what lies behind the last token is not touched."""
+    whole = torch.randn(3, 5008, device=device).to(dtype)
+    logits, before = whole[:, :vocab], whole.clone()
+    logits[:, ::7] = torch.nan  # a forbidden token is never said, whatever the model thinks of it
+    allowed = torch.rand(3, vocab, device=device) < 0.5
+    allowed[0, 100:3000], allowed[1, 100:3000], allowed[2, vocab - 20 :] = False, True, False
+    mask = pack_bitmask(allowed)
     expected = apply_bitmask(logits, mask)
     assert apply_bitmask_(logits, mask) is logits
-    assert torch.equal(logits, expected)
+    assert torch.equal(logits.isnan(), expected.isnan())
+    assert torch.equal(logits.nan_to_num(9), expected.nan_to_num(9))
+    assert torch.equal(whole[:, vocab:], before[:, vocab:])
 
 
 def test_a_mask_too_short_is_refused(device: torch.device) -> None:

@@ -281,6 +281,7 @@ CASES: dict[str, Callable[[], object]] = {
     "sample, filters, float32": partial(_sample, filtered=True, dtype=torch.float32),
     "penalties": _penalties,
     "bitmask": lambda: apply_bitmask_(_logits(), torch.zeros(2, VOCAB // 32, dtype=torch.int32)),
+    "bitmask, odd": lambda: apply_bitmask_(_logits()[:, :-1], torch.zeros(2, VOCAB // 32, dtype=torch.int32)),
     "fp8 blocks, one row": partial(_quantised, "fp8", 1, (128, 128)),
     "fp8 rows, one row": partial(_quantised, "fp8", 1, (1, HIDDEN)),
     "int8, one row": partial(_quantised, "int8", 1, (1, HIDDEN)),
