@@ -111,7 +111,7 @@ async def test_calls_formats_and_log_probabilities_are_those_of_an_unbroken_run(
 ) -> None:
     running = Chats(double.server.url)
     expected = await running.run()
-    moment = random.Random(seed).randrange(running.events // 8, running.events // 2)
+    moment = random.Random(seed).randrange(running.events // 16, running.events // 4)  # a client on a busy machine lags
     before = await double.resumed()
 
     async def strike() -> None:
