@@ -19,37 +19,42 @@ class ComingPrefixes:
 
     def __init__(self, running: Iterable[Req], page_size: int) -> None:
         self._page_size = page_size
-        self._by_page: dict[tuple[str, bytes], list[Req]] = {}
+        self._least = page_size * -(-LEAST_SPARED // page_size)
+        """Tokens with which two must begin alike, at least: what is spared is a whole number of pages."""
+        self._by_beginning: dict[tuple[str, bytes], list[Req]] = {}
         for req in running:
             self.add(req)
 
     def add(self, req: Req) -> None:
         """A choice runs. Nobody waits for one whose prompt is shared already, or never will be."""
-        if not req.published and req.finish is None and req.prompt_tokens >= self._page_size:
-            self._by_page.setdefault(self._first_page(req), []).append(req)
+        if not req.published and req.finish is None and req.prompt_tokens >= self._least:
+            self._by_beginning.setdefault(self._beginning(req), []).append(req)
 
     def is_worth_waiting(self, req: Req, cache: PrefixCache) -> bool:
         """Whether a prompt being computed spares a waiting choice as many tokens as that prompt has left to plan."""
-        alike = self._by_page.get(self._first_page(req))
+        alike = self._by_beginning.get(self._beginning(req))
         if not alike:
             return False
-        cached = req.cached_pages(cache)
+        cached = req.cached_pages(cache) * self._page_size
+        reusable = req.reusable
         for other in alike:
-            spared = (_common_pages(req, other, self._page_size) - cached) * self._page_size
-            if spared >= max(LEAST_SPARED, other.prompt_tokens - other.computed):
+            spared = max(LEAST_SPARED, other.prompt_tokens - other.computed)
+            end = cached + self._page_size * -(-spared // self._page_size)
+            if end <= reusable and end <= other.prompt_tokens and _begin_alike(req, other, cached, end):
                 return True
         return False
 
-    def _first_page(self, req: Req) -> tuple[str, bytes]:
-        return req.salt, req.cache_key(self._page_size)
+    def _beginning(self, req: Req) -> tuple[str, bytes]:
+        return req.salt, req.cache_key(self._least)
 
 
-def _common_pages(req: Req, other: Req, page_size: int) -> int:
-    """Whole pages with which two begin alike, of those that the one can reuse and that are of the other's prompt."""
-    alike, unlike = 0, min(req.reusable, other.prompt_tokens) // page_size + 1
-    one, another = memoryview(req.tokens), memoryview(other.tokens)
-    while unlike - alike > 1:
-        middle = (alike + unlike) // 2
-        same = one[: middle * page_size] == another[: middle * page_size]
-        alike, unlike = (middle, unlike) if same else (alike, middle)
-    return alike
+def _begin_alike(req: Req, other: Req, cached: int, end: int) -> bool:
+    """Whether two have the same tokens up to `end`.
+
+    Behind what is cached they differ as a rule, most often at once. So that is compared first: prompts can be long, and
+    of those that wait and those that run every two may have to be compared.
+    """
+    one, another = req.tokens, other.tokens
+    return (
+        one[cached] == another[cached] and one[cached:end] == another[cached:end] and one[:cached] == another[:cached]
+    )
