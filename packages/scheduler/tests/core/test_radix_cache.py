@@ -58,6 +58,18 @@ def test_a_leaf_is_cut_where_part_of_it_is_enough() -> None:
     assert cache.match("", key(*range(100))).count == 70
 
 
+def test_a_long_leaf_is_cut_a_few_times_however_few_pages_are_wanted() -> None:
+    cache = RadixCache(page_size=1)
+    cache.insert("", key(*range(6400)), [list(range(6400))])
+    assert cache.evict(1) == [list(range(6300, 6400))]
+    assert cache.cached == cache.evictable == cache.match("", key(*range(6400))).count == 6300
+    cuts = 0
+    while cache.cached:
+        cache.evict(1)
+        cuts += 1
+    assert cuts < 500
+
+
 def test_locked_paths_stay() -> None:
     cache = RadixCache(page_size=1)
     node = cache.insert("", key(1, 2, 3), [[10, 11, 12]]).node

@@ -16,6 +16,8 @@ from tercet.scheduler.core.prefix_cache import Inserted, Match, Node
 
 _FEW = 64
 """Edges of a node that are looked at for one that begins with less than a page."""
+_CUTS = 64
+"""Pieces, about, in which a long leaf is evicted at most."""
 
 
 class RadixCache:
@@ -125,14 +127,15 @@ class RadixCache:
     def evict(self, count: int) -> PageLists:
         """Drop least recently used leaves until `count` pages are handed back, or nothing evictable is left.
 
-        The last leaf is cut, not dropped, where part of it is enough.
+        The last leaf is cut, not dropped, where part of it is enough. Of a long one some more is handed back: pages are
+        often asked for one by one, and each cut copies what is left.
         """
         freed: PageLists = [[] for _ in range(self._groups)]
         self._version += count > 0
         while count > 0 and self._unlocked:
             leaf = next(iter(self._unlocked))
             size = len(leaf.pages[0])
-            cut = min(count, size)
+            cut = min(max(count, size // _CUTS), size)
             for pages, group in zip(leaf.pages, freed, strict=True):
                 group.extend(pages[size - cut :])
             count -= cut
