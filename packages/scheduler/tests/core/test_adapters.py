@@ -1,6 +1,7 @@
 """Requests with adapters: read before they are planned, at few places, and apart in the prefix cache."""
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tercet.protocol.messages import ControlReply, LoadLoRAAdapterReq, UnloadLoRAAdapterReq
 from tercet.protocol.values import FinishType, LoRAAdapter, Resume, pack_ints
 from tercet.scheduler.core.config import AdapterPending, AdapterRead, Arrival, CoreConfig, PeerGone
+from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
@@ -208,3 +210,23 @@ def test_a_schedule_with_adapters_can_be_derived_again() -> None:
     replayed = list(replay(read_events(log)))
     assert len(replayed) > 5
     assert all(logged == derived for _, logged, derived in replayed)
+
+
+class Counted(dict[Req, None]):
+    """Running choices, and how often somebody went through them."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Req]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_nobody_goes_through_all_that_run_for_each_that_waits_for_a_place() -> None:
+    run = driver(1)
+    run.send(request("a", PROMPT, lora=A, ignore_eos=True))
+    run.step()
+    run.send(*(request(f"r{number}", PROMPT, lora=B) for number in range(200)))
+    running = run.core.planner.running = Counted(run.core.planner.running)
+    assert run.core.schedule() is not None
+    assert running.times < 20

@@ -216,12 +216,13 @@ class Planner:
         if forming.budget and self._memory.free_slots:
             reserve = sum(self._foreseen(req) for req in self.running)
             coming = self._coming_prefixes()
+            alone = any(req.alone for req in self.running)
             for req in self.line()[: LONGEST_MEASURED if forming.held_back else None]:
                 if forming.budget == 0 or put_off == LONGEST_MEASURED:
                     break
                 if self.is_blocked(req):
                     continue
-                if req.hold or (self.running and (req.alone or any(other.alone for other in self.running))):
+                if req.hold or (self.running and (req.alone or alone)):
                     break
                 if not self._memory.adapters.has_room(req.adapter):
                     if req.passed_over >= self._config.patience:
@@ -237,6 +238,7 @@ class Planner:
                     break
                 self._introduce(req, copies, forming, step)
                 admitted.append(req)
+                alone = req.alone
                 coming.add(req)
                 reserve += self._foreseen(req)
         if admitted:
