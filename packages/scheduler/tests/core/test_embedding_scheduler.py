@@ -274,6 +274,16 @@ def test_an_input_that_is_held_starts_when_its_frontend_has_heard_that_nothing_e
     assert run.core.empty
 
 
+def test_an_input_whose_frontend_is_full_keeps_nobody_waiting_though_it_was_its_turn() -> None:
+    run = Run()
+    run.send(embedding_request("killer", [2], attempt=2, alone=True, hold=True))
+    run.send(PeerBlocked("f0"), embedding_request("killer", [2], attempt=3, alone=True))
+    run.send(embedding_request("b", [3]), source="f1")
+    assert run.run() == [[[3]]]
+    run.send(PeerDrained("f0"))
+    assert run.run() == [[[2]]]
+
+
 def test_a_full_frontend_stops_its_own_inputs_only() -> None:
     run = Run()
     run.send(embedding_request("a", [1]), PeerBlocked("f0"))

@@ -233,3 +233,22 @@ def test_a_prompt_half_computed_waits_for_a_blocked_peer_too() -> None:
     run.step()
     run.send(PeerBlocked("detokenizer-0"))
     assert run.core.schedule() is None
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_suspect_whose_turn_it_was_keeps_nobody_waiting_while_its_peer_takes_nothing(hold: bool) -> None:
+    run = Driver(small_capacity())
+    suspect = {"alone": True, "resume": [Resume(0)], "detokenizer": SLOW, "ignore_eos": True}
+    run.send(request("suspect", [5, 5], attempt=2, hold=True, **suspect))  # type: ignore[arg-type]
+    assert len(run.others) == 1  # it was told that nothing else runs
+    run.send(PeerBlocked(SLOW))
+    if not hold:
+        run.send(request("suspect", [5, 5], attempt=3, **suspect))  # type: ignore[arg-type]
+    run.send(request("b", [6], ignore_eos=True))
+    run.step()
+    run.step()
+    assert len(run.output["b", 0]) == 2
+    run.send(PeerDrained(SLOW), request("suspect", [5, 5], attempt=4, **suspect))  # type: ignore[arg-type]
+    run.run()
+    assert list(run.finishes) == [("b", 0), ("suspect", 0)]
+    assert max(len(plan.rows) for plan in run.plans) == 1

@@ -187,8 +187,9 @@ class EmbeddingScheduler:
             outputs.tell(req.frontend, ReadyAlone(rid=req.rid, attempt=req.attempt))
 
     def _line(self) -> Iterable[EmbeddingReq]:
-        """Who waits, in order; one to which the scheduler was offered has it to itself."""
-        return [req for req in self.waiting if req.offered] or self.waiting.in_order()
+        """Who waits, in order; one to which the scheduler was offered has it to itself, unless its frontend is full."""
+        offered = [req for req in self.waiting if req.offered and req.frontend not in self.blocked_peers]
+        return offered or self.waiting.in_order()
 
     def held(self) -> dict[str, Held]:
         """What this scheduler holds for each frontend, for its heartbeats."""

@@ -255,8 +255,9 @@ class Planner:
         return coming.is_worth_waiting(req, self._memory.cache)
 
     def line(self) -> list[Req]:
-        """Who waits, in order; one to which the scheduler was offered has it to itself."""
-        return [req for req in self._waiting if req.offered] or self._waiting.in_order(self._memory.cache)
+        """Who waits, in order; one to which the scheduler was offered has it to itself, unless it is held up."""
+        offered = [req for req in self._waiting if req.offered and not self.is_blocked(req)]
+        return offered or self._waiting.in_order(self._memory.cache)
 
     def _introduce(self, req: Req, copies: list[PageCopy], forming: FormingPlan, step: int) -> None:
         self._waiting.remove(req)
