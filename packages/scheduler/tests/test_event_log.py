@@ -3,7 +3,7 @@ import random
 from collections import deque
 
 from tercet.protocol.messages import PauseGenerationReq
-from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.config import Arrival, CoreConfig, PeerBlocked, PeerDrained
 from tercet.scheduler.core.plan import Row
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import Handled, RecordingScheduler, Scheduled, Started, read_events, replay
@@ -45,6 +45,28 @@ def test_an_empty_answer_is_logged_once_for_each_question() -> None:
     core.schedule()
     kinds = [type(event) for event in read_events(io.BytesIO(log.getvalue()))]
     assert kinds == [Started, Scheduled, Handled, Scheduled]
+
+
+def test_asking_again_while_a_peer_takes_nothing_changes_nothing() -> None:
+    """The loop does so every few milliseconds, and the log does not say how often."""
+    log, capacity, peer = io.BytesIO(), small_capacity(), "detokenizer-0"
+    inner = Scheduler(CoreConfig(draft_rows=8), capacity)
+    core, executor, said = RecordingScheduler(inner, log), FakeExecutor(capacity), [1, 2, 3]
+    for _ in range(40):
+        said.append(executor.next_token(said))
+    predicted = [token if place % 3 == 0 else (token + 1) % 50 for place, token in enumerate(said[3:])]
+    core.handle(Arrival("f", request("a", said[:3], max_new_tokens=40, ignore_eos=True, prediction=predicted)))
+    asked = 0
+    while not core.empty:
+        if any(req.drafting.pause > 2 for req in inner.roster):  # steps for which nothing is guessed
+            core.handle(Arrival(peer, PeerBlocked(peer)))
+            assert not any(core.schedule() for _ in range(9))
+            asked += 1
+            core.handle(Arrival(peer, PeerDrained(peer)))
+        if plan := core.schedule():
+            core.commit(executor.submit(plan).result())
+    assert asked
+    assert all(logged == derived for _, logged, derived in replay(read_events(io.BytesIO(log.getvalue()))))
 
 
 def test_a_changed_plan_is_noticed() -> None:

@@ -151,7 +151,8 @@ class Planner:
         """How many choices wait for a result; those of which much is expected then, which need not, among them."""
         if self._drafter.room(len(self.running)):
             for req in self.running:
-                req.unsure = self._drafter.waits_for(req) or req.unsure
+                if not self.is_blocked(req):  # for which `plan` can be asked any number of times
+                    req.unsure = self._drafter.waits_for(req) or req.unsure
         return sum(req.awaits_result for req in self.running if req.guided or req.unsure)
 
     def _assume(self, forming: FormingPlan, room: int) -> None:
