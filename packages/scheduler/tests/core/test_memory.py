@@ -1,7 +1,11 @@
 """Pages shared, copied, given up and taken again: the fake executor raises where a wrong one would be read."""
 
+import pytest
+
+from tercet.protocol.messages import AbortReq
 from tercet.protocol.values import Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.plan import StepResult
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 PROMPT = [7, 3, 9, 4, 1, 8, 2, 6, 5, 3, 3]
@@ -48,4 +52,15 @@ def test_a_page_given_in_the_step_that_retracts_another_reaches_its_table() -> N
     run.run()
     assert run.core.counters.retractions == 1
     assert [run.output[each.rid, 0] for each in wanted] == [run.answer(each, 0) for each in wanted]
+    run.assert_empty()
+
+
+@pytest.mark.parametrize(("token", "shared"), [(3, len(PROMPT) // 4), (-1, 0)])
+def test_an_abort_in_flight_leaves_what_gave_a_token_and_nothing_else(token: int, shared: int) -> None:
+    run = Driver(small_capacity(), CoreConfig(token_budget=16))
+    run.send(request("a", PROMPT))
+    assert run.core.schedule() is not None
+    run.send(AbortReq(rid="a"))
+    run.core.commit(StepResult(step=0, token_ids=[token]))
+    assert run.core.memory.cache.measure("/", pack_ints(PROMPT)) == shared
     run.assert_empty()

@@ -286,7 +286,7 @@ def test_logits_that_are_not_finite_end_one_choice_only() -> None:
     run._take(run.core.commit(broken))
     run.check()
     assert run.finishes["a", 0].type == FinishType.ERROR
-    assert run.core.memory.cache.measure("", pack_ints(PROMPT)) == 0
+    assert run.core.memory.cache.measure("/", pack_ints(PROMPT)) == 0
     run.run()
     assert run.finishes["b", 0].type in {FinishType.LENGTH, FinishType.STOP}
     run.assert_empty()

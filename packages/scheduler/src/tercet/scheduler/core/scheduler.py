@@ -222,8 +222,8 @@ class Scheduler:
             elif req.finish is None:
                 if guesses.holds(index, plan.rows[index], req):
                     self._take(result, index, plan.rows[index], req, outputs)
-            elif req.in_flight == 0:
-                self.roster.free(req)
+            else:
+                self._let_go(result, index, plan.rows[index], req)
         self.counters.output_tokens += len(steady)
         self._steady.update(steady)
         outputs.emit_steady(self._steady, said)
@@ -305,6 +305,13 @@ class Scheduler:
             self._append_all(req, result, index, outputs)
         elif computed >= req.end:
             self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
+
+    def _let_go(self, result: StepResult, index: int, row: Row, req: Req) -> None:
+        """A row of a choice that has ended meanwhile. Nobody is to share what gave no finite logits."""
+        if row.sample and self._error(result, index):
+            req.computed = 0
+        if req.in_flight == 0:
+            self.roster.free(req)
 
     def _error(self, result: StepResult, index: int) -> FinishReason | None:
         """Why a row that sampled has nothing to go on with; None if it has."""
