@@ -60,19 +60,19 @@ async def test_requests_and_deaths_are_counted(engine_of: EngineOf, http_of: Htt
         load = Load(queued=3, running=2, pages_total=64, pages_free=7, pages_cached=50, cached_prompt_tokens=11)
         engine.deliver([Delivery("scheduler-1", Heartbeat(phase=Phase.STEP, load=load))])
         samples = await scrape(http)
-    assert samples['tercet_requests_total{outcome="finished"}'] == 1
-    assert samples['tercet_requests_total{outcome="failed"}'] == 0
-    assert samples['tercet_part_deaths_total{role="scheduler"}'] == 1
-    assert samples['tercet_parts_ready{role="scheduler"}'] == 1
-    assert samples['tercet_parts_ready{role="detokenizer"}'] == 1
+    assert samples['tercet_requests_total{frontend="frontend-0",outcome="finished"}'] == 1
+    assert samples['tercet_requests_total{frontend="frontend-0",outcome="failed"}'] == 0
+    assert samples['tercet_part_deaths_total{frontend="frontend-0",role="scheduler"}'] == 1
+    assert samples['tercet_parts_ready{frontend="frontend-0",role="scheduler"}'] == 1
+    assert samples['tercet_parts_ready{frontend="frontend-0",role="detokenizer"}'] == 1
     assert samples['tercet_queued{scheduler="scheduler-1"}'] == 3
     assert samples['tercet_running{scheduler="scheduler-1"}'] == 2
     assert samples['tercet_pages{scheduler="scheduler-1"}'] == 64
     assert samples['tercet_pages_free{scheduler="scheduler-1"}'] == 7
     assert samples['tercet_pages_cached{scheduler="scheduler-1"}'] == 50
     assert samples['tercet_cached_prompt_tokens_total{scheduler="scheduler-1"}'] == 11
-    assert samples["tercet_time_to_first_token_seconds_count"] == 1
-    assert 0 < samples["tercet_time_to_first_token_seconds_sum"] < 10
+    assert samples['tercet_time_to_first_token_seconds_count{frontend="frontend-0"}'] == 1
+    assert 0 < samples['tercet_time_to_first_token_seconds_sum{frontend="frontend-0"}'] < 10
 
 
 async def test_a_request_that_was_resumed_is_told_of(engine_of: EngineOf, http_of: HttpOf) -> None:
@@ -91,13 +91,22 @@ async def test_a_request_that_was_resumed_is_told_of(engine_of: EngineOf, http_o
         await served.until_idle()
         info = (await http.get("/server_info")).json()
         samples = await scrape(http)
-    assert samples['tercet_redispatches_total{cause="scheduler_died"}'] == 1
-    assert samples["tercet_requests_resumed_finished_total"] == 1
+    assert samples['tercet_redispatches_total{frontend="frontend-0",cause="scheduler_died"}'] == 1
+    assert samples['tercet_requests_resumed_finished_total{frontend="frontend-0"}'] == 1
     assert info["redispatches"] == {"scheduler_died": 1}
     assert info["requests_resumed_and_finished"] == 1
     assert info["requests_ended"] == {"finished": 1}
     assert info["deaths"] == {"scheduler": 1}
     assert info["frontend"] == "frontend-0"
+
+
+async def test_what_a_frontend_counts_bears_its_name(engine_of: EngineOf, http_of: HttpOf) -> None:
+    """Several of a machine answer at one address in turn: series of one name would go back and forth between them."""
+    async with serving(engine_of()) as served:
+        samples = await scrape(http_of(served))
+    unnamed = [name for name in samples if "scheduler=" not in name and 'frontend="frontend-0"' not in name]
+    assert samples
+    assert not unnamed
 
 
 async def test_metrics_ask_for_the_key_unless_told_to_be_open(engine_of: EngineOf, http_of: HttpOf) -> None:

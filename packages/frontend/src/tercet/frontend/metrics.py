@@ -1,6 +1,8 @@
 """/metrics in Prometheus' text format, made of the last heartbeats and of counters when it is asked for."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,11 +38,19 @@ _FIELDS = {"pages": "pages_total", "slots": "slots_total"}
 """Where the load has another name for it: in Prometheus' names _total is for counters."""
 
 
+_Member = TypeVar("_Member", bound=StrEnum)
+
+
 class Metrics:
-    """The route. Names begin with `tercet_`; values of schedulers are the same from every frontend."""
+    """The route. Names begin with `tercet_`; values of schedulers are the same from every frontend.
+
+    What a frontend counts itself bears its name: those that share a socket answer in turn, and one series of several
+    processes would go back and forth.
+    """
 
     def __init__(self, manager: TokenizerManager) -> None:
         self._manager = manager
+        self._labels = {"frontend": manager.peer}
 
     async def scrape(self, request: Request) -> Response:  # noqa: ARG002
         """Everything."""
@@ -55,20 +65,19 @@ class Metrics:
             yield from _family(f"tercet_{name}_total", "counter", text, _by_scheduler(schedulers, name))
 
     def _of_requests(self) -> Iterator[str]:
-        manager, counters = self._manager, self._manager.counters
-        yield from _single("tercet_requests_open", "gauge", "Requests not done with.", manager.running)
-        yield from _single("tercet_requests_waiting", "gauge", "Requests that no part takes.", manager.waiting)
-        outcomes = [({"outcome": each.value}, counters.outcomes[each]) for each in Outcome]
+        manager, counters, own = self._manager, self._manager.counters, self._own
+        yield from _family("tercet_requests_open", "gauge", "Requests not done with.", own(manager.running))
+        yield from _family("tercet_requests_waiting", "gauge", "Requests that no part takes.", own(manager.waiting))
+        outcomes = self._own_by("outcome", {each: counters.outcomes[each] for each in Outcome})
         yield from _family("tercet_requests_total", "counter", "Requests that ended, by how they did.", outcomes)
         text = "Requests turned away because their API key had too many in flight."
-        yield from _single("tercet_requests_over_limit_total", "counter", text, counters.over_limit)
-        causes = [({"cause": each.value}, counters.redispatches[each]) for each in Cause]
+        yield from _family("tercet_requests_over_limit_total", "counter", text, own(counters.over_limit))
+        causes = self._own_by("cause", {each: counters.redispatches[each] for each in Cause})
         yield from _family("tercet_redispatches_total", "counter", "Requests dispatched again, by why.", causes)
         text = "Requests that were dispatched again, and finished."
-        yield from _single("tercet_requests_resumed_finished_total", "counter", text, counters.resumed_finished)
-        yield from _histogram(
-            "tercet_time_to_first_token_seconds", "From a tokenized prompt to its first token.", counters.first_token
-        )
+        yield from _family("tercet_requests_resumed_finished_total", "counter", text, own(counters.resumed_finished))
+        text = "From a tokenized prompt to its first token."
+        yield from _histogram("tercet_time_to_first_token_seconds", text, self._labels, counters.first_token)
 
     def _of_parts(self) -> Iterator[str]:
         fleet, deaths = self._manager.fleet, self._manager.counters.deaths
@@ -76,10 +85,17 @@ class Metrics:
             Role.SCHEDULER: [each.ready for each in fleet.schedulers.values()],
             Role.DETOKENIZER: [each.ready for each in fleet.detokenizers.values()],
         }
-        ready = [({"role": role.value}, sum(each)) for role, each in parts.items()]
+        ready = self._own_by("role", {role: sum(each) for role, each in parts.items()})
         yield from _family("tercet_parts_ready", "gauge", "Parts that take requests now.", ready)
-        dead = [({"role": role.value}, deaths[role]) for role in parts]
+        dead = self._own_by("role", {role: deaths[role] for role in parts})
         yield from _family("tercet_part_deaths_total", "counter", "Parts lost that had not said that they leave.", dead)
+
+    def _own(self, value: float) -> list["Sample"]:
+        return [(self._labels, value)]
+
+    def _own_by(self, label: str, values: Mapping[_Member, float]) -> list["Sample"]:
+        """A sample for each member of an enum."""
+        return [({**self._labels, label: each.value}, value) for each, value in values.items()]
 
 
 Sample = tuple[Mapping[str, str], float]
@@ -97,19 +113,15 @@ def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Itera
         yield f"{name}{_labels(labels)} {value}"
 
 
-def _single(name: str, kind: str, text: str, value: float) -> Iterator[str]:
-    return _family(name, kind, text, [({}, value)])
-
-
-def _histogram(name: str, text: str, histogram: Histogram) -> Iterator[str]:
+def _histogram(name: str, text: str, labels: Mapping[str, str], histogram: Histogram) -> Iterator[str]:
     yield f"# HELP {name} {text}"
     yield f"# TYPE {name} histogram"
     count = 0
     for bound, observed in zip([*histogram.bounds, "+Inf"], histogram.buckets, strict=True):
         count += observed
-        yield f"{name}_bucket{_labels({'le': str(bound)})} {count}"
-    yield f"{name}_sum {histogram.sum}"
-    yield f"{name}_count {count}"
+        yield f"{name}_bucket{_labels({**labels, 'le': str(bound)})} {count}"
+    yield f"{name}_sum{_labels(labels)} {histogram.sum}"
+    yield f"{name}_count{_labels(labels)} {count}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:

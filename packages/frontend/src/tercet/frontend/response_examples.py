@@ -249,7 +249,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("GET", "/metrics"): (
         "# HELP tercet_requests_waiting Requests that no part takes.\n"
         "# TYPE tercet_requests_waiting gauge\n"
-        "tercet_requests_waiting 0\n"
+        'tercet_requests_waiting{frontend="frontend-0"} 0\n'
     ),
     ("GET", "/openapi.json"): {
         "openapi": "3.1.0",
