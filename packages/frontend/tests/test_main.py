@@ -219,6 +219,19 @@ def test_a_process_serves_and_ends_with_its_parent(peers: Peers) -> None:
         process.wait()
 
 
+def test_a_model_of_no_use_ends_a_supervised_process_and_says_why(peers: Peers) -> None:
+    """Whoever started it would otherwise wait ten minutes, and hear no more than that it was not ready."""
+    peers.files = {**peers.files, "chat_template.jinja": b"{% for %}"}
+    listen = f"ipc://{peers.directory}"
+    command = [sys.executable, "-m", "tercet.frontend", "--peer=frontend-0", f"--listen={listen}", "--port=0"]
+    command += [f"--scheduler={listen}/scheduler-*", f"--detokenizer={listen}/detokenizer-*"]
+    command += [f"--supervisor={listen}/supervisor.*"]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    last = ended.stderr.decode().splitlines()[-1]
+    assert last.startswith("tercet-frontend: the tokenizer files of scheduler-0 are of no use: the chat template does not")
+
+
 def test_names_of_adapters_come_back_with_a_process_that_was_killed(
     peers: Peers, limits: ModelLimits, tmp_path: Path
 ) -> None:

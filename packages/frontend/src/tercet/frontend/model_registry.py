@@ -30,13 +30,18 @@ class ModelRegistry:
         expected: int = 0,
         patience: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        on_useless: Callable[[str], None] = logger.error,
     ) -> None:
-        """So many schedulers are `expected` to say what they serve, within `patience` seconds from now."""
+        """So many schedulers are `expected` to say what they serve, within `patience` seconds from now.
+
+        `on_useless` is told why when the files of one cannot be read.
+        """
         self._pool = pool
         self._text_work = TextWork(pool)
         self._names = names
         self._expected = expected
         self._clock = clock
+        self._on_useless = on_useless
         self._patient_until = clock() + patience
         self._heard: set[str] = set()
         self._undecided = False
@@ -92,7 +97,7 @@ class ModelRegistry:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, ModelFiles, contents)
         except ValueError as error:
-            logger.error("the tokenizer files of %s are of no use: %s", peer, error)
+            self._on_useless(f"the tokenizer files of {peer} are of no use: {error}")
             return None
 
     def update(self, schedulers: Iterable[SchedulerPeer], successions: Successions) -> None:

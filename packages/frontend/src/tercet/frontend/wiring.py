@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,18 +28,26 @@ from tercet.protocol.messages import FrontendInbox, Heartbeat, Ready
 from tercet.protocol.security import Security
 from tercet.protocol.values import Role
 
+logger = logging.getLogger(__name__)
+
 _ACQUAINTANCE = 1.0
 """Seconds that a process at a shared socket, which keeps what comes meanwhile, waits for schedulers at its start."""
 
 
 class Frontend:
-    """HTTP on one side, peers on the other. Raises OSError, ValueError for options that cannot work."""
+    """HTTP on one side, peers on the other. Raises OSError, ValueError for options that cannot work.
+
+    `run` raises ValueError, too, for a model of no use where a supervisor says that there will be no other.
+    """
 
     def __init__(self, config: FrontendConfig) -> None:
         link, serving = config.link, config.serving
         self._listener = listening_socket(config.http)
         self._listens = self._servable = False
         self._shares_socket = config.http.fd is not None
+        self._supervised = bool(link.supervisor)
+        self._useless = ""
+        """Why nothing can ever be served."""
         self._acquainted = asyncio.Event()
         """Schedulers are known, or it is over already."""
         self._pool = ThreadPoolExecutor(serving.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -68,6 +77,7 @@ class Frontend:
                 expected=len(link.scheduler),
                 patience=serving.recovery_timeout,
                 clock=clock,
+                on_useless=self._on_useless,
             ),
             DataParallelController(POLICIES[serving.routing_policy]()),
             serving.recovery_timeout,
@@ -96,6 +106,8 @@ class Frontend:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._acquainted.wait(), _ACQUAINTANCE)
             await self._server.run_until_told()
+            if self._useless:
+                raise ValueError(self._useless)
         finally:
             if self._kept is not None:
                 await self._kept.close()
@@ -107,6 +119,15 @@ class Frontend:
         """Requests in flight finish. A second time, leave at once."""
         self._acquainted.set()
         self._server.drain(self._manager)
+
+    def _on_useless(self, reason: str) -> None:
+        """All schedulers of a supervisor have one model: where none of them could ever be asked, waiting is no use."""
+        if not self._supervised or self._servable:
+            logger.error(reason)
+            return
+        self._useless = reason
+        self._acquainted.set()
+        self._server.stop()
 
     def _on_started(self) -> None:
         self._listens = True
