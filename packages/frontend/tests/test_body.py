@@ -12,6 +12,7 @@ from starlette.types import Message
 from tercet.frontend.body import MAX_VALUES, read_json, read_model
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.native_schema import Detokenize, NativeGenerate
+from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.openai.completion_schema import CompletionRequest
 from tercet.frontend.openai.embedding_schema import EmbeddingCreate
 
@@ -78,6 +79,23 @@ async def test_a_refusal_is_of_the_form_that_came_closest(body: Any, param: str 
     with pytest.raises(BadRequestError, match=words) as error:
         await read_model(asking(body), CompletionRequest, LIMIT)
     assert (error.value.param or "").startswith(param or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "message"),
+    [
+        ({"messages": [{"content": "a"}]}, "messages[0].role", "Missing required parameter: 'messages[0].role'."),
+        ({"messages": [{"role": "bot", "content": "a"}]}, "messages[0].role", "should be one of 'system',"),
+        ({"messages": [{"role": None, "content": "a"}]}, "messages[0].role", "'messages[0].role'"),
+        ({"messages": [{"role": "assistant", "content": [{}]}]}, "messages[0].content[0].type", "Missing required"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "should be one of 'text', 'json_object',"),
+    ],
+)
+async def test_of_what_kind_an_object_is_its_own_field_says(given: dict[str, Any], param: str, message: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], **given}
+    with pytest.raises(BadRequestError) as error:
+        await read_model(asking(body), ChatRequest, LIMIT)
+    assert (error.value.param, message in error.value.message) == (param, True)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ async def test_rule_17_unknown_parameters_are_refused_by_name(
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "assistant"}]}, "messages"),

@@ -63,7 +63,7 @@ async def test_a_refusal_before_the_first_token_has_its_status(
         ({"background": True}, "store"),
         ({"store": True}, "store"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
-        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
         ({"reasoning": {"context": "current_turn"}}, "reasoning.context"),

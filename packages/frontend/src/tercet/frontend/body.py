@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from tercet.frontend.errors import (
@@ -30,6 +31,7 @@ _MOST_BRACKETS = 8 * MAX_VALUES
 """Of a body that is parsed at all. Some may stand in texts, where they are no values."""
 _HOLDERS = frozenset({dict, list})
 _ERRORS_READ = 100
+_TAG_SHOWN = 64
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -104,19 +106,29 @@ def refusal(error: ValidationError, data: object) -> BadRequestError:
     """
     if not isinstance(data, Mapping):
         return BadRequestError("The body must be a JSON object.", code="invalid_value")
-    errors = error.errors(include_url=False, include_context=False, include_input=False)[:_ERRORS_READ]
-    found = [(_param(each["loc"], data), each) for each in errors]
+    errors = error.errors(include_url=False, include_input=False)[:_ERRORS_READ]
+    found = [(_param(_place(each), data), each) for each in errors]
     param, first = max(found, key=lambda pair: (len(pair[0] or ""), not pair[1]["type"].endswith("_type")))
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
         case "extra_forbidden":
             return UnknownParameterError(f"Unknown parameter: '{param}'.", param=param)
-        case "missing":
+        case "missing" | "union_tag_not_found":
             return BadRequestError(
                 f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
             )
+        case "union_tag_invalid":
+            kinds, kind = first["ctx"]["expected_tags"], first["ctx"]["tag"][:_TAG_SHOWN]
+            message = f"Input should be one of {kinds}, not '{kind}'"
     where = f" for '{param}'" if param else ""
     return BadRequestError(f"Invalid value{where}: {message}.", param=param, code="invalid_value")
+
+
+def _place(error: ErrorDetails) -> tuple[int | str, ...]:
+    """Where it is: of an object of no known kind, in the field that says of which kind it is."""
+    if error["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+        return (*error["loc"], error["ctx"]["discriminator"].strip("'"))
+    return error["loc"]
 
 
 def _param(loc: tuple[int | str, ...], data: Any) -> str | None:
