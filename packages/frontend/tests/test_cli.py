@@ -100,6 +100,17 @@ def test_a_file_has_a_table_for_each_part_and_the_command_line_goes_over_it(tmp_
     assert parse("other/model", "--config", path).model == "other/model"
 
 
+def test_the_context_can_be_made_shorter_for_less_memory() -> None:
+    assert parse("--context-length", "512").scheduler.flags() == ["--context-length=512"]
+
+
+def test_whoever_misses_an_option_hears_of_those_of_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--max-queued-requests", "5"]) == 2
+    assert "--scheduler.NAME VALUE" in capsys.readouterr().err
+    assert cli.main(["keys", "--max-queued-requests", "5"]) == 2
+    assert "--scheduler" not in capsys.readouterr().err
+
+
 def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERCET_API_KEYS", "one\ntwo\n")
     assert parse().frontend.api_key == ("one", "two")
@@ -135,6 +146,7 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name(
         (["--port", "many"], "--port"),
         (["--pagesize", "3"], "--pagesize"),
         (["--page-size", "0"], "--page-size"),
+        (["--context-length", "0"], "--context-length"),
         (["--kv-cache-bytes", "lots"], "--kv-cache-bytes"),
         (["--kv-cache-bytes", "0"], "--kv-cache-bytes"),
         (["--startup-timeout", "nan"], "--startup-timeout"),

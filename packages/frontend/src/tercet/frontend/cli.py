@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 from cyclopts.config import Dict
 
 from tercet.frontend.__about__ import __version__
@@ -145,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         line = " ".join(str(error).split())
         if isinstance(error, UnusedCliTokensError):
             line = f"that is more than it takes: {' '.join(error.unused_tokens or ())}"
+        elif isinstance(error, UnknownOptionError) and error.command_chain == ("serve",):
+            line += " What its help does not list a part may have: --scheduler.NAME VALUE, --frontend.NAME VALUE"
         print(f"tercet: error: {line}", file=sys.stderr)  # noqa: T201
         return 2
     except OSError as error:

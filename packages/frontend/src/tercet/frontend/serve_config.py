@@ -109,6 +109,8 @@ class SchedulerOptions:
     """Number format of keys and values: auto (that of the weights), bfloat16 or fp8_e4m3."""
     kv_cache_bytes: str | None = None
     """Memory for keys and values in each process of a model, such as 2GiB."""
+    context_length: int | None = None
+    """Tokens of prompt and answer together, where that is to be less than the model's own."""
     max_running_requests: int | None = None
     """Requests that may generate at the same time."""
     chunked_prefill_size: int | None = None
@@ -133,8 +135,9 @@ class SchedulerOptions:
     """The highest rank of an adapter: 64 when not given."""
 
     def __post_init__(self) -> None:
-        numbers = ("max_running_requests", "chunked_prefill_size", "page_size", "threads", "tensor_parallel_size")
-        for option in (*numbers, "max_loras", "max_lora_rank"):
+        tokens = ("context_length", "chunked_prefill_size", "page_size")
+        processes = ("max_running_requests", "threads", "tensor_parallel_size")
+        for option in (*tokens, *processes, "max_loras", "max_lora_rank"):
             value = getattr(self, option)
             if not isinstance(value, int | None):
                 raise ConfigError(f"--{option.replace('_', '-')} must be a whole number, not {value!r}")
