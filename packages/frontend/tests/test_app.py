@@ -53,6 +53,9 @@ async def test_rule_15_statuses(engine_of: EngineOf, http_of: HttpOf) -> None:
         check_error(await http.post(CHAT, content=b"model=tiny"), 415, "unsupported_media_type")
         form = {"content-type": "application/x-www-form-urlencoded"}
         check_error(await http.post(CHAT, content=b"model=tiny", headers=form), 415, "unsupported_media_type")
+        packed = {"content-type": "application/json", "content-encoding": "gzip"}
+        error = check_error(await http.post(CHAT, content=b"\x1f\x8b", headers=packed), 415, "unsupported_media_type")
+        assert "Content-Encoding" in error["message"]
 
 
 async def test_rule_15_a_body_without_a_length_is_bounded_too(engine_of: EngineOf, http_of: HttpOf) -> None:
@@ -155,6 +158,15 @@ async def test_every_route_but_two_is_closed_without_the_key(engine_of: EngineOf
             assert (await http.get("/v1/models", headers=headers)).status_code == 200
         assert (await http.get("/health")).status_code == 200
         assert (await http.get("/live")).status_code == 200
+
+
+async def test_no_key_is_told_from_a_wrong_one(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(), HttpConfig(api_key=("first",))) as served:
+        http = http_of(served)
+        missing = check_error(await http.get("/v1/models"), 401, "invalid_api_key")
+        wrong = check_error(await http.get("/v1/models", headers={"x-api-key": "second"}), 401, "invalid_api_key")
+    assert missing["message"] == "No API key provided: send it as 'Authorization: Bearer KEY'."
+    assert wrong["message"] == "Incorrect API key provided."
 
 
 async def test_keys_may_lie_in_a_file(engine_of: EngineOf, openai_of: OpenAIOf, tmp_path: Path) -> None:

@@ -280,6 +280,7 @@ def test_a_process_that_is_told_to_leave_finishes_a_request_even_one_that_was_lo
             process.send_signal(signal.SIGTERM)
             with refusal(f"{peers.url}/health") as error:
                 assert (error.code, error.headers["retry-after"], error.headers["connection"]) == (503, "1", "close")
+                assert b"about to leave" in error.read()
             assert process.poll() is None
             peers.forgetful = False
             assert answer.result(20)["choices"][0]["text"] == "over real sockets"  # type: ignore[index]

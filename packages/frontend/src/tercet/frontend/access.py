@@ -10,13 +10,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tercet.frontend.anthropic.errors import ANTHROPIC_ROUTES, anthropic_error
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
 from tercet.frontend.event_stream import ClientGoneError
-from tercet.frontend.keys import Keys, remember
+from tercet.frontend.keys import Keys, remember, shows_key
 from tercet.frontend.request_id import identify, request_id_of
 
 logger = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/live"})
 METRICS = "/metrics"
+_NO_KEY = "No API key provided: send it as 'Authorization: Bearer KEY'."
+_WRONG_KEY = "Incorrect API key provided."
 
 
 class Access:
@@ -59,7 +61,7 @@ class Access:
         try:
             visitor = self._keys.visitor(headers)
             if visitor is None and scope["path"] not in self._open_routes:
-                raise UnauthorizedError("Incorrect API key provided.")
+                raise UnauthorizedError(_WRONG_KEY if shows_key(headers) else _NO_KEY)
             if visitor is not None:
                 remember(scope, visitor)
             await self.app(scope, receive, send_with_id)

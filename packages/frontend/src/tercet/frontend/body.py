@@ -49,6 +49,9 @@ async def read_json(request: Request, limit: int) -> object:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaTypeError("The body must be JSON: send 'Content-Type: application/json'.")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise UnsupportedMediaTypeError("The body must be sent as it is, without 'Content-Encoding'.")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")

@@ -79,6 +79,11 @@ def require_admin(request: Request) -> None:
         raise ForbiddenError("This needs a key that was given to the server with --admin-key.")
 
 
+def shows_key(headers: Headers) -> bool:
+    """Whether these have any key at all, right or wrong."""
+    return bool(_shown(headers))
+
+
 def _shown(headers: Headers) -> str:
     """The key in `Authorization: Bearer`, else in `x-api-key`."""
     scheme, _, key = headers.get("authorization", "").partition(" ")

@@ -117,6 +117,8 @@ class Native:
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         """Whether requests can be served: 200, or 503 while no scheduler or no detokenizer is ready."""
+        if self._manager.draining:
+            raise UnavailableError("The server is about to leave.", retry_after=1)
         if not self._manager.ready:
             raise UnavailableError("No scheduler or no detokenizer is ready.", retry_after=1)
         return _json({"status": "ok"})
