@@ -111,11 +111,15 @@ ANYWHERE = """
     for places in (0, 1, 2):
         def make(*given):
             batch = make_batch(*given)
-            names = ("kv_lens", "page_table", "slot_mapping")
+            names = ("kv_lens", "page_table", "slot_mapping", "query_start")
             return replace(batch, **{name: shifted(getattr(batch, name), places) for name in names})
 
         launches.make_batch = make
         launches._rope_decode([(1, 300)] * 9)
+        launches._attention([(100, 300)] * 2)
+        heads = torch.zeros(4, 48, 128, dtype=torch.bfloat16).split([32, 8, 8], 1)
+        cache, index = torch.zeros(2, 16, 8, 128, dtype=torch.bfloat16), shifted(torch.arange(4), places)
+        launches.rope.rope_store(*heads, index, torch.zeros(64, 128), cache, cache, index)
 """
 
 DRAWS = """
@@ -124,6 +128,18 @@ DRAWS = """
         temperature, top_p, min_p = torch.ones(3, rows).unbind()
         top_k, *words = torch.ones(5, rows, dtype=torch.int64).unbind()
         sampling.sample(logits, temperature, Filters(top_k, top_p, min_p), NoiseKey(*words))
+"""
+
+
+NORMS = """
+    from tercet.kernels.triton.embedding import embedding
+    from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
+
+    for rows in (1, 2, 3, 16, 17):
+        hidden = launches._hidden(rows)
+        add_rmsnorm(hidden, hidden, hidden[0], 1e-5)
+    for place in (0, 1):
+        embedding(torch.zeros(5, dtype=torch.int64)[place:], hidden)
 """
 
 
@@ -163,9 +179,13 @@ def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
     assert names == wanted, "one split, a few and many; latent vectors of so few rows are always split"
 
 
-def test_decodes_of_numbers_that_lie_elsewhere_compile_nothing_again() -> None:
+def test_attention_of_numbers_that_lie_elsewhere_compile_nothing_again() -> None:
     """A step's numbers are parts of one buffer, some of them on no boundary of 16 bytes."""
-    assert compiled(ANYWHERE) == ["rope_decode_kernel"]
+    assert compiled(ANYWHERE) == ["extend_kernel", "rope_decode_kernel", "rope_store_kernel"]
+
+
+def test_norms_and_embeddings_of_other_numbers_of_rows_compile_nothing_again() -> None:
+    assert compiled(NORMS) == ["embedding_kernel", "rmsnorm_kernel"]
 
 
 def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:

@@ -20,7 +20,7 @@ TILINGS = (
 """Numbers of a vector, or of several short ones. The first is the one in use."""
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["ids_ptr"])
 def embedding_kernel(
     ids_ptr, weight_ptr, out_ptr, tokens, vocab, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):

@@ -293,7 +293,10 @@ def merge_kernel(
     tl.store(out_ptr + place * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["stride_pages"])
+@triton.jit(
+    do_not_specialize=["stride_pages"],
+    do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr", "query_start_ptr"],
+)
 def extend_kernel(
     q_ptr,  # [tokens, heads, HEAD_DIM], tokens `stride_row` apart
     k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr

@@ -10,7 +10,7 @@ _ELEMENTS = 4096
 """Of small rows, several are taken by one program."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rmsnorm_kernel(
     x_ptr,
     residual_ptr,

@@ -64,7 +64,7 @@ def as_cached(x, inverse, dtype: tl.constexpr):
     return x.to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])  # parts of a step's numbers
 def rope_store_kernel(
     q_ptr,
     k_ptr,
