@@ -172,6 +172,22 @@ def compiled(steps: str) -> list[str]:
     return done.stdout.split()
 
 
+def machine_code(kernel: str, architecture: int) -> list[str]:
+    """The lines of a kernel of `machine_code.py`."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).with_name("machine_code.py")), kernel, str(architecture)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_split_counts_as_ended_when_all_of_its_threads_have_stored(architecture: int) -> None:
+    """One thread counts. Triton itself has the others wait for it only where they share memory besides."""
+    lines = machine_code("counted_kernel", architecture)
+    counted = next(place for place, line in enumerate(lines) if "atom.global" in line)
+    stored = max(place for place in range(counted) if "st.global" in lines[place])
+    assert any("bar.sync" in line for line in lines[stored:counted])
+
+
 def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
     names = [name for name in compiled(ATTENDS) if name != "merge_kernel"]
     decodes, latent = ["decode_kernel"] * 3, ["latent_decode_kernel"] * 2

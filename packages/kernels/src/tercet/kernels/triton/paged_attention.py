@@ -221,6 +221,7 @@ def merge_if_last(
     ended_at, parts_ptr, lse_ptr, merged_ptr, row_head, splits, used, sink, mine, HEAD_DIM: tl.constexpr
 ):  # fmt: skip
     """Count a split of some heads as ended; the last of those `used` merges all, and leaves the count as it was."""
+    tl.debug_barrier()  # one thread counts, and tells others of what all threads of this program have stored
     if tl.atomic_add(ended_at, 1, sem="acq_rel") == used - 1:
         tl.store(ended_at, 0)
         out = _merged(parts_ptr, lse_ptr, row_head, splits, used, sink, mine, HEAD_DIM)

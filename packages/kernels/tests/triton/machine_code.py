@@ -1,0 +1,32 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+"""What kernels become on a GPU where an interpreter cannot show it: run by itself, it writes PTX."""
+
+import sys
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_source
+
+from tercet.kernels.triton.paged_attention import merge_if_last
+
+
+@triton.jit
+def counted_kernel(parts_ptr, lse_ptr, merged_ptr, ended_ptr, SIZE: tl.constexpr):  # noqa: N803
+    """A split that ends right after every thread has stored what it has, in place."""
+    head, dim = tl.arange(0, 1), tl.arange(0, SIZE)
+    place = tl.program_id(0) * 4 + tl.program_id(1) + head
+    tl.store(parts_ptr + place[:, None] * SIZE + dim[None, :], tl.full([1, SIZE], 1.0, tl.float32))
+    mine = (head < 1)[:, None] & (dim < SIZE)[None, :]
+    sink = tl.full([1], float("-inf"), tl.float32)
+    merge_if_last(ended_ptr, parts_ptr, lse_ptr, merged_ptr, tl.program_id(0) + head, 4, 4, sink, mine, SIZE)
+
+
+_POINTERS = {
+    "counted_kernel": {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "merged_ptr": "*fp32", "ended_ptr": "*i32"},
+}
+
+if __name__ == "__main__":
+    source = ASTSource(globals()[sys.argv[1]], _POINTERS[sys.argv[1]] | {"SIZE": "constexpr"}, {"SIZE": 256})
+    sys.stdout.write(compile_source(source, target=GPUTarget("cuda", int(sys.argv[2]), 32)).asm["ptx"])
