@@ -9,6 +9,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_source
 
+from tercet.kernels.triton.activation import gated
 from tercet.kernels.triton.paged_attention import merge_if_last
 
 
@@ -23,8 +24,17 @@ def counted_kernel(parts_ptr, lse_ptr, merged_ptr, ended_ptr, SIZE: tl.constexpr
     merge_if_last(ended_ptr, parts_ptr, lse_ptr, merged_ptr, tl.program_id(0) + head, 4, 4, sink, mine, SIZE)
 
 
+@triton.jit
+def clamped_kernel(x_ptr, out_ptr, SIZE: tl.constexpr):  # noqa: N803
+    """A clamped gate and up."""
+    at = tl.arange(0, SIZE)
+    gate, up = tl.load(x_ptr + at), tl.load(x_ptr + SIZE + at)
+    tl.store(out_ptr + at, gated(gate, up, "clamped", tl.float32))
+
+
 _POINTERS = {
     "counted_kernel": {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "merged_ptr": "*fp32", "ended_ptr": "*i32"},
+    "clamped_kernel": {"x_ptr": "*fp32", "out_ptr": "*fp32"},
 }
 
 if __name__ == "__main__":

@@ -188,6 +188,14 @@ def test_a_split_counts_as_ended_when_all_of_its_threads_have_stored(architectur
     assert any("bar.sync" in line for line in lines[stored:counted])
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_is_no_number_stays_so_through_a_clamp(architecture: int) -> None:
+    """Of a number and none an instruction for both gives the number, where an interpreter's numpy does not."""
+    limits = re.findall(r"\b(?:min|max)\.(?!s32|u32)\S*", "\n".join(machine_code("clamped_kernel", architecture)))
+    assert {"min.NaN.f32", "max.NaN.f32"} <= set(limits)
+    assert all("NaN" in limit for limit in limits)
+
+
 def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
     names = [name for name in compiled(ATTENDS) if name != "merge_kernel"]
     decodes, latent = ["decode_kernel"] * 3, ["latent_decode_kernel"] * 2

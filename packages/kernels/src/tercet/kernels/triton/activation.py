@@ -12,6 +12,8 @@ from tercet.kernels.triton.launch import await_previous, early_start, release_ne
 _BLOCK = 1024
 _LIMIT: tl.constexpr = tl.constexpr(LIMIT)
 _SLOPE: tl.constexpr = tl.constexpr(SLOPE)
+_ALL: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)
+"""Without this a GPU makes a limit of what is no number, unlike torch and the interpreter."""
 
 
 @triton.jit
@@ -22,7 +24,7 @@ def acted(gate, KIND: tl.constexpr):
     elif KIND == "gelu_tanh":  # 0.5 * (1 + tanh(z)) is sigmoid(2 * z)
         out = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     elif KIND == "clamped":
-        gate = tl.minimum(gate, _LIMIT)
+        gate = tl.minimum(gate, _LIMIT, propagate_nan=_ALL)
         out = gate * tl.sigmoid(gate * _SLOPE)
     else:
         out = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
@@ -33,7 +35,8 @@ def acted(gate, KIND: tl.constexpr):
 def gated(gate, up, KIND: tl.constexpr, dtype: tl.constexpr):
     """float32 ups times what gates become, which is rounded to a dtype as in a model without fusion."""
     if KIND == "clamped":
-        up = (tl.minimum(tl.maximum(up, -_LIMIT), _LIMIT) + 1).to(dtype).to(tl.float32)
+        up = tl.minimum(tl.maximum(up, -_LIMIT, propagate_nan=_ALL), _LIMIT, propagate_nan=_ALL)
+        up = (up + 1).to(dtype).to(tl.float32)
     return acted(gate, KIND).to(dtype).to(tl.float32) * up
 
 
