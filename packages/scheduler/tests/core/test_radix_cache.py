@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,6 +69,27 @@ def test_a_long_leaf_is_cut_a_few_times_however_few_pages_are_wanted() -> None:
         cache.evict(1)
         cuts += 1
     assert cuts < 500
+
+
+class Watched(bytes):
+    """An edge, and how many bytes of it were copied."""
+
+    copied = 0
+
+    def __getitem__(self, part: Any) -> Any:
+        cut = super().__getitem__(part)
+        self.copied += len(cut)
+        return cut
+
+
+def test_to_find_where_a_key_leaves_a_long_edge_copies_it_once_or_twice() -> None:
+    cache = RadixCache(page_size=1)
+    leaf = cache.insert("", key(*range(5000)), [list(range(5000))]).node
+    edge = leaf.key = Watched(leaf.key)
+    for shared in (1, 2, 2500, 4321, 4999):
+        edge.copied = 0
+        assert cache.measure("", key(*range(shared), *[9999] * 5000)) == shared
+        assert edge.copied <= 2 * len(edge)
 
 
 def test_locked_paths_stay() -> None:

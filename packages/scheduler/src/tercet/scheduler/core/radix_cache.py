@@ -166,11 +166,15 @@ class RadixCache:
         return node, position, False
 
     def _shared(self, node: Node, key: bytes, position: int) -> int:
-        """Bytes of whole pages that the edge of `node` shares with `key` from `position`: binary search of memcmps."""
-        low, high = 1, min(len(node.key), len(key) - position) // self._stride
+        """Bytes of whole pages that the edge of `node` shares with `key` from `position`: binary search of memcmps.
+
+        Each compares what the ones before it have not, so that all together copy and compare the edge once or twice.
+        """
+        stride, edge = self._stride, node.key
+        low, high = 1, min(len(edge), len(key) - position) // stride
         while low < high:
             middle = (low + high + 1) // 2
-            if key.startswith(node.key[: middle * self._stride], position):
+            if key.startswith(edge[low * stride : middle * stride], position + low * stride):
                 low = middle
             else:
                 high = middle - 1

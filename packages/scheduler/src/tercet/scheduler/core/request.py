@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 
 from tercet.protocol.messages import TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, Logprobs, unpack_ints
+from tercet.protocol.values import FinishReason, Logprobs
 from tercet.scheduler.core.drafting import Drafting
 from tercet.scheduler.core.pages import PageLists
 from tercet.scheduler.core.prefix_cache import Node, PrefixCache
@@ -79,7 +79,7 @@ class Req:
         self.rid = request.rid
         self.index = index
         self.arrival = arrival
-        self.tokens = array("i", unpack_ints(request.input_ids))
+        self.tokens = array("i", bytes(request.input_ids))  # a copy, not a loop over tokens
         self.prompt_tokens = len(self.tokens)
         self.tokens.extend(output_ids)
         self.sampling = request.sampling
@@ -188,4 +188,5 @@ class Req:
 
     def cache_key(self, tokens: int) -> bytes:
         """The first `tokens` ids as the prefix cache wants them."""
-        return self.tokens[:tokens].tobytes()
+        with memoryview(self.tokens) as known:  # copies once, and tokens cannot grow while there is a view of them
+            return known[:tokens].tobytes()
