@@ -1,12 +1,15 @@
 """Anything may happen in any order: every open choice still gets its tokens and one final answer, and nothing is left.
 
 Two frontends and two detokenizers, tiny memories, new requests, aborts, later attempts, duplicates, blocked peers,
-pauses, flushes, lost frontends, logits that are not finite, grammars that force tokens and end outputs. All invariants
-are checked after every call.
+pauses, flushes, lost frontends, logits that are not finite, grammars that force tokens and end outputs, suspects that
+are held until nothing else runs, schedulers that die and leave everything to another. Results come late. All invariants
+are checked after every call, and every plan comes out of the log as it was made.
 """
 
+import io
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +21,7 @@ from tercet.protocol.messages import (
     ContinueGenerationReq,
     FlushCacheReq,
     PauseGenerationReq,
+    ReadyAlone,
     TokenizedGenerateReqInput,
 )
 from tercet.protocol.values import (
@@ -40,7 +44,10 @@ from tercet.scheduler.core.config import (
     PeerGone,
     PolicyName,
 )
+from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan
+from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
 FRONTENDS = ("frontend-0", "frontend-1")
@@ -73,14 +80,21 @@ class Unsteady(FakeExecutor):
         return Done(result)
 
 
+class Recorded(RecordingScheduler):
+    """A core and its log, that can be looked into as the core itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+
 class World(Driver):
     """What frontends do, and what they must get for it."""
 
     def __init__(self, chance: random.Random, capacity: Capacity, config: CoreConfig, overlap: int) -> None:
-        executor = Unsteady(capacity, grammar=countdown)
-        executor.world = self
-        super().__init__(capacity, config, overlap=overlap, executor=executor)
+        super().__init__(capacity, config, overlap=overlap, executor=FakeExecutor(capacity))
         self.chance = chance
+        self.offers: list[ReadyAlone] = []
+        self.start()
         self.sent: dict[str, TokenizedGenerateReqInput] = {}
         self.source: dict[str, str] = {}
         self.aborted: set[tuple[str, int]] = set()
@@ -88,6 +102,21 @@ class World(Driver):
         """Choices whose end the frontend knows without the scheduler."""
         self.longest = min(self.core.memory.tokens, capacity.context_length)
         self.prefixes = [self.ids(chance.randrange(1, self.longest)) for _ in range(3)]
+
+    def start(self) -> None:
+        """A scheduler, with nothing in it."""
+        self.executor.close()
+        self.fake = self.executor = Unsteady(self.core.capacity, grammar=countdown)
+        self.executor.world = self
+        self.log = io.BytesIO()
+        self.core = Recorded(Scheduler(self.core.config, self.core.capacity), self.log)  # type: ignore[assignment]
+        self.in_flight.clear()
+        self.offers = []
+
+    def replay(self) -> None:
+        """Every plan comes out of the log as it was made."""
+        self.log.seek(0)
+        assert all(logged == derived for _, logged, derived in replay(read_events(self.log)))
 
     def ids(self, count: int) -> list[int]:
         return [self.chance.choice(VOCABULARY) for _ in range(count)]
@@ -98,10 +127,21 @@ class World(Driver):
         return (rid if source == FRONTENDS[0] else f"{source}/{rid}"), index
 
     def step(self) -> bool:
-        hopeful = self.core.runnable
+        hopeful = self.core.runnable and not any(req.hold for req in self.core.waiting)
         went = super().step()
         assert went or not hopeful, "there is work, and nothing was planned"
         return went
+
+    def wait_no_longer(self) -> None:
+        """The oldest result comes before the next step is planned."""
+        if self.in_flight:
+            self._take(self.core.commit(self.in_flight.popleft().result()))
+            self.check()
+
+    def _take(self, outgoing: list[Outgoing]) -> None:
+        super()._take(outgoing)
+        self.offers += [message for _, message, *_ in self.others if isinstance(message, ReadyAlone)]
+        self.others.clear()
 
     def look_at(self, plan: Plan) -> None:
         """Nothing is planned for a blocked peer, and a request that runs alone is admitted to an empty house.
@@ -166,9 +206,8 @@ class World(Driver):
         """A later attempt, for what was lost on the way: some tokens of some choices, perhaps their end."""
         if (rid := self.some_rid()) is None:
             return
-        chance, old = self.chance, self.sent[rid]
-        resume = []
-        for index in range(old.sampling.n):
+        chance, resume = self.chance, []
+        for index in range(self.sent[rid].sampling.n):
             key = self.key(rid, index)
             if key in self.finishes and chance.random() < 0.7:
                 continue
@@ -176,19 +215,46 @@ class World(Driver):
                 self.closed.add((rid, index))
                 continue
             self.closed.discard((rid, index))
-            output = self.output.get(key, [])
             if chance.random() < 0.5:
-                output = self.output[key] = output[: chance.randrange(len(output) + 1)]
-            self.finishes.pop(key, None)
+                self.output[key] = self.output.get(key, [])[: chance.randrange(len(self.output.get(key, [])) + 1)]
+            resume.append(index)
+        if not resume:
+            self.send(AbortReq(rid=rid), source=self.source[rid])
+        else:
+            hold = chance.random() < 0.2
+            self.go_on(rid, resume, detokenizer=chance.choice(DETOKENIZERS), hold=hold, alone=hold)
+
+    def go_on(self, rid: str, resume: Sequence[int], **route: Any) -> None:
+        """A later attempt, of these choices, from where they are."""
+        for index in resume:
+            self.finishes.pop(self.key(rid, index), None)
             self.aborted.discard((rid, index))
-            resume.append(Resume(index, pack_ints(output)))
-        if resume:
-            self.sent[rid] = msgspec.structs.replace(
-                old, attempt=old.attempt + 1, resume=resume, detokenizer=chance.choice(DETOKENIZERS)
-            )
-            self.send(self.sent[rid], source=self.source[rid])
-            goes_on = {choice.index for choice in resume}
-            assert goes_on >= {req.index for req in self.core.roster if req.rid == rid and req.finish is None}
+        known = [Resume(index, pack_ints(self.output.get(self.key(rid, index), []))) for index in resume]
+        attempt = self.sent[rid].attempt + 1
+        self.sent[rid] = msgspec.structs.replace(self.sent[rid], attempt=attempt, resume=known, **route)
+        self.send(self.sent[rid], source=self.source[rid])
+        assert {*resume} >= {req.index for req in self.core.roster if req.rid == rid and req.finish is None}
+
+    def unfinished(self, rid: str) -> list[int]:
+        """The choices whose end a frontend does not know."""
+        choices = range(self.sent[rid].sampling.n)
+        return [n for n in choices if self.key(rid, n) not in self.finishes and (rid, n) not in self.closed]
+
+    def take_offers(self) -> None:
+        """A suspect may start: its frontend has heard that nothing else runs."""
+        offers, self.offers = self.offers, []
+        for offer in offers:
+            rid = offer.rid
+            if rid in self.sent and self.sent[rid].attempt == offer.attempt and (left := self.unfinished(rid)):
+                self.go_on(rid, left, hold=False)
+
+    def crash(self) -> None:
+        """The scheduler dies, and another goes on with what was unfinished."""
+        self.replay()
+        self.start()
+        for rid in self.sent:
+            if rid not in self.rejected and (left := self.unfinished(rid)):
+                self.go_on(rid, left)
 
     def repeat(self) -> None:
         """An attempt that is held already is ignored."""
@@ -227,7 +293,11 @@ class World(Driver):
         """Let everything go its way, and look at every answer."""
         self.send(ContinueGenerationReq(id="c"), AdapterRead(ADAPTERS[0]), *map(PeerDrained, DETOKENIZERS))
         self.run()
+        while self.offers:
+            self.take_offers()
+            self.run()
         self.assert_empty()
+        self.replay()
         for rid, wanted in self.sent.items():
             for index in range(wanted.sampling.n):
                 self.judge(rid, wanted, index)
@@ -311,6 +381,8 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
         chance.choice(doings)()
         if chance.random() < 0.02:
             world.lose_a_frontend()
+        if chance.random() < 0.01:
+            world.crash()
         for _ in range(chance.randrange(6)):
-            world.step()
+            chance.choice([world.step, world.step, world.step, world.wait_no_longer, world.take_offers])()
     world.finish()
