@@ -54,7 +54,7 @@ class HttpConfig:
     api_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_API_KEYS")] = ()
     """A key that clients must show as a bearer token; repeatable. Without any the server is open."""
     api_key_file: Path | None = None
-    """A file of such keys, one a line, which keeps them out of the process list."""
+    """A file of such keys, separated by white space, which keeps them out of the process list."""
     admin_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS")] = ()
     """A key that also opens the routes that concern everybody, such as /flush_cache; repeatable."""
     max_requests_per_key: Annotated[int, Parameter(validator=Number(gte=0))] = 0
