@@ -195,11 +195,6 @@ class Roster:
         """Every part that is needed is ready now."""
         return all(name in self.unneeded or watch.ready is not None for name, watch in self._watches.items())
 
-    @property
-    def not_ready(self) -> list[str]:
-        """Names of the parts still waited for."""
-        return [name for name, watch in self._watches.items() if watch.ready is None]
-
     def heard(self, name: str, now: float, heartbeat: Heartbeat | None = None) -> list[Action]:
         """A part spoke. A step far older than any before it is stuck, though heartbeats go on."""
         watch = self._running(name)
