@@ -9,13 +9,13 @@ MOST = 4096
 
 
 class AskedAborts:
-    """Remembers the last of them: a request may wait at its frontend meanwhile, or come again for want of an answer."""
+    """Remembers the last `MOST`: a request may still wait at its frontend, or be sent again for want of an answer."""
 
     def __init__(self) -> None:
         self._reasons: OrderedDict[str, str] = OrderedDict()
 
     def note(self, message: AbortReq) -> None:
-        """An abort. What names no request means those that are here, and what nobody asked for comes from its owner."""
+        """Remember an abort if it is `asked` and names a rid; any other concerns only choices that are held already."""
         if message.asked and message.rid:
             self._reasons[message.rid] = message.reason
             self._reasons.move_to_end(message.rid)
@@ -23,7 +23,7 @@ class AskedAborts:
                 self._reasons.popitem(last=False)
 
     def finish(self, rid: str) -> FinishReason | None:
-        """The end of a request that comes too late, if it does."""
+        """The finish of a request that arrives after its abort; None if it was not aborted."""
         for name in (rid, rid.rpartition(".")[0]):
             if name in self._reasons and belongs(rid, name):
                 return FinishReason(FinishType.ABORT, message=self._reasons[name], asked=True)

@@ -20,7 +20,7 @@ class ComingPrefixes:
     def __init__(self, running: Iterable[Req], page_size: int) -> None:
         self._page_size = page_size
         self._least = page_size * -(-LEAST_SPARED // page_size)
-        """Tokens with which two must begin alike, at least: what is spared is a whole number of pages."""
+        """The fewest tokens that two prompts must have in common for one to wait: `LEAST_SPARED`, in whole pages."""
         self._by_beginning: dict[tuple[str, bytes], list[Req]] = {}
         for req in running:
             self.add(req)
@@ -49,10 +49,10 @@ class ComingPrefixes:
 
 
 def _begin_alike(req: Req, other: Req, cached: int, end: int) -> bool:
-    """Whether two have the same tokens up to `end`.
+    """Whether two prompts have the same tokens up to `end`, of which those up to `cached` are in the prefix cache.
 
-    Behind what is cached they differ as a rule, most often at once. So that is compared first: prompts can be long, and
-    of those that wait and those that run every two may have to be compared.
+    Prompts that differ mostly do so right behind the cached tokens. These places are compared first, since prompts can
+    be long, and each that waits may be compared with each that runs.
     """
     one, another = req.tokens, other.tokens
     return (

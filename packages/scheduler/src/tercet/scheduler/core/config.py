@@ -106,7 +106,7 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 Asked = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq
 """What frontends ask of a core, of whichever kind: each answers also what only the other can do."""
 Obstacle = PeerBlocked | PeerDrained | GrammarPending | GrammarRead | AdapterPending | AdapterRead
-"""What comes between a choice and its plan, and that it is gone."""
+"""Events by which choices must not be planned for now, and those by which they may be again."""
 CoreMessage = Asked | PeerGone | Obstacle | WeightsRead | Drain
 
 

@@ -16,7 +16,7 @@ from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
 
 WORTH_WAITING = 2
-"""Tokens that must be expected of a choice for its next step to wait for the result of the last, where it need not."""
+"""So many tokens must be guessed for a choice to wait for its last result rather than be planned ahead of it."""
 
 
 class Drafter:
@@ -31,9 +31,9 @@ class Drafter:
         return max(0, self._rows - rows)
 
     def waits_for(self, req: Req) -> bool:
-        """Whether so much is expected of a choice that its next step waits for the one token in flight.
+        """Whether a choice should wait for the one token in flight, for `WORTH_WAITING` tokens are expected from it on.
 
-        To be asked once for each plan: it counts the steps for which nothing is guessed.
+        Call it once for each plan: it counts down the steps of `Drafting.pause`.
         """
         drafting = req.drafting
         if req.finish is not None:

@@ -6,26 +6,26 @@ Texts are int32 bytes, as keys of the prefix cache are: they are searched withou
 TOKEN = 4
 """Bytes."""
 SHORTEST = 3 * TOKEN
-"""What must recur for that which followed it to be expected again."""
+"""Bytes: the last three tokens must stand earlier in a text for what followed them there to be guessed."""
 CANDIDATES = 4
 """Recurrences that are looked at, the latest first."""
 LONGEST_COMPARED = 32 * TOKEN
 LONGEST_SEARCHED = 16384 * TOKEN
-"""Of a text: so that a search costs little beside a step."""
+"""Bytes of a text that are searched: a search costs little beside a step."""
 LONGEST_FOLLOWED = 256 * TOKEN
-"""Of an output that is seen for the first time, from its end."""
+"""Bytes of new output, the last ones, that are followed in a prediction: a resumed choice may bring many."""
 ASTRAY = 3
 """Tokens in a row that were not as predicted, after which nothing is predicted until one is."""
 LARGEST_WIDTH = 64
 WORTH = 0.1
-"""How often a token must be right to be computed beside others: a row more costs about so much of a step of a few."""
+"""The least chance of being right for which a token is guessed: one more row costs about so much of a small step."""
 KEPT = 0.75
-"""What is left, after each guess, of what earlier ones say."""
+"""Weight that earlier guesses keep in the rate of right ones at each new guess."""
 LONGEST_PAUSE = 32
 
 
 class Prediction:
-    """What a sender expects of an output, and how much of it the output has had."""
+    """The text that a sender expects as output, and the place in it that the output has reached."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
@@ -34,7 +34,7 @@ class Prediction:
         self._followed = 0  # output, in bytes, that this is known of
 
     def rest(self, output: bytes, most: int) -> bytes:
-        """Up to `most` tokens that are expected after an output, which grows from call to call."""
+        """Up to `most` tokens expected after `output`, which must begin with that of the last call; b"" when astray."""
         followed = max(self._followed, len(output) - LONGEST_FOLLOWED)
         for end in range(followed + TOKEN, len(output) + TOKEN, TOKEN):
             self._follow(output, end)
@@ -42,7 +42,7 @@ class Prediction:
         return b"" if self._astray >= ASTRAY else self._text[self._at : self._at + most * TOKEN]
 
     def _follow(self, output: bytes, end: int) -> None:
-        """One token more. Another than expected takes its place, unless the prediction has the text elsewhere."""
+        """Take in the token before `end`: move on by one, or to where the prediction has the last tokens."""
         if output[end - TOKEN : end] == self._text[self._at : self._at + TOKEN]:
             self._astray = 0
         elif (place := self._place(output[max(0, end - SHORTEST) : end])) >= 0:
@@ -53,7 +53,7 @@ class Prediction:
         self._at += TOKEN
 
     def _place(self, tail: bytes) -> int:
-        """Where the prediction goes on after some tokens: further on if it has them there, or anywhere, or -1."""
+        """The offset behind `tail` in the prediction, looked for from `_at` on, then from the start; -1 for nowhere."""
         if len(tail) < SHORTEST:
             return -1
         for start in (self._at, 0):
@@ -64,7 +64,7 @@ class Prediction:
 
 
 class Drafting:
-    """Of one choice: how much is guessed of it, which follows from how much of that was right."""
+    """How many tokens of one choice to guess, by how many of its earlier guesses were right."""
 
     __slots__ = ("_right", "_tried", "misses", "pause", "prediction")
 
@@ -88,7 +88,7 @@ class Drafting:
         return width
 
     def learn(self, drafted: int, right: int) -> None:
-        """So many tokens were assumed, and so many of them were right. What followed a wrong one says nothing."""
+        """Note that `right` of `drafted` guesses were right; those after the first wrong one do not count as tried."""
         self._right = self._right * KEPT + right
         self._tried = self._tried * KEPT + min(drafted, right + 1)
         self.misses = 0 if right else self.misses + 1
@@ -96,10 +96,10 @@ class Drafting:
 
 
 def recurrence(text: bytes, most: int) -> bytes:
-    """`most` tokens that may follow a text: what did where its last tokens were said before.
+    """`most` guessed tokens after a text: those that followed its last three tokens earlier in it; b"" if none did.
 
-    Of several places the one that has most in common with the end, of equal ones the latest. A text that goes round in
-    circles is expected to go on so. This is prompt lookup decoding (Saxena, 2023), which takes the first match.
+    Of several earlier places it takes the one with the longest match before it, of equal ones the latest, and repeats
+    what followed until it is `most` long. This is prompt lookup decoding (Saxena, 2023), which takes the first match.
     """
     text = text[-LONGEST_SEARCHED:]
     tail = text[-SHORTEST:]
@@ -120,7 +120,7 @@ def recurrence(text: bytes, most: int) -> bytes:
 
 
 def _common(text: bytes, end: int) -> int:
-    """With how much of its own end a text agrees up to `end`, roughly."""
+    """Bytes before `end` that equal the end of the text, rounded down to a doubling of `SHORTEST`."""
     common = SHORTEST
     while common < LONGEST_COMPARED and text[max(0, end - 2 * common) : end] == text[-2 * common :]:
         common *= 2

@@ -10,10 +10,10 @@ from tercet.scheduler.core.request import Req
 class FormingPlan:
     """A plan in the making, and the choices behind its rows.
 
-    What needs more tokens than a step has would keep everybody out until it is done. So while others want some, it is
-    held back to half of them, and who needs at most half of what it still needs goes beside it: with half of each step
-    that is done no later than the long one alone would have been. Whoever needs more would not be, and waits: perhaps
-    it finds a prompt like its own in the prefix cache then. What the short ones leave goes back to the long one.
+    A prompt that needs more tokens than a step has would keep everybody out until it is done. So while others wait, it
+    is held back to half of the budget. The other half is for prompts of at most half its remaining length: each is
+    done by the time at which the long one alone would have been. A longer one would not be, and waits: perhaps the
+    prefix cache has its beginning by then. Budget that the short ones leave goes back to the long one.
     """
 
     def __init__(self, budget: int) -> None:
@@ -28,9 +28,9 @@ class FormingPlan:
         self.decodes = 0
         """Rows of choices that had just one token to compute; all others come after them."""
         self.held_back: list[int] = []
-        """Rows that got less than the budget had."""
+        """Indices of rows that `hold_back` added: each may be lengthened by `give_back`."""
         self.shortest = 0
-        """Tokens that the one of them that needs least needs."""
+        """The least number of tokens that a choice held back needs."""
 
     def add(self, req: Req, step: int) -> None:
         """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
@@ -38,9 +38,9 @@ class FormingPlan:
         self._lengthen(len(self.rows) - 1, self.budget)
 
     def assume(self, req: Req, tokens: Sequence[int]) -> int:
-        """Plan tokens that may follow the one that a choice computes; returns their number.
+        """Add a decode row for each guessed token of a choice, behind its own row; returns their number.
 
-        How far it gets is known only with the result, so nothing more can be planned for it before.
+        How many are right only the result says, so the choice is `unsure` and not planned again before.
         """
         for position, token in enumerate(tokens, start=req.computed):
             self.assumed[len(self.rows)] = token
@@ -52,7 +52,7 @@ class FormingPlan:
         return len(tokens)
 
     def hold_back(self, req: Req, step: int, others: int) -> None:
-        """Plan half of what the budget allows, or less if each of the others would not find a token in the rest."""
+        """Plan at most half of the budget, less where `others` choices would not get a token each from the rest."""
         needed = req.length - req.computed
         self.shortest = min(self.shortest, needed) if self.held_back else needed
         self.held_back.append(len(self.rows))
@@ -60,7 +60,7 @@ class FormingPlan:
         self._lengthen(len(self.rows) - 1, max(1, min(self.budget // 2, self.budget - others)))
 
     def is_short(self, needed: int) -> bool:
-        """Whether a choice that needs so many tokens may have some beside those that were held back."""
+        """Whether a choice that needs so many tokens can go beside those held back, each of which needs twice that."""
         return not self.held_back or 2 * needed <= self.shortest
 
     def give_back(self) -> None:
@@ -70,7 +70,7 @@ class FormingPlan:
                 self._lengthen(index, self.budget)
 
     def tell(self, counters: Counters) -> None:
-        """Count what the plan has become."""
+        """Add the finished plan to the counters."""
         longer = sum(row.count > 1 for row in self.rows[self.decodes :])
         counters.steps += 1
         counters.drafted_tokens += len(self.assumed)

@@ -8,7 +8,7 @@ from tercet.scheduler.core.request import Req
 
 
 class Guesses:
-    """Those of one plan, asked about row by row, in order, each after what the rows before it gave was taken."""
+    """The guesses of one plan. Ask `holds` for its rows in order, each once the tokens of earlier rows are in `Req`."""
 
     def __init__(self, assumed: Mapping[int, int], reqs: Sequence[Req]) -> None:
         self._assumed = assumed
@@ -19,7 +19,7 @@ class Guesses:
         """All rows of choices for which something was assumed."""
 
     def holds(self, index: int, row: Row, req: Req) -> bool:
-        """Whether the tokens that a row builds on are those that were sampled. Then it is a row as any other."""
+        """Whether all tokens assumed up to this row were sampled; if so, its own is counted as computed."""
         if index not in self._assumed:
             return True
         if req in self._wrong or len(req.tokens) != row.start + 1 or req.tokens[row.start] != self._assumed[index]:

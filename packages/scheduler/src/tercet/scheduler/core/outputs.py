@@ -64,7 +64,7 @@ class RowBatch:
 
 
 class SteadyRows:
-    """The choices that were `steady` in a step. Most often the next one has the same, and their rows say the same."""
+    """The `steady` choices of a step, and the columns of their rows, kept while the next step has the same choices."""
 
     def __init__(self) -> None:
         self.reqs: list[Req] = []
@@ -72,7 +72,7 @@ class SteadyRows:
         """By detokenizer."""
 
     def update(self, reqs: list[Req]) -> None:
-        """Those of this step. Call it for every step: one that took another route was not steady in the step after."""
+        """Take this step's steady choices. Call it for every step: a choice shows a new route by missing one."""
         if reqs != self.reqs:
             self.reqs = reqs
             groups: dict[str, list[int]] = {}
@@ -125,7 +125,7 @@ class Outputs:
             batch.logprobs[row] = joined(req.token_logprobs[-new:])
 
     def owe(self, req: Req) -> None:
-        """`emit`, once nothing more is found out about `req`: unless it ends by then, which says it all."""
+        """`emit` at `take`, unless `req` has ended by then: its end has emitted everything."""
         self._owed[req] = None
 
     def emit_steady(self, rows: "SteadyRows", tokens: list[int]) -> None:
@@ -169,7 +169,7 @@ class Outputs:
 
 
 def first_of(req: Req) -> Logprobs:
-    """The entry of a prompt's first token, which nothing predicts."""
+    """The entry of a prompt's first token, which has no log-probability: NaN."""
     top = req.logprobs.top if req.logprobs else 0
     return Logprobs(pack_floats([_NO_LOGPROB]), top, pack_ints([0] * top), pack_floats([_NO_LOGPROB] * top))
 

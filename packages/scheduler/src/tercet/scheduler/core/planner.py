@@ -148,7 +148,7 @@ class Planner:
         return starved
 
     def _awaiting(self) -> int:
-        """How many choices wait for a result; those of which much is expected then, which need not, among them."""
+        """How many choices wait for a result. Makes those `unsure` of which the drafter expects enough to wait."""
         if self._drafter.room(len(self.running)):
             for req in self.running:
                 if not self.is_blocked(req):  # for which `plan` can be asked any number of times
@@ -156,14 +156,14 @@ class Planner:
         return sum(req.awaits_result for req in self.running if req.guided or req.unsure)
 
     def _assume(self, forming: FormingPlan, room: int) -> None:
-        """Add rows of tokens that choices with a row may say next, as evenly as there is room for them."""
+        """Add rows of guessed tokens, `room` at most, shared evenly among the choices that decode."""
         asked = [req for req in forming.reqs if req.length == len(req.tokens) + 1]
         for left, req in zip(range(len(asked), 0, -1), asked, strict=True):
             tokens = self._drafter.guess(req, min(-(-room // left), req.end - req.length))
             room -= forming.assume(req, tokens[: self._spare_room(req, len(tokens))])
 
     def _spare_room(self, req: Req, wanted: int) -> int:
-        """How many tokens a choice has pages for beyond those it computes, once it got what nobody lacks."""
+        """Tokens a choice has pages for beyond those it computes, after taking spare pages for up to `wanted`."""
         while req.room < req.computed + wanted and self._memory.available > len(self.running):
             if not self._memory.grow(req):
                 break

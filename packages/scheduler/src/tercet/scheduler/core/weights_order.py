@@ -6,12 +6,12 @@ from tercet.scheduler.core.outputs import Outputs
 
 
 class WeightsOrder:
-    """What is obeyed at a time. Who asks for the same meanwhile is answered with the first, others are refused."""
+    """One directory at a time: who orders the same meanwhile shares the answer, who orders another is refused."""
 
     def __init__(self) -> None:
         self._path = ""
         self._asked: list[tuple[str, str]] = []
-        """By whom, and under which number."""
+        """(frontend, id of the order), each of whom gets an answer."""
         self._loading = False
         self.due = ""
         """The directory of weights that can be loaded, as soon as nothing needs those that are there."""
@@ -22,7 +22,7 @@ class WeightsOrder:
         return bool(self.due) or self._loading
 
     def note(self, source: str, order: UpdateWeightsFromDiskReq, outputs: Outputs) -> None:
-        """Somebody asks."""
+        """A frontend asks; refused at once if another directory is under way."""
         if self._asked and self._path != order.path:
             outputs.tell(source, ControlReply(id=order.id, ok=False, message=f"{self._path} is being loaded"))
             return
@@ -30,7 +30,7 @@ class WeightsOrder:
         self._asked.append((source, order.id))
 
     def read(self, read: WeightsRead, outputs: Outputs) -> None:
-        """They were looked at: they are due, or refused."""
+        """The directory was looked at: its weights are due, or their `fault` is the answer."""
         if not self._asked or self._path != read.path or self.coming:
             return
         if read.fault:
@@ -39,13 +39,13 @@ class WeightsOrder:
             self.due = read.path
 
     def load(self) -> str:
-        """What is due, to be loaded by the next plan."""
+        """The directory that is due; the caller puts it into the next plan."""
         self._loading = True
         due, self.due = self.due, ""
         return due
 
     def loaded(self, outputs: Outputs) -> None:
-        """That plan has committed."""
+        """The plan that loads has committed: answer."""
         self._loading = False
         self._answer(outputs)
 
