@@ -16,8 +16,8 @@ MOST_READ = 256
 class AdapterDesk:
     """The `AdapterReader` port. `get` may be called in another thread than the rest.
 
-    An adapter is kept in memory while a choice has it, and some that nobody has any more. So many are there at most;
-    others wait in line until one of these is wanted no longer.
+    An adapter is kept in memory while a choice has it; the last `spare` others stay, too. At most `most` are in memory;
+    further ones wait in line until one of these is no longer wanted.
     """
 
     def __init__(self, read: Callable[[LoRAAdapter], Adapter], spare: int, most: int = MOST_READ) -> None:
@@ -42,7 +42,7 @@ class AdapterDesk:
         return bool(self._unread)
 
     def want(self, adapter: LoRAAdapter) -> bool:
-        """Whether an adapter is read; if not, begin. What lies at a path whoever names no contents asks anew."""
+        """Whether an adapter is read; if not, begin. One without a `sha256` is read anew, once for all who wait."""
         self._unloaded.discard(adapter)
         with self._lock:
             known = self._read.pop(adapter, None)
@@ -57,7 +57,7 @@ class AdapterDesk:
         return False
 
     def take_read(self) -> list[LoRAAdapter]:
-        """Those that `want` had to begin, and that are read by now, or wanted no longer; each is told once."""
+        """Adapters for which `want` said False and that are now read, failed or no longer wanted; each is told once."""
         read = [each for each in self._unread if each not in self._line and self._is_over(each)]
         for each in read:
             del self._unread[each]
@@ -70,12 +70,12 @@ class AdapterDesk:
         return "" if error is None else " ".join(str(error).split())[:_LONGEST_FAULT]
 
     def sha256(self, adapter: LoRAAdapter) -> str:
-        """Of the files of an adapter that was read; empty if that failed."""
+        """The SHA-256 of an adapter's files; empty if it was not read, or reading it failed."""
         reading = self._read.get(adapter)
         return "" if reading is None or reading.exception() else reading.result().sha256
 
     def keep(self, wanted: Collection[LoRAAdapter]) -> None:
-        """Forget the others, but for the spare ones, which make room for those in line."""
+        """Forget what is read and not wanted, but for up to `spare` adapters, which give way to those in line."""
         with self._lock:
             for each in [each for each in self._line if each not in wanted]:
                 del self._line[each]
@@ -96,11 +96,11 @@ class AdapterDesk:
             self._begin()
 
     def forget(self, adapter: LoRAAdapter) -> None:
-        """Do not keep it for requests to come. Those that are here may find its files no more."""
+        """Do not keep it once no choice has it. Choices that are here keep it: its files may be gone."""
         self._unloaded.add(adapter)
 
     def get(self, adapter: LoRAAdapter) -> Adapter:
-        """One that was wanted, or is read now. Raises AdapterError."""
+        """The adapter, once it is read; waits, and begins to read it if `want` never did. Raises AdapterError."""
         with self._lock:
             reading = self._read.get(adapter)
             if reading is None:

@@ -67,7 +67,7 @@ class Adapters:
         return self._last[1]
 
     def in_place(self, rows: int) -> LoRARows:
-        """Those of a decode of so many rows, in memory that `put_in_place` writes: only the table says which."""
+        """The adapters of a decode of so many rows, in memory that `put_in_place` writes and kernels alone can read."""
         return LoRARows(None, self._table[:rows], self._bank.ranks)
 
     def put_in_place(self, slots: Array) -> None:
@@ -84,7 +84,7 @@ class Adapters:
         self._in_place = places
 
     def clear_in_place(self) -> None:
-        """Leave runs of nobody there: what the last step left names places that may be empty by now."""
+        """Say that no row has an adapter: the last step's table names places that may be empty by now."""
         self.put_in_place(np.zeros(0, dtype=np.int64))
 
     def close(self) -> None:

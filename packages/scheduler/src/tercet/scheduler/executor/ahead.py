@@ -1,4 +1,4 @@
-"""`Ahead`: the tokens that a step assumes before what its rows sample, where sampling hangs on what was said before."""
+"""`Ahead`: the tokens that a step assumes before each row that samples: penalties have to count them, too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tercet.scheduler.executor.uploads import Array, Uploads
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """Tokens ahead of some rows: int64 [rows, most]; a row with fewer has its first one several times."""
+    """Tokens assumed before some rows: int64 [rows, most]; a row with fewer is padded with its first."""
 
     rows: Array  # [rows]: among those that sample
     places: Array  # [rows]: among those that are asked for
@@ -21,7 +21,7 @@ class Repeated:
 
 
 class Ahead:
-    """Of the rows that sample, row by row. Rows of one slot are in order, that of a known token first."""
+    """For each row that samples, the tokens assumed up to it. A slot's rows are in order; its first assumes none."""
 
     def __init__(self, slots: Sequence[int], assumed: Sequence[int | None]) -> None:
         """The slot of each row, and the token it assumes at its start."""
@@ -35,7 +35,7 @@ class Ahead:
             last[slot] = row
 
     def repeated(self, rows: Array, first: int) -> Repeated | None:
-        """Tokens ahead of some rows, which are numbered from row `first` on; None if there are none."""
+        """The assumed tokens of `rows`, whose numbers count from row `first`; None if none of them assumes any."""
         places = [place for place, row in enumerate(rows.tolist()) if self.tokens[first + row]]
         if not places:
             return None
@@ -46,9 +46,9 @@ class Ahead:
         return Repeated(rows[places], np.array(places), tokens, np.array(times, dtype=np.int32))
 
     def right(self, sampled: torch.Tensor, uploads: Uploads) -> torch.Tensor:
-        """Bool [rows]: whether the rows before each, of its slot, have sampled all the tokens ahead of it.
+        """Bool [rows]: whether earlier rows of its slot sampled every token assumed up to a row.
 
-        `sampled` are the tokens of all rows, which nobody waits for.
+        `sampled` int64 [rows] stay on the device: the host does not wait for them.
         """
         rows = [row for row, ahead in enumerate(self.tokens) if ahead]
         rows.sort(key=lambda row: (self._first(row), row))
@@ -80,10 +80,10 @@ def penalise_ahead(
     penalties: Penalties,
     uploads: Uploads,
 ) -> None:
-    """Penalise tokens for being ahead, too, in logits that were penalised for what is counted.
+    """Penalise anew, in place, the tokens that rows assume: as if these were in `counts`.
 
-    `before` [rows, most] is what logits[ahead.rows, ahead.tokens] were before; `sequences` and `penalties` are of all
-    rows that were asked for.
+    `before` [rows, most] is logits[ahead.rows, ahead.tokens] without any penalty; `sequences` and `penalties` are of
+    all penalised rows, among which `ahead.places` are those of `ahead`.
     """
     rows, places, tokens, times = uploads.send([ahead.rows, ahead.places, ahead.tokens, ahead.times])
     own = sequences[places][:, None]

@@ -18,13 +18,13 @@ class LatentConfig:
     rank: int
     """Elements of a latent."""
     query_rank: int
-    """Of what queries are products of; 0 where they are projected at once."""
+    """Elements of the vector that queries are projected from; 0 where they are projected from the hidden state."""
     still_dim: int
     """Elements of a head of queries and keys that do not rotate."""
     turned_dim: int
-    """Of those that do."""
+    """Elements of a head of queries and keys that rotate."""
     value_dim: int
-    """Of a head of values."""
+    """Elements of a head of values."""
 
     @property
     def query_dim(self) -> int:

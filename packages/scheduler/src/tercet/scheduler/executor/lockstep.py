@@ -18,7 +18,7 @@ from tercet.scheduler.models.shard import Collectives, Shard
 from tercet.scheduler.ports import Advance
 
 _CANNOT, _LACKS_MEMORY, _RECORDED = range(3)
-"""How a recording went: of several that went differently, all go on as with the first of these."""
+"""Outcomes of a recording, the worst first: if processes differ, all take the worst."""
 
 
 class RankError(Exception):
@@ -26,14 +26,14 @@ class RankError(Exception):
 
 
 class Conduct(Protocol):
-    """How a worker does what only it may have a reason for."""
+    """How a worker does what it cannot decide alone where other processes share its model."""
 
     def agree(self, tokens: torch.Tensor) -> torch.Tensor:
         """The sampled tokens of all rows: the same in every process."""
         ...
 
     def divided(self, unit: str, release: Callable[[], None]) -> Division:
-        """What computes rows that there may be no memory for. See `Halving`."""
+        """How rows are computed when memory may be short: `Halving`, or not in parts at all."""
         ...
 
     def wrapped(self, model: Model, device: torch.device, advance: Advance) -> Model:
@@ -93,10 +93,10 @@ class JointRecorder:
         self._collectives = collectives
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """See `Recorder`. Raises in all processes what one of them could not do.
+        """See `Recorder`. If one process fails all raise: others MemoryError where it lacked memory, else RuntimeError.
 
-        RankError where `run` did not come to its first end: then others may wait in its collectives. What is recorded
-        after that runs none.
+        RankError where the first call of `run` failed: others may then wait in its collectives. Recording, which comes
+        after that call, runs none.
         """
         ran = False
 

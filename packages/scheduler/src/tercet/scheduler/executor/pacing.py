@@ -13,7 +13,7 @@ from tercet.scheduler.ports import Advance
 LONGEST_CALL = 10.0
 """Seconds that one call may be expected to take: a third of what may count as stuck."""
 FEW = 4
-"""Tokens by which is seen how long more of them take. Less than twice as many are never cut."""
+"""The fewest tokens of a call from which the time of a token is taken. Steps of less than twice as many stay whole."""
 
 
 def telling(model: Model, advance: Advance) -> Model:
@@ -43,8 +43,8 @@ def _layers(module: nn.Module) -> list[nn.Module]:
 class PacedModel:
     """A `Model` around one that computes a step in one call, which gives no sign before its end.
 
-    A step that would take long, by what tokens took in the last call of more than a few, is cut in halves: steps like
-    any other to the model. Decodes say less about that: for the few tokens they have they take long, to read weights.
+    A step is cut in halves if it would take more than `LONGEST_CALL`, by the time of a token in the last call of at
+    least `FEW`. A decode can only lower that time: it has few tokens, and reads all weights for them.
     """
 
     def __init__(self, model: Model, advance: Advance, clock: Callable[[], float] = time.monotonic) -> None:

@@ -57,7 +57,7 @@ def release_cached() -> None:
 
 
 def again(run: Callable[[], Given], release: Callable[[], None]) -> Given:
-    """What `run` gives, if need be once memory was given back. Raises what it raises where that is not enough."""
+    """The result of `run`; if memory is short, of a second call after `release`. Raises what `run` raises then."""
     with OutlivingShortage():
         return run()
     release()
@@ -75,7 +75,7 @@ class Division(Protocol):
 
 
 class Undivided:
-    """The `Division` of who computes rows together with others, that would wait for its second try: there is none."""
+    """The `Division` of a process among several: never tries again, for the others would wait for its second try."""
 
     def __call__(
         self,

@@ -30,7 +30,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Manner:
-    """How all rows of a step are sampled alike, with nothing besides: drawn, or the likeliest of each."""
+    """The one way in which all rows of a step are sampled: drawn, or greedy; no penalty, bias or log-probability."""
 
     draws: bool
     filters: bool = False
@@ -40,7 +40,7 @@ class Manner:
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """What is done with rows: numbers of rows, and what each of them is given."""
+    """Which rows of a step are drawn, penalised, biased and reported on, by number, and their parameters."""
 
     draws: Sequence[Draw]
     penalised: Array  # int64 [n]
@@ -50,7 +50,7 @@ class Arrangement:
     tops: Sequence[int]  # of the reporting rows
 
     def manner(self, rows: int) -> Manner | None:
-        """Of all the rows, of which there are so many; None if they have different ones, or more than one."""
+        """The manner shared by all `rows` rows; None if they differ, or need more than a manner says."""
         if len(self.penalised) or self.biased or len(self.reporting):
             return None
         if not self.draws:
