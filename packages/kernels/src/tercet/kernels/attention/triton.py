@@ -21,7 +21,7 @@ _LONG = 2048
 _MOST_SPLITS = 64
 
 FEW_SPLITS = 4
-"""Those that the last of them merges as fast as a kernel of its own would."""
+"""The most splits that the last of them merges as fast as a kernel of its own would."""
 
 _ROOMY = 160 << 10
 """Bytes of shared memory that a program may have, on a server's GPU; others have about 100 KiB."""
@@ -250,9 +250,9 @@ def _given_new(
 
 
 def choose_splits(programs: int, longest: int, processors: int) -> tuple[int, int]:
-    """(splits, the fewest keys of one): a power of two that gives each multiprocessor two programs with keys enough.
+    """(splits of a row, a power of two; the fewest keys of one): two programs for each multiprocessor, if keys allow.
 
-    Where rows are enough for all, only long ones are split.
+    Where there are as many without splits, only rows of more than `_LONG` keys are split.
     """
     wanted = -(-2 * processors // programs)
     if wanted > 1:

@@ -35,7 +35,7 @@ class Case:
     softcap: float
 
     def run(self, backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> Pair:
-        """What a backend gives, and the reference."""
+        """(what `attend` gives, the reference) for a step of all `_ROWS`."""
         batch = make_batch(_ROWS, self.page_size, device)
         pages = int(batch.page_table.max()) + 1
         heads, kv_heads = self.heads
@@ -49,7 +49,7 @@ class Case:
         return outputs[0], outputs[1]
 
     def run_new(self, backend: RotatingBackend, device: torch.device, dtype: torch.dtype, *, norms: bool) -> Pair:
-        """Outputs and caches of the decodes alone, whose new tokens nobody has rotated or stored, and the reference."""
+        """(what `attend_new` gives, the reference): outputs and caches of a step of the decodes in `_ROWS`."""
         (heads, kv_heads), dim = self.heads, self.head_dim
         batch = make_batch([row for row in _ROWS if row[0] == 1], self.page_size, device)
         shape = (int(batch.page_table.max()) + 1, self.page_size, kv_heads, dim)

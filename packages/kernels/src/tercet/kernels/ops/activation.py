@@ -11,11 +11,11 @@ Gate = Literal["silu", "gelu_tanh", "clamped"]
 LIMIT = 7.0
 """The most that a clamped gate or up can be."""
 SLOPE = 1.702
-"""That of the sigmoid of a clamped gate."""
+"""What a clamped gate is multiplied by inside its sigmoid."""
 
 
 def act_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """The one of the following that has this gate."""
+    """Gate times up by the function that `gate` names: x [..., 2 * n] to [..., n]."""
     match gate:
         case "silu":
             return silu_and_mul(x)

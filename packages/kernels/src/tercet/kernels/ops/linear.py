@@ -15,9 +15,9 @@ def quantise_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantise_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(uint8 [n, whole blocks of k], each from 0 to 15 and 8 more than it means; scales bfloat16 [n, blocks]).
+    """(codes uint8 [n, blocks * 32], scales bfloat16 [n, blocks]): a weight is (code - 8) * scale, a code 0 to 15.
 
-    Of each block of 32 inputs what is largest becomes -8 or nearly, because there is no 8. Past k there is zero.
+    The largest of each block of 32 inputs becomes -8, or nearly: there is no +8. Inputs past k are zero (code 8).
     """
     outputs, inputs = weight.shape
     blocks = torch.nn.functional.pad(weight.float(), (0, -inputs % INT4_BLOCK)).view(outputs, -1, INT4_BLOCK)

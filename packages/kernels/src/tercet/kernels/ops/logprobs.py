@@ -8,9 +8,9 @@ from tercet.kernels.ops.sampling import rows_of_block, top_candidates
 def token_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, top: int, rows: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(of the tokens [rows], the `top` likeliest ids [rows, top], theirs [rows, top]), float32 and int64.
+    """(float32 [n] of `tokens`, int64 [n, top] the likeliest ids, float32 [n, top] of these), all log-probabilities.
 
-    Of all rows, or of those that `rows` names: int64, one for each of the tokens.
+    `tokens` int64 [n] are of rows 0 to n - 1 of logits [rows, vocab], or of those that `rows` int64 [n] names.
     This is the log-softmax of what it is given. Reported are always the model's raw logits, before temperature,
     penalties, bias and grammar. Equally likely tokens are listed by id.
     A block of rows is looked at at a time: temporaries take the same memory however many there are.

@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LoRAWeights:
-    """The adapters of one layer. One that is of a lower rank is zero beyond it, and so is a place that has none."""
+    """The adapters of one layer, zero beyond the rank of each, and at places without one."""
 
     a: torch.Tensor  # [places, parts * rank, inputs]
     b: torch.Tensor  # [places, rank, outputs]
@@ -43,10 +43,10 @@ class LoRARows:
     """Which tokens of a step have an adapter."""
 
     runs: Sequence[Run] | None
-    """In the order of tokens. Nobody is in two. None where the table alone says so, as a graph reads it."""
+    """In the order of tokens, without overlap. None in a CUDA graph, where `table` alone says them."""
     table: torch.Tensor  # int32 [runs, 3]: the same, where the weights are
     ranks: Sequence[int]
-    """Of the adapter at each place."""
+    """Rank of the adapter at each place."""
 
     @property
     def known(self) -> Sequence[Run]:
@@ -56,7 +56,7 @@ class LoRARows:
         return self.runs
 
     def part(self, tokens: slice) -> "LoRARows | None":
-        """Those of some of the tokens [start, stop), counted from the first of these; None if there are none."""
+        """The runs within `tokens`, counted from its start; None if there are none. Raises as `known` does."""
         first, last = tokens.start, tokens.stop
         cut = [Run(place, max(start, first) - first, min(stop, last) - first) for place, start, stop in self.known]
         runs = [run for run in cut if run.start < run.stop]
@@ -66,7 +66,7 @@ class LoRARows:
 
     @cached_property
     def by_place(self) -> dict[int, torch.Tensor | slice]:
-        """All tokens of each place, int64. Raises as `known` does."""
+        """Each place's tokens: an int64 index, or a slice where they are neighbours. Raises as `known` does."""
         tokens: dict[int, list[int]] = {}
         for place, start, stop in self.known:
             tokens.setdefault(place, []).extend(range(start, stop))
@@ -74,7 +74,7 @@ class LoRARows:
 
 
 def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None:
-    """Add to out [tokens, outputs] what adapters give of x [tokens, inputs]; float32 from one to the other."""
+    """Add to out [tokens, outputs], in place, each token's x [tokens, inputs] @ a.T @ b, computed in float32."""
     for place, tokens in rows.by_place.items():
         rank = rows.ranks[place]
         for outputs, a, b in _parts(weights, place, rank):

@@ -13,7 +13,7 @@ from tercet.kernels.ops.quantised import QuantisedWeight, linear_quantised
 
 @dataclass(frozen=True, eq=False)
 class QuantisedExperts:
-    """Weights [count, n, k] of experts: all their outputs, one expert's below another's, in one of [count * n, k].
+    """Weights [count, n, k] of experts, stored as one weight [count * n, k], expert after expert.
 
     Raises ValueError where a block of rows would reach over two experts.
     """
@@ -60,9 +60,9 @@ class ExpertBiases(NamedTuple):
 
 
 Score = Literal["softmax", "sigmoid"]
-"""What makes scores of logits."""
+"""The function that turns router logits into scores."""
 LEAST = 1e-20
-"""What is added to the sum that weights are divided by: only where all of them are 0 does it change anything."""
+"""Added to the sum that weights are divided by, so that weights that are all 0 stay 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +76,15 @@ class Routing:
     scale: float = 1.0
     """What weights are multiplied by."""
     groups: int = 1
-    """Runs of experts, of one size."""
+    """How many groups of neighbours, all of one size, the experts are in."""
     top_groups: int = 1
-    """Of how many groups, those of most worth, a token's experts are."""
+    """How many groups, those of most worth, a token's experts are taken from."""
     group_best: int = 1
-    """The scores of how many of a group's best experts add up to its worth."""
+    """A group's worth is the sum of so many of its best scores."""
 
     @property
     def limited(self) -> bool:
-        """Whether experts of some groups are out."""
+        """Whether groups restrict which experts a token can have."""
         return self.top_groups < self.groups
 
 
@@ -93,8 +93,8 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(weights float32 [tokens, top_k], experts int64 [tokens, top_k]) of logits [tokens, experts].
 
-    Weights are the scores of those that are chosen. What they are chosen by, and groups are, are scores to which a
-    `correction` float32 [experts] is added, if there is one.
+    Experts, and groups, are chosen by their scores plus `correction` float32 [experts], if there is one; the weights of
+    those chosen are made of their scores alone.
     """
     logits = router_logits.float()
     scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
@@ -149,7 +149,7 @@ def by_expert(
     count: int,
     one: Callable[[int, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """The same, of `count` experts, each of which makes [rows, hidden] of all its rows [rows, hidden] at once."""
+    """`fused_moe` over any experts: `one(e, x)` is what expert e of `count` makes of its tokens x [rows, hidden]."""
     tokens, top_k = experts.shape
     order = experts.flatten().argsort(stable=True)
     rows = x[order // top_k]

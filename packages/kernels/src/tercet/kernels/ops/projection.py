@@ -21,7 +21,7 @@ class Norm(NamedTuple):
 
 
 def normed_sum(x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the normalised x + residual, x + residual); without a residual, x is all there is."""
+    """(rmsnorm(x + residual), x + residual); without a residual, (rmsnorm(x), x)."""
     return (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
 
 
@@ -53,5 +53,5 @@ def project_normed(
 def project_onto(
     x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`project`, and what is yet to be added to it: the residual, or nothing where it is part of the result already."""
+    """(`project`, the residual to be added to it); a faster version may have added it, and gives None for it."""
     return project(x, weight, bias), residual

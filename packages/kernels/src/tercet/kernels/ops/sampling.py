@@ -24,9 +24,9 @@ _COLDEST = 1e-30
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """What each row keeps, [rows] each: top_k int64 (0 is off), top_p float32 (1 is off), min_p float32 (0 is off).
+    """The filters of each row, [rows] each: top_k int64 (0 is off), top_p float32 (1 is off), min_p float32 (0 is off).
 
-    Whoever knows that top-k or top-p is off in every row says so: a GPU, which the host does not ask, is spared it.
+    False for `any_top_k` or `any_top_p` promises that it is off in every row: a GPU then skips it without being asked.
     """
 
     top_k: torch.Tensor
