@@ -14,21 +14,21 @@ class Claims:
         self.dialled: Mapping[str, Role | None] = {}
         """Roles by address, as the configuration says."""
         self._told: dict[str, Role] = {}
-        """The same from whoever told us of an address."""
+        """Roles by address, as peers told us."""
 
     def __len__(self) -> int:
         return len(self._told)
 
     def expect(self, role: Role, address: str) -> None:
-        """A role's key at an address, until it is forgotten."""
+        """Expect this role's key at an address, until `forget`."""
         self._told[address] = role
 
     def forget(self, address: str) -> None:
-        """What we were told of an address."""
+        """Forget what peers told us of an address."""
         self._told.pop(address, None)
 
     def key_at(self, address: str) -> Role | None:
-        """Whose key is expected there."""
+        """The role whose key is expected at an address; None where any will do."""
         return self._told.get(address) or self.dialled.get(address)
 
     def allowed(self, key: Role | None, role: Role, address: str = "") -> bool:

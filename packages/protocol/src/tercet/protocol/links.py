@@ -58,7 +58,7 @@ class LinkState(Enum):
 
 @dataclass(slots=True)
 class Link:
-    """What we are about at one address."""
+    """One address that we dial or that dialled us, and how far we got with it."""
 
     address: str
     state: LinkState
@@ -89,7 +89,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds."""
+    """How long a node waits for what, in seconds."""
 
     interval: float = 0.25
     silence: float = 2.0

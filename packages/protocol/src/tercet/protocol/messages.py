@@ -83,9 +83,9 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     phase: Phase
     steps: int = 0
     step_age: float = 0.0
-    """Seconds since the running step began, or last told of a piece that is done."""
+    """Seconds since the running step last gave a sign: since it began, or finished a part of itself."""
     longest_step: float = 0.0
-    """The longest that this has been."""
+    """Seconds: the longest such time that has ended with a sign."""
     load: Load = Load()
     held: Held = Held()
 
@@ -124,8 +124,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     lora: LoRAAdapter | None = None
     """Since 1.1: send it only to a scheduler whose `ModelLimits.max_loras` is not 0."""
     prediction: bytes = b""
-    """What its sender expects of the output: a scheduler may look whether it is so, and gets on faster where it is. No
-    token of the output hangs on it. Since 1.1."""
+    """Token ids (int32) that the sender expects as output. A scheduler may guess by them, which changes how fast the
+    output comes and no token of it. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
@@ -270,7 +270,7 @@ class BatchEmbeddingOutput(Message, frozen=True, kw_only=True):
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What a detokenizer and a frontend learn with the first output of an attempt of a choice."""
+    """What comes once for each attempt of a choice, with its first row: for the detokenizer and the frontend."""
 
     row: int
     frontend: str

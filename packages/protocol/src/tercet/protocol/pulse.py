@@ -13,12 +13,12 @@ RESTS_AFTER = 2.0
 _REST = 3
 """Intervals between beats at rest."""
 _SHARE = 0.375
-"""Of the time after which others call us dead, at most: two beats may get lost or come late."""
+"""The longest interval at rest, as a share of `silence`: two beats may get lost or come late."""
 
 _STUCK_STEP = 30.0
 """Seconds without a sign of a step after which it may count as stuck."""
 _STUCK_FACTOR = 20.0
-"""It does when that is so many times as long as ever before."""
+"""It does once that is more than so many times the longest silence of any earlier step."""
 
 _LONG_AGO = -1e9
 
@@ -47,7 +47,7 @@ class Pulse:
         self._stirred = self._beaten = _LONG_AGO
 
     def stir(self, now: float) -> bool:
-        """Something goes on. Whether nothing had before: a beat may then be due sooner than was thought."""
+        """Note that something goes on. True if the node was at rest: the next beat is then due sooner."""
         rested = now - self._stirred > RESTS_AFTER
         self._stirred = now
         return rested
