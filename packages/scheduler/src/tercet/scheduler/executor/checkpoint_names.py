@@ -141,16 +141,16 @@ class ExpertNames:
         return places
 
     def rows_up(self, experts: Experts) -> Cut:
-        """What is held of the rows of gates and ups of one expert, as they are stored in one tensor."""
+        """Which rows of one expert's stored gate-and-up tensor are held here."""
         columns = experts.columns
         if self.by_turns:
             return Cut(2 * columns.whole, tuple(range(2 * run.start, 2 * run.stop) for run in columns.runs))
         return columns.below(columns)
 
     def rows(self, path: str, experts: Experts, linear: ExpertLinear) -> dict[str, torch.Tensor]:
-        """What one of the linears of the experts at `path` is made of: of each expert, in the order of memory.
+        """The stored parts of `linear`, of the experts at `path`: each name, to its memory [outputs, inputs].
 
-        The name of each part, to its memory [outputs, inputs].
+        In the order of memory: expert after expert, gate before up.
         """
         parts = self.parts or ()
         names, pieces = (parts[:2], 2) if linear is experts.gate_up_proj else (parts[2:], 1)
@@ -161,7 +161,7 @@ class ExpertNames:
         return result
 
     def borrowers(self, path: str, experts: Experts) -> dict[str, Callable[[Lent], None]]:
-        """Who is lent the tensor of each name of a weight of the experts at `path`."""
+        """For each stored weight of the experts at `path`, the call that lends it to its linear."""
         if self.parts is None:
             return {
                 f"{path}.{name}": partial(self._lend_all, linear)

@@ -60,12 +60,12 @@ class ModelConfig(DecoderShape):
     rope: RopeConfig
     tie_word_embeddings: bool
     attention_bias: bool
-    """Of queries, keys and values, and of what attention gives where a family has one bias or none in all four."""
+    """Whether queries, keys and values have a bias, and the output projection where one field says so of all four."""
     mlp_bias: bool
     windows: tuple[int, ...]
     """Tokens of sliding window in each layer, the token itself included; 0 sees everything."""
     output_bias: bool = False
-    """Of what attention gives, in families that say so by itself."""
+    """Whether the output projection has a bias, in families where a field of its own says so."""
     norms_heads: bool = False
     """Whether queries and keys are normalised, in families that say so."""
     layers_ahead: int = 0
@@ -73,18 +73,19 @@ class ModelConfig(DecoderShape):
     quantization: StoredQuantization | None = None
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None
-    """Of attention that caches no keys and values, but what they are made of: `head_dim` is that of what is cached."""
+    """Attention that caches what keys and values are made of; `head_dim` is then the length of a cached vector."""
     local_rope: RopeConfig | None = None
-    """Of layers with a window, where they rotate otherwise."""
+    """The rotation of layers with a window, where it is another than that of the rest."""
     unrotated: frozenset[int] = frozenset()
     """Layers that do not rotate."""
     embedding_scale: float = 1.0
     """What the vectors of tokens are multiplied by."""
     attention_scale: float | None = None
-    """None is head_dim**-0.5."""
+    """What scores are multiplied by; None is head_dim**-0.5."""
     softcap: float = 0.0
-    """Of attention; 0 is none, as of the next."""
+    """Of attention's scores; 0 is none."""
     logit_softcap: float = 0.0
+    """Of the logits; 0 is none."""
     logit_divisor: float = 1.0
 
     @classmethod

@@ -15,21 +15,21 @@ class MoeConfig:
     routing: Routing
     """How a token's experts are chosen."""
     intermediate_size: int
-    """Of each expert."""
+    """Of each expert's MLP."""
     shared_size: int
     """Intermediate size of one more expert, which every token goes through; 0 where there is none."""
     layers: tuple[bool, ...]
-    """Which layers are such; the others have one MLP."""
+    """For each layer whether it has experts; the others have one MLP."""
     gate: Gate = "silu"
-    """Of each expert."""
+    """The activation of every expert's gate."""
     bias: bool = False
     """Whether router and experts have biases."""
     weighs_shared: bool = True
     """Whether the shared expert has a gate of its own."""
     corrected: bool = False
-    """Whether something is added to scores before they are compared."""
+    """Whether the checkpoint has a correction that is added to scores to choose experts (see `route`)."""
     full_router: bool = False
-    """Whether logits are float32, whatever the model's dtype."""
+    """Whether the router computes in float32, whatever the model's dtype."""
 
 
 @dataclass(frozen=True)

@@ -266,11 +266,11 @@ class Sampler:
         return Sampled(tokens, logprobs)
 
     def penalises(self, slots: Array) -> bool:
-        """Whether what is sampled for some of the slots hangs on what was said before."""
+        """Whether any of the slots has penalties, so that its tokens depend on those before."""
         return self._rows_of(slots).penalised is not None
 
     def count_right(self, slots: Sequence[int] | Array, tokens: torch.Tensor, ahead: Ahead) -> None:
-        """Count what all rows of a step that assumes tokens have sampled, but for what follows a wrong one."""
+        """Count for penalties what a step with assumed tokens sampled, without what follows a wrong guess."""
         penalised = self._rows_of(np.asarray(slots)).penalised
         if penalised is not None:
             tokens = torch.where(ahead.right(tokens, self._uploads), tokens, -1)
@@ -289,7 +289,7 @@ class Sampler:
         penalise_ahead(logits, before, repeated, counts, sequences, strengths, self._uploads)
 
     def manner(self, slots: Array) -> Manner | None:
-        """How rows of these slots are sampled, if that is all there is to it: `sample_alike` reads them then."""
+        """The one manner of all rows of these slots, for `sample_alike` to read; None if they have not one."""
         rows = self._rows_of(slots)
         if rows.manner is not None and rows.manner.draws and self._alike.rows is not rows:
             self._alike.write(rows.draws[0])

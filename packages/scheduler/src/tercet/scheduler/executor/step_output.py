@@ -14,7 +14,7 @@ from tercet.scheduler.executor.slot_grammars import Outcome
 _HOST = torch.device("cpu")
 
 Settle = Callable[[Sequence[int]], Outcome]
-"""Shows the grammars what the sampling rows gave, and does what they say; once for each step."""
+"""Called once a step with the tokens of its sampling rows: advances their grammars, gives what these say."""
 
 
 @dataclass(frozen=True, eq=False)

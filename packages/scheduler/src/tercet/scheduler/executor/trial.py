@@ -14,15 +14,15 @@ from tercet.scheduler.model_files import ModelError
 
 _TOKENS = 8
 _FAR = 0.1
-"""Of a token's hidden state, what rounding in 16 bits never comes to, and what is missing of a text does."""
+"""A relative error of hidden states that rounding in 16 bits never reaches, and text that is missing does."""
 
 
 @torch.inference_mode()
 def try_out(model: Model, shape: DecoderShape, device: torch.device) -> None:
     """Raise ModelError unless keys and values are all that a model keeps of a text, in each layer as the shape says.
 
-    Tokens one after another must give what they give at once: else something of those before is kept elsewhere, as
-    recurrent layers and convolutions do, and would be lost.
+    Eight tokens one after another must give the hidden states that they give at once. Otherwise the model keeps earlier
+    tokens elsewhere, too, as recurrent layers and convolutions do, and these would be lost.
     """
     pages = KVShape(page_size=_TOKENS, kv_heads=shape.kv_heads, head_dim=shape.head_dim, dtype=shape.dtype)
     pool = KVPool([KVGroup(name="trial", layers=range(shape.layers), pages=1)], pages, device)

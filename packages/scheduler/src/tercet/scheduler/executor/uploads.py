@@ -10,7 +10,7 @@ import torch
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 _ALIGNMENT = 16
-"""Bytes: Triton compiles kernels for memory that begins so, and again, in the middle of serving, for any other."""
+"""Bytes to which arrays are aligned: for other memory Triton would compile its kernels again, while serving."""
 
 
 def pack_into(staged: torch.Tensor, arrays: Sequence[Array]) -> None:

@@ -136,11 +136,10 @@ def fill(
     borrowers: Mapping[str, Callable[[Lent], None]] = {},
     later: Container[str] = (),
 ) -> None:
-    """Copy each stored tensor that has a target, by its name in the files, or what belongs there of it.
+    """Copy each stored tensor, or the part of it that is held here, to its target. All keys are names in the files.
 
-    The others count as read.
-
-    What somebody borrows is lent to them instead, and counts when it is taken; what is read `later` counts then.
+    A tensor with a borrower is lent to it instead of copied, and counts as read once the borrower takes it. Those
+    without a target count as read; those in `later` are left out, and counted by who reads them.
     """
     for path, header in files.items():
         with safe_open(path, framework="pt") as file:  # tensors are views of the mapped file
@@ -158,7 +157,7 @@ def fill(
 
 
 def finish(model: nn.Module) -> None:
-    """Make of what is loaded what is computed with."""
+    """Let modules make of their loaded weights the form that they compute with."""
     for module in model.modules():
         if isinstance(module, OpsModule):
             module.when_loaded()
@@ -219,8 +218,8 @@ def _load_quantised(
 def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuantization | None = None) -> None:
     """Fill a model of any size with cheap random weights: one block of normal(0, 0.02), repeated. Norms are 1.
 
-    Layers that a checkpoint would have quantised, and that are computed with so, become so, in the form that
-    `quantization` is computed in; without it they are in full.
+    With a `quantization`, layers that such a checkpoint would have quantised, and that can be computed so, are
+    quantised; all others, and all without it, are in full.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)

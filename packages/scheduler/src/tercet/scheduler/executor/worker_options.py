@@ -11,12 +11,12 @@ from tercet.kernels.native.linear import Quantization
 from tercet.kernels.ops.store_kv import E4M3
 
 KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": E4M3}
-"""Of keys and values, beside that of the model."""
+"""Number formats of keys and values by name, but for "auto", that of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """Of one worker."""
+    """The options of one worker: what an operator chose, and what follows from it."""
 
     model: Path
     """A model directory."""
@@ -94,7 +94,7 @@ def encode_options(options: WorkerOptions) -> msgspec.Raw:
 
 
 def decode_options(encoded: msgspec.Raw) -> WorkerOptions:
-    """Raises ValueError for what is none."""
+    """The options in such JSON. Raises ValueError for anything else."""
     return msgspec.json.decode(encoded, type=WorkerOptions, dec_hook=_read)
 
 
