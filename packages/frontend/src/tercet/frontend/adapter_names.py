@@ -24,7 +24,7 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class AdapterNames(Protocol):
-    """What is known of adapters. `bases` are the models served here, which no two adapters of one name are for."""
+    """Adapters by name. `bases` are the models served here: among their adapters each name is used once."""
 
     async def find(self, name: str, bases: Sequence[str]) -> Adapter | None:
         """The adapter of that name, of the first base that has one."""
@@ -35,7 +35,7 @@ class AdapterNames(Protocol):
         ...
 
     async def put(self, adapter: Adapter, bases: Sequence[str]) -> None:
-        """Keep an adapter in the place of any of that name. Raises BadRequestError where there is no room."""
+        """Keep an adapter, in place of one of that name among `bases`. Raises BadRequestError if there is no room."""
         ...
 
     async def remove(self, name: str, bases: Sequence[str]) -> Adapter | None:

@@ -40,7 +40,7 @@ class _Given:
 
 
 class Adapters:
-    """Those that options name (`given`: paths by name), and those that were loaded since.
+    """The adapters that requests can name: those of the options (`given`: paths by name), and those loaded since.
 
     All methods run on the event loop's thread. `clock` gives seconds since 1970.
     """
@@ -95,7 +95,7 @@ class Adapters:
         return [each for each in given + loaded if each.base in able]
 
     async def served(self) -> list[ServedModel]:
-        """The same as models."""
+        """All of them as models."""
         return [self._adapted(each) for each in await self.all()]
 
     async def names(self) -> list[str]:
@@ -148,16 +148,19 @@ class Adapters:
 
     @property
     def undecided(self) -> bool:
-        """Whether schedulers have not said of all of those yet what they are."""
+        """Whether there are adapters of the options that schedulers have neither read nor refused yet."""
         return any(each.adapter is None and not each.refusal for each in self._given.values())
 
     @property
     def refusals(self) -> dict[str, str]:
-        """Why those that no scheduler takes are not there, by name."""
+        """By name, why schedulers refused adapters of the options that none of them has read."""
         return {name: each.refusal for name, each in self._given.items() if each.adapter is None and each.refusal}
 
     def look(self, *, again: bool = False) -> None:
-        """Have them read by schedulers that have not been asked; with `again` by all. To be called now and then."""
+        """Have schedulers read those adapters of the options that none has read. To be called now and then.
+
+        Refused ones are tried again once there are other schedulers than those that refused them, or with `again`.
+        """
         able = frozenset(
             (each.peer, each.incarnation)
             for each in self._fleet.schedulers.values()

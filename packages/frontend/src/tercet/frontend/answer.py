@@ -63,7 +63,7 @@ async def answer(
 ) -> Response:
     """Generate and answer. Errors before the first token raise ApiError; later ones are an event of the stream.
 
-    `ended` is done once every choice has ended, before the client reads the last of them.
+    `ended` is awaited once every choice has ended without an error, before the client gets the last of the answer.
     """
     generation = await unless_gone(request, manager.submit(work, rid))
     arrivals = generation.arrivals() if ended is None else _kept(generation, ended)

@@ -26,9 +26,9 @@ BODY_SECONDS = 60.0
 
 MAX_DEPTH = 128
 MAX_VALUES = 131_072
-"""Of objects and arrays, and of what has a name in an object: validating so many holds up nobody for long."""
+"""Objects, arrays and named values that a body may have: validating so many holds up nobody for long."""
 _MOST_BRACKETS = 8 * MAX_VALUES
-"""Of a body that is parsed at all. Some may stand in texts, where they are no values."""
+"""Brackets that a body may have to be parsed at all. It is more, for brackets in texts are no values."""
 _HOLDERS = frozenset({dict, list})
 _ERRORS_READ = 100
 _TAG_SHOWN = 64

@@ -23,9 +23,9 @@ class Answer(msgspec.Struct, frozen=True):
     ok: bool
     message: str = ""
     sha256: str = ""
-    """Of an adapter that it read."""
+    """SHA-256 of the adapter that it read."""
     answered: bool = True
-    """False where it said nothing, and `message` why."""
+    """False if it did not answer; `message` then says why."""
 
 
 class _Round:

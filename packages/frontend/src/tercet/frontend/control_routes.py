@@ -17,7 +17,7 @@ from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.messages import ContinueGenerationReq, FlushCacheReq, PauseGenerationReq
 
 _PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_", "rerank-", "score-", "classify-")
-"""Of the ids in answers, which else are those of their requests."""
+"""Prefixes that the ids in answers have before those of their requests."""
 
 
 class AbortRequest(Strict):
@@ -45,7 +45,7 @@ class UpdateWeights(Strict):
 
 
 class ControlRoutes:
-    """What concerns other requests than one's own. What concerns everybody's needs an admin key."""
+    """Routes that act on running requests and on schedulers. What concerns everybody needs an admin key."""
 
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager

@@ -22,8 +22,8 @@ class Dispatcher:
     def dispatch(self, state: InFlight, now: float, *, alone: bool = False, other_detokenizer: bool = False) -> bool:
         """Start the next attempt. False, and nothing has changed, when no scheduler or no detokenizer takes it.
 
-        What runs `alone` is held there until the scheduler has offered to run it and nothing else. With
-        `other_detokenizer` not by way of the present one, where there is another.
+        A request that is to run `alone` is held by the scheduler until it has offered to run nothing else. With
+        `other_detokenizer` another detokenizer than the present one is taken, where there is one.
         """
         detokenizer = ""
         if state.has_text:
@@ -44,11 +44,11 @@ class Dispatcher:
         return False
 
     def ended(self, state: InFlight) -> None:
-        """A request is not where it was sent any more."""
+        """A request is no longer with its scheduler."""
         self._controller.ended(state)
 
     def gone(self, scheduler: str) -> None:
-        """A scheduler is no more, and what it had cached neither."""
+        """A scheduler went down, and its cache with it."""
         self._controller.gone(scheduler)
 
     def abort(self, state: InFlight, indices: list[int], reason: str) -> None:

@@ -28,7 +28,7 @@ from tercet.protocol.values import LoRAAdapter, Role
 
 _Result = TypeVar("_Result")
 Work = Callable[[], Coroutine[Any, Any, _Result]]
-"""What makes a coroutine, on the loop: one that is never begun leaves nothing behind that nobody awaited."""
+"""Makes a coroutine, on the loop: no coroutine is left unawaited if the loop ends before."""
 
 AT_ONCE = 512
 """Prompts sent to the schedulers at a time; they batch as many as they have room for."""
@@ -127,7 +127,7 @@ class EngineClient:
         return next(iter(self._manager.models))
 
     async def adapters(self) -> dict[str, LoRAAdapter]:
-        """Those that the engine was made with, once schedulers have read them. Raises EngineError if they do not."""
+        """The engine's adapters by name, once schedulers have read them. Raises EngineError if they cannot."""
         adapters = self._manager.adapters
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._reading_time):
@@ -140,7 +140,7 @@ class EngineClient:
         return {each.name: each.lora for each in await adapters.all()}
 
     async def update_weights(self, path: str) -> None:
-        """Have all schedulers load them. Raises ApiError."""
+        """Have all schedulers load the weights of a directory. Raises ApiError."""
         await self._manager.weights.update(path)
 
     async def whole(self, request: GenerateRequest) -> tuple[Generation, list[Whole]]:

@@ -63,8 +63,8 @@ def _never(_: bytes) -> bool:
 class EventStream(Response):
     """Streams `body`; `on_close` runs exactly once, however the connection ends.
 
-    What is between the first and the last message goes past the middleware where the server lets it: that has nothing
-    to do with it, and costs more for each chunk than the chunk itself.
+    Where the server has a `WRITE`, chunks are written by it, past the middleware: that does nothing with them, and
+    would cost more for each than the chunk itself.
     """
 
     media_type = "text/event-stream"

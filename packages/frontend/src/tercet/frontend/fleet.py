@@ -17,16 +17,16 @@ class Part:
     incarnation: str
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=Phase.LOADING))
     leaving: bool = False
-    """It has said that it takes nothing new. That is never taken back."""
+    """It has said that it takes nothing new, which it never takes back."""
 
     @property
     def stuck(self) -> bool:
-        """Whether its step has taken so long that it will not end. It may prove us wrong."""
+        """Whether its step has taken so long that it counts as stuck. A later heartbeat may show that it was not."""
         return is_stuck(self.heartbeat)
 
     @property
     def load(self) -> Load:
-        """As its last heartbeat told."""
+        """The load that its last heartbeat told."""
         return self.heartbeat.load
 
 
@@ -37,12 +37,12 @@ class SchedulerPeer(Part):
     limits: ModelLimits | None = None
     identity: ModelIdentity | None = None
     outdated: bool = False
-    """It started with weights that other ones have taken the place of, and is to take these."""
+    """It started with weights that were replaced meanwhile, and is to load those that replaced them."""
     software: str = ""
     own: int = 0
     """Tokens of the requests that this frontend has there now."""
     own_told: int = 0
-    """The same when its last heartbeat came."""
+    """`own` when its last heartbeat came."""
 
     @property
     def ready(self) -> bool:
@@ -144,7 +144,7 @@ class Fleet:
         ]
 
     def able_schedulers(self, state: InFlight) -> list[SchedulerPeer]:
-        """Those of them that can run a request; if its weights are gone, those of what has taken their place."""
+        """Schedulers that can run a request: those of its weights, or if these are gone, of what replaced them."""
         weights, adapters = state.model.identity.weights, state.lora is not None
         for each in dict.fromkeys([weights, self.successions.latest(weights)]):
             if able := self.eligible_schedulers(each, grammars=state.constrained, adapters=adapters):

@@ -42,7 +42,7 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 class ParamNames(msgspec.Struct, frozen=True, kw_only=True):
-    """Which parameters of a client's asked for what, for error messages; by default those of chat completions."""
+    """What the client's parameters are called, for error messages; by default as in chat completions."""
 
     model: str = "model"
     messages: str = "messages"
@@ -65,7 +65,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    """Not of an adapter: `lora` says which is added to it."""
+    """The name of the model itself. `lora` is the adapter that is added to it."""
     prompt: Prompt
     sampling: SamplingParams
     lora: LoRAAdapter | None = None
@@ -80,7 +80,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool = True
     logprobs: LogprobParams | None = None
     shows_logprobs: bool = True
-    """False when only we look at them."""
+    """False if log-probabilities are computed only to choose the best answers, and not shown."""
     grammar: Grammar | None = None
     """What the answer must be an instance of: `grammar.compiler.to_grammar` of a constraint."""
     prediction: str = ""

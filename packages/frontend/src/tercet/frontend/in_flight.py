@@ -21,29 +21,29 @@ class InFlight(ABC):
         self.alone = False
         """Whether its present attempt runs while nothing else does."""
         self.offered_by = ""
-        """The scheduler that runs nothing but this request: if it dies now, it is of this."""
+        """The scheduler that runs nothing but this request: if it dies now, this request was the cause."""
         self.scheduler = ""
         """Where its present attempt runs; empty while it waits for a scheduler."""
         self.detokenizer = ""
         self.began_at = 0.0
         self.dispatched_at = 0.0
         self.refused = False
-        """Whether the scheduler of its last attempt refused it. Until one takes it, bounds of queues hold for it."""
+        """Whether its last attempt was refused. Without output it is sent as a new one, which a full queue refuses."""
         self.refused_by: set[str] = set()
         self.suspicions = 0
-        """Schedulers that died of its attempts, perhaps, one after another."""
+        """How many schedulers in a row may have died of it: each died before it gave a token."""
         self.retries = 0
-        """Dispatches for want of news since the last news."""
+        """How often since its last token it was dispatched again because no token came."""
         self.unheard_at: set[str] = set()
-        """Schedulers from which nothing came, time after time, though they held it."""
+        """Schedulers that held it and sent nothing, over several dispatches."""
         self.unheard: tuple[float, float] | None = None
-        """When the first and the last of them was."""
+        """The first and the last time since its last token that it was dispatched again because tokens were missing."""
         self.error: ApiError | None = None
         self._wake = wake
 
     @property
     def salt(self) -> str:
-        """Whose prompts its own may share a cache with."""
+        """Only requests of equal salt share cached prefixes."""
         return ""
 
     @property
@@ -89,7 +89,7 @@ class InFlight(ABC):
     @property
     @abstractmethod
     def signature(self) -> bytes:
-        """What it asks for besides its prompt, but for what differs each time."""
+        """With the prompt, tells a request again that comes again: it leaves out the seed, which differs each time."""
 
     @abstractmethod
     def blamed(self, code: str, context: int) -> str | None:

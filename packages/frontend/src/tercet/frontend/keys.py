@@ -22,7 +22,7 @@ class Visitor(msgspec.Struct, frozen=True):
     owner: str = ""
     admin: bool = False
     returning: bool = False
-    """It is its work that comes back, which was admitted before: no limit of the key is in its way now."""
+    """Its work was admitted before and is begun again: the key's limits do not apply."""
 
 
 _NOBODY = Visitor()
@@ -57,7 +57,7 @@ def remember(scope: Scope, visitor: Visitor) -> None:
 
 
 def resume_for(owner: str) -> None:
-    """What the current task does from here on is done for a visitor of earlier, who is not there."""
+    """From here on the current task works for a visitor who asked earlier, and need not be connected any more."""
     _current.set(Visitor(owner, returning=True))
 
 

@@ -35,7 +35,7 @@ _COUNTERS = {
 }
 """Of a scheduler's load. Its counts begin anew when it does, as Prometheus expects."""
 _FIELDS = {"pages": "pages_total", "slots": "slots_total"}
-"""Where the load has another name for it: in Prometheus' names _total is for counters."""
+"""Fields of the load that are named otherwise: in Prometheus' names _total is for counters."""
 
 
 _Member = TypeVar("_Member", bound=StrEnum)

@@ -103,9 +103,9 @@ class ModelRegistry:
     def update(self, schedulers: Iterable[SchedulerPeer], successions: Successions) -> None:
         """Serve the models of all schedulers there are, once both the files and the limits of each are here.
 
-        Of two that give one name to different weights the first keeps it as long as it is there, unless the others are
-        what has come of its own. Of equal weights that schedulers of several versions run, one version's fingerprint is
-        told as long as any of them is there.
+        If schedulers give one name to different weights, those that came first keep it as long as one of them is there,
+        unless the new weights replaced theirs (`successions`). If schedulers of several versions run equal weights, one
+        version's `system_fingerprint` is told as long as a scheduler of it is there.
         """
         offers: dict[str, list[_Offer]] = {}
         self._undecided = False
@@ -156,7 +156,7 @@ class _Offer(NamedTuple):
         return self.could_be(model) and self.software == model.software
 
     def succeeds(self, model: ServedModel, successions: Successions) -> bool:
-        """Whether it has the weights that the model's are to be given up for."""
+        """Whether it has the weights that replaced the model's."""
         return self.files is model.files and successions.follows(self.identity.weights, model.identity.weights)
 
     def could_be(self, model: ServedModel) -> bool:

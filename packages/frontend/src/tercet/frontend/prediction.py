@@ -6,14 +6,14 @@ from collections.abc import Sequence
 LONGEST = 32_768
 """Tokens of a prediction that are looked at."""
 RUN = 3
-"""Tokens by which a text is found again where it goes on elsewhere: as many as a scheduler needs for it."""
+"""Tokens in a row that must be equal for an output to be found again further on: a scheduler's guesses need as many."""
 
 
 def predicted_tokens(prediction: Sequence[int], output: Sequence[int]) -> int:
     """Tokens of a prediction that are in an output, in the same order.
 
-    The output is followed through the prediction, on to the next place that has its next tokens wherever it is another:
-    not the most tokens there could be, but found in time that grows as the texts do.
+    The output is followed through the prediction. Where they differ, it goes on at the next place of the prediction
+    that has the output's next `RUN` tokens. This may miss tokens, but takes time that grows only as the texts do.
     """
     places: dict[tuple[int, ...], list[int]] | None = None
     found = at = 0

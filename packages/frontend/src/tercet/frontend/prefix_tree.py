@@ -47,7 +47,7 @@ class PrefixTree:
         return at // _INT
 
     def insert(self, salt: str, ids: bytes) -> None:
-        """Tokens were sent; all they have in common with others is used again."""
+        """Remember tokens that were sent. What they have in common with others counts as used just now."""
         ids = ids[: self._capacity * _INT]
         if not ids:
             return

@@ -73,7 +73,7 @@ class Verdict(Enum):
 
 
 ACCEPTED = Verdict.ACCEPTED
-"""Looked up once: every token asks for it, and a member of an enum costs as much as all else of a row's check."""
+"""Looked up once, for every row needs it: to look up an enum's member costs as much as the rest of a row's check."""
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -157,13 +157,13 @@ class ReqState(InFlight):
 
     @property
     def salt(self) -> str:
-        """Whose prompts its own may share a cache with: to another adapter equal tokens are other keys and values."""
+        """The salt asked for, and the adapter's: keys and values of equal tokens differ between adapters."""
         lora = self.request.lora
         return self.request.cache_salt if lora is None else f"{lora.sha256}\0{self.request.cache_salt}"
 
     @property
     def lora(self) -> LoRAAdapter | None:
-        """As asked for."""
+        """The adapter asked for."""
         return self.request.lora
 
     @property
@@ -173,7 +173,7 @@ class ReqState(InFlight):
 
     @property
     def signature(self) -> bytes:
-        """Its sampling, but for the seed, and its adapter."""
+        """Its sampling parameters without the seed, and its adapter."""
         lora = self.request.lora
         adapter = b"" if lora is None else lora.sha256.encode()
         return msgspec.msgpack.encode(msgspec.structs.replace(self.sampling, seed=0)) + adapter
@@ -213,7 +213,7 @@ class ReqState(InFlight):
         return None
 
     def position(self, index: int) -> int:
-        """As many as were emitted."""
+        """The number of tokens emitted."""
         return len(self.choices[index].token_ids)
 
     def dispatched(self, scheduler: str, detokenizer: str, now: float, *, alone: bool = False) -> None:
@@ -222,7 +222,7 @@ class ReqState(InFlight):
         self._tokens_at_dispatch = self.output_tokens
 
     def accept(self, row: Row) -> Verdict:
-        """Take a row of output, and wake the consumer when it brings what that waits for."""
+        """Take a row of output. Wakes the consumer, but only at a choice's end if it `tells_ends`."""
         if row.attempt != self.attempt or self.error is not None or not 0 <= row.index < len(self.choices):
             return Verdict.STALE
         verdict = self.choices[row.index].accept(row)
@@ -244,7 +244,7 @@ class ReqState(InFlight):
         return verdict
 
     def _finished(self, finish: FinishReason) -> None:
-        """One choice has."""
+        """One choice has ended."""
         self._unfinished -= 1
         if finish.type is FinishType.ERROR:
             message = finish.message or "The server ended this request."

@@ -13,15 +13,16 @@ class DataParallelController:
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
         self._by_load = LeastLoaded()
-        """For inputs of encoders, which cache nothing."""
+        """Orders schedulers for inputs of encoders, which cache nothing."""
         self._next_detokenizer = 0
         self._loads: dict[str, tuple[SchedulerPeer, int]] = {}
-        """Where each request is, by its rid, and how many tokens it had when it was sent there."""
+        """By rid: the scheduler that a request was sent to, and how many tokens it had then."""
 
     def schedulers(self, state: InFlight, eligible: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
-        """Where to try a request, in order: first where it runs already, last where that was in vain.
+        """Schedulers to try for a request, in order.
 
-        Those are late, too, where it would have to wait for other weights.
+        Its present one comes first, then the others as the policy orders them, then those that are about to load other
+        weights, and last those that refused it or held it and sent nothing.
         """
         if not eligible:
             return []
@@ -30,7 +31,7 @@ class DataParallelController:
         return sorted(ordered, key=lambda each: (each.peer in vain, each.load.updating, each.peer != state.scheduler))
 
     def sent(self, state: InFlight, scheduler: SchedulerPeer) -> None:
-        """A request went there."""
+        """A request was sent to a scheduler."""
         self.ended(state)
         tokens = state.prompt_tokens + state.output_tokens
         scheduler.own += tokens
@@ -39,7 +40,7 @@ class DataParallelController:
             self._policy.sent(state, scheduler)
 
     def ended(self, state: InFlight) -> None:
-        """A request is not where it was sent any more. Harmless for one that is nowhere."""
+        """A request is no longer with its scheduler. Harmless for one that has none."""
         if load := self._loads.pop(state.rid, None):
             scheduler, tokens = load
             scheduler.own -= tokens
@@ -49,7 +50,7 @@ class DataParallelController:
         self._policy.gone(peer)
 
     def detokenizer(self, eligible: Sequence[DetokenizerPeer], avoid: str = "") -> DetokenizerPeer | None:
-        """The next in turn, and not the one to avoid unless there is no other."""
+        """The next detokenizer in turn, other than the one to avoid if there is another. None if there is none."""
         eligible = [each for each in eligible if each.peer != avoid] or eligible
         if not eligible:
             return None

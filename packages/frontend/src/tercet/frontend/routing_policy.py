@@ -9,10 +9,10 @@ from tercet.frontend.prefix_tree import PrefixTree
 
 UNEVEN_TOKENS = 8192
 UNEVEN_RATIO = 1.5
-"""A scheduler has too much when it has so many tokens more than the one with the least, and so many times as many; or
-when choices wait there for a slot, and there none does."""
+"""A scheduler has too much to do when it has `UNEVEN_TOKENS` more than the least loaded one and `UNEVEN_RATIO` times
+as many, or when choices wait for a slot there while the least loaded one has free slots."""
 WORTHWHILE = 0.1
-"""Share of a prompt that must be found somewhere for that to decide."""
+"""Share of a prompt that some scheduler must have been sent before, for its cache to decide where the prompt goes."""
 MOST_REMEMBERED = 1 << 22
 """Tokens remembered of each scheduler, whatever the size of its cache."""
 
@@ -22,7 +22,7 @@ class Routed(Protocol):
 
     @property
     def prompt_ids(self) -> bytes:
-        """An int32 buffer."""
+        """The prompt's tokens, an int32 buffer."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class RoutingPolicy(Protocol):
         ...
 
     def sent(self, request: Routed, scheduler: SchedulerPeer) -> None:
-        """A request went there."""
+        """A request was sent to a scheduler."""
         ...
 
     def gone(self, peer: str) -> None:
@@ -98,7 +98,7 @@ class CacheAware:
         self._trees: dict[str, PrefixTree] = {}
 
     def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
-        """By prefix, then by tokens; or by what is remembered; or by tokens alone."""
+        """By the prefix found; if it is short, by what is remembered; by load if the first has too much to do."""
         by_load = self._least_loaded.order(request, schedulers)
         if len(by_load) == 1:
             return by_load

@@ -22,10 +22,10 @@ from tercet.frontend.token_bytes import TokenBytes
 from tercet.protocol.values import LoRAAdapter, ModelIdentity, ModelLimits
 
 _PROMPT_END = 256
-"""Characters."""
+"""Characters of a rendered chat that `rendered_end` gives."""
 _COUNTED_CHARS = 1 << 20
 _COUNTED_CHARS_A_TOKEN = 64
-"""A text that is only counted may have the first, or the second for each token of the context if those are more."""
+"""A text that is only counted may have so many characters in all, or for each token of the context: the larger."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class ServedModel:
         return await self._text_work.run(partial(self.prompt_ids, prompt, must_fit=must_fit))
 
     async def rendered_end(self, prompt: ChatPrompt) -> str:
-        """The last of a chat as its template renders it, where the answer begins. Raises ApiError."""
+        """The end of a chat as its template renders it, right before the answer. Raises ApiError."""
         return await self._text_work.run(lambda: self._rendered(prompt)[-_PROMPT_END:])
 
     async def decoded(self, ids: list[int], *, skip_special_tokens: bool) -> str:
@@ -121,8 +121,8 @@ class ServedModel:
     def prompt_ids(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
         """Render and tokenize. Long work for long prompts: called off the event loop. Raises BadRequestError.
 
-        With `must_fit` what is certainly longer than the context is refused before that work; without, what is longer
-        than anybody needs to count.
+        Before that work a text is refused that is certainly longer than the context or, without `must_fit`, that has
+        more characters than are counted for anybody.
         """
         match prompt:
             case ChatPrompt():

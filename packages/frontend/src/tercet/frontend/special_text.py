@@ -22,11 +22,11 @@ class SpecialTexts:
         return self._pattern is not None and self._pattern.search(text) is not None
 
     def without(self, text: str) -> str:
-        """The text, and nothing of theirs."""
+        """The text without special tokens."""
         return self._pattern.sub("", text) if self._pattern is not None else text
 
     def beginning(self, text: str) -> int:
-        """Where at the end of the text one of them may have begun; its length if none."""
+        """Where a special token may have begun at the end of the text; the text's length if none has."""
         for size in range(min(self._longest_beginning, len(text)), 0, -1):
             if text[-size:] in self._beginnings:
                 return len(text) - size

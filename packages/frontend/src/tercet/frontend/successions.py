@@ -6,9 +6,9 @@ MOST = 1000
 
 
 class Successions:
-    """By fingerprint. A scheduler that is told to goes on with other weights; its requests do, too, if they must.
+    """Which weights replaced which, by fingerprint. Requests whose weights no scheduler has any more follow them.
 
-    So many are remembered: the first, which schedulers are started with, and the last ones.
+    `MOST` are remembered: the first, for schedulers are started with those weights, and the latest.
     """
 
     def __init__(self) -> None:
@@ -16,9 +16,9 @@ class Successions:
         self._paths: dict[str, str] = {}
 
     def note(self, old: str, new: str, path: str) -> None:
-        """A scheduler that had the old ones has the new ones, which lie there.
+        """A scheduler gave up the `old` weights for the `new` ones, which lie at `path`.
 
-        Weights that come back succeed what had followed them.
+        Weights that come back count as the latest again, and what had replaced them as replaced.
         """
         self._latest.pop(new, None)
         self._latest = {each: new if latest == old else latest for each, latest in self._latest.items()}
@@ -31,17 +31,17 @@ class Successions:
         self._paths = {each: path for each, path in self._paths.items() if each in latest}
 
     def forget(self, old: str) -> None:
-        """Nothing has come of those: who starts with them keeps them."""
+        """The old weights count as replaced no more: schedulers that start with them keep them."""
         self._latest.pop(old, None)
 
     def latest(self, weights: str) -> str:
-        """What has come of weights; themselves, if nothing has."""
+        """The weights that replaced these last; these themselves if none did."""
         return self._latest.get(weights, weights)
 
     def path(self, weights: str) -> str:
-        """Where weights lie that others are given up for."""
+        """The directory of weights that replaced others."""
         return self._paths[weights]
 
     def follows(self, new: str, old: str) -> bool:
-        """Whether the one is what has come of the other."""
+        """Whether the new weights are those that replaced the old ones last."""
         return new != old and self.latest(old) == new

@@ -12,7 +12,7 @@ from tercet.frontend.keys import current_visitor
 
 
 class Place:
-    """One request's among those of its key. Giving it back again is harmless."""
+    """A request's place among those that its key may have in flight. Giving it back again is harmless."""
 
     def __init__(self, taken: Counter[str], owner: str) -> None:
         self._taken = taken
@@ -42,7 +42,7 @@ class Tenants:
 
     @classmethod
     def of(cls, config: HttpConfig) -> "Tenants":
-        """As the options have it. Raises OSError, and ValueError for options that cannot be meant."""
+        """The tenants that the options describe. Raises OSError, and ValueError for options that cannot be meant."""
         keys = set(config.api_keys())
         if config.max_requests_per_key and not keys:
             raise ValueError("--max-requests-per-key counts by API key, and this server has none: give it --api-key")

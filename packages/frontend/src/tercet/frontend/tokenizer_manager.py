@@ -48,9 +48,9 @@ from tercet.protocol.values import Load, Phase, Task, belongs
 _LEAVING = "This server is leaving."
 _RETRY_INTERVAL = 0.5
 _LOOKS_TO_ASK_AGAIN = 10
-"""For tokenizer files that have not come."""
+"""Every so many calls of `look`, tokenizer files that have not come are asked for again."""
 _LOOKS_TO_READ_AGAIN = 60
-"""For adapters that schedulers have refused."""
+"""Every so many calls of `look`, schedulers are asked again to read adapters that they refused."""
 _INPUTS_A_JOB = 64
 """Inputs tokenized at a time: the threads are shared with everybody's prompts."""
 
@@ -62,8 +62,8 @@ def _nobody_asked() -> None:
 class TokenizerManager:
     """The frontend's side of every request. All methods run on the event loop's thread; only tokenization does not.
 
-    `on_servable` is called once, when a request could be served for the first time. `lora` are paths of adapters by
-    name, `adapter_names` where others are kept that are loaded later: without, in memory.
+    `on_servable` is called once, when a request could be served for the first time. `lora` has the paths of adapters
+    by name; `adapter_names` keeps the adapters that are loaded later, by default in memory.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class TokenizerManager:
 
     @property
     def ready(self) -> bool:
-        """Whether this frontend takes requests, and some model's scheduler, and a detokenizer if its answer is text."""
+        """Whether requests are taken here and by a scheduler, and by a detokenizer if that scheduler makes text."""
         has_text = bool(self.fleet.eligible_detokenizers())
         return not self.draining and any(
             (has_text or model.limits.task is not Task.GENERATE)
@@ -153,7 +153,7 @@ class TokenizerManager:
             self._refuses_at = self._clock() + last_call
 
     def give_up(self) -> None:
-        """End what is still open."""
+        """End every open request with an UnavailableError."""
         for state in self._states.values():
             state.fail(UnavailableError(_LEAVING, retry_after=1))
 
@@ -216,7 +216,7 @@ class TokenizerManager:
     async def embed(self, request: EmbeddingRequest, rid: str = "") -> EmbeddingBatch:
         """The vectors of every input, under an id of `new_id`. Raises ApiError.
 
-        Cancelled, what still runs of it is aborted.
+        If the call is cancelled, what still runs of the request is aborted.
         """
         place = self._admit()
         try:
@@ -288,7 +288,8 @@ class TokenizerManager:
     def abort(self, rid: str) -> None:
         """End a request, or the requests that share the id of one HTTP request, of this frontend or of another.
 
-        Another's are looked for by every scheduler. Whoever waits for them gets RequestAbortedError.
+        Requests of other frontends are looked for by every scheduler. Whoever waits for an aborted request gets
+        RequestAbortedError.
         """
         own = [state for state in self._states.values() if belongs(state.rid, rid)]
         for state in own:
@@ -309,7 +310,7 @@ class TokenizerManager:
         self._inbound.take(deliveries)
 
     def look(self) -> None:
-        """What is to be done now and then: try again what waits, and ask again for what has not come."""
+        """Dispatch requests that wait, and ask again for files, adapters and weights. To be called twice a second."""
         self._looks += 1
         self._recovery.retry(self._clock())
         if self._looks % _LOOKS_TO_ASK_AGAIN == 0:

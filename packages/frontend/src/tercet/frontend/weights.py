@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 PATIENCE = 3600.0
 """Seconds for requests that began with the old weights to come to their end, and for the new ones to load."""
 _NEWS = 1.0
-"""Seconds for a scheduler's word of what it has loaded, which may come behind its answer."""
+"""Seconds to wait for a scheduler's `Ready` with its new fingerprint, which may come after its answer."""
 
 
 class Weights:
-    """Has schedulers load them. All methods run on the event loop's thread."""
+    """Has schedulers load other weights. All methods run on the event loop's thread."""
 
     def __init__(self, models: ModelRegistry, fleet: Fleet, control: Control) -> None:
         self._models = models
@@ -37,8 +37,8 @@ class Weights:
     async def update(self, path: str, model: str | None = None, *, rolling: bool = False) -> dict[str, str]:
         """Have all schedulers of a model load the weights of a directory; `rolling`, one after the other.
 
-        Returns what each is now, by its id. Raises ModelNotFoundError, BadRequestError for weights that one refuses,
-        and UnavailableError where one says nothing: others may have loaded them then.
+        Returns each scheduler's fingerprint of weights now, by its id. Raises ModelNotFoundError, BadRequestError if
+        one refuses the weights, and UnavailableError if one does not answer: others may have loaded them then.
         """
         peers = self._schedulers(model)
         for group in [[peer] for peer in peers] if rolling else [peers]:
@@ -48,7 +48,7 @@ class Weights:
         return self._identities(peers)
 
     def look(self) -> None:
-        """Have schedulers that have started with weights of before take those of now. To be called now and then."""
+        """Have schedulers that started with replaced weights load the present ones. To be called now and then."""
         for each in self._fleet.schedulers.values():
             if each.outdated and each.ready and each.identity and each.peer not in self._renewals:
                 self._renewals[each.peer] = asyncio.create_task(self._renew(each.peer, each.identity.weights))
@@ -73,7 +73,7 @@ class Weights:
         self._models.update(self._fleet.schedulers.values(), successions)
 
     def _schedulers(self, model: str | None) -> list[str]:
-        """Those of the model named, or of the only one. Raises ApiError."""
+        """The schedulers of the model named, or of the only one. Raises ApiError."""
         name = model
         if name is None:
             served = {each.limits.model: each.name for each in self._models}
@@ -90,12 +90,12 @@ class Weights:
         return await self._control.ask(lambda number: UpdateWeightsFromDiskReq(id=number, path=path), peers, PATIENCE)
 
     def _identities(self, peers: Sequence[str]) -> dict[str, str]:
-        """Fingerprints of weights, of those who are there."""
+        """Fingerprints of the weights of those schedulers that are there, by id."""
         there = (self._fleet.schedulers.get(peer) for peer in peers)
         return {each.peer: each.identity.weights for each in there if each is not None and each.identity is not None}
 
     async def _news_of(self, peers: Sequence[str], before: dict[str, str]) -> None:
-        """Wait until each has said that its weights are others. Some may be just what they were, and say nothing."""
+        """Wait a moment until each has told of other weights. One that had the same before tells nothing."""
         deadline = asyncio.get_running_loop().time() + _NEWS
         while asyncio.get_running_loop().time() < deadline:
             if all(weights != before.get(peer) for peer, weights in self._identities(peers).items()):

@@ -31,7 +31,7 @@ from tercet.protocol.values import Role
 logger = logging.getLogger(__name__)
 
 _ACQUAINTANCE = 1.0
-"""Seconds that a process at a shared socket, which keeps what comes meanwhile, waits for schedulers at its start."""
+"""Seconds that a frontend at a shared socket waits for schedulers at its start. The socket keeps what comes then."""
 
 
 class Frontend:

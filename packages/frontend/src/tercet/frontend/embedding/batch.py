@@ -34,10 +34,10 @@ class EmbeddingBatch:
 
     @property
     def tokens(self) -> int:
-        """Of all inputs together."""
+        """Tokens of all inputs together."""
         return sum(state.prompt_tokens for state in self.states)
 
     @property
     def vectors(self) -> list[bytes]:
-        """Of each input, once `run` has returned."""
+        """The vector of each input, once `run` has returned."""
         return [state.vector for state in self.states]

@@ -1,4 +1,4 @@
-"""One input in flight: what its vector's way back, or another attempt, needs."""
+"""One input in flight: what it takes to receive its vector, or to send it again."""
 
 import struct
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ class EmbeddingState(InFlight):
         return self._param if code in {"context_length_exceeded", "invalid_token_ids"} else None
 
     def position(self, index: int) -> int:  # noqa: ARG002
-        """What is wanted is always the first."""
+        """0: the vector is all there is."""
         return 0
 
     def accept(self, attempt: int, vector: bytes, finish: FinishReason | None) -> Verdict:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _REMEMBERED = 4096
 _LATER = "Grammars cannot be checked now."
 _TRIES = 2
-"""A worker may have died before it was given anything."""
+"""Tries of a check whose worker died, which may have been before it was given anything."""
 
 
 class GrammarChecker:

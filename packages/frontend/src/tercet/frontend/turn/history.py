@@ -11,7 +11,7 @@ from tercet.frontend.json_depth import DEEPEST, is_within
 Message = dict[str, Any]
 
 NO_OBJECT = "invalid_json"
-"""What templates, which want an object, are told that arguments are that are none."""
+"""The key under which templates, which want an object, find arguments that are none."""
 
 
 def history(messages: list[Message]) -> list[Message]:
