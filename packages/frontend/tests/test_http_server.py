@@ -1,8 +1,7 @@
-"""Request heads are bounded, sockets may be inherited, and stopping is orderly."""
+"""Request heads are bounded, and stopping is orderly."""
 
 import asyncio
 import json
-import socket
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
@@ -11,7 +10,6 @@ import httpx2
 import pytest
 
 from tercet.frontend.config import HttpConfig
-from tercet.frontend.http_server import listening_socket, url_of
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -267,15 +265,3 @@ async def test_a_client_that_reads_slowly_is_waited_for(
             await asyncio.sleep(0.005)
         writer.close()
     assert length > 60 * 200_000
-
-
-def test_a_socket_is_inherited_or_made() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as parent,
-        listening_socket(HttpConfig(fd=parent.dup().detach())) as child,
-    ):
-        assert child.getsockname() == parent.getsockname()
-    with listening_socket(HttpConfig(port=0)) as own:
-        assert url_of(own) == f"http://127.0.0.1:{own.getsockname()[1]}"
-    with listening_socket(HttpConfig(host="0.0.0.0", port=0)) as everywhere:
-        assert url_of(everywhere).startswith("http://127.0.0.1:")

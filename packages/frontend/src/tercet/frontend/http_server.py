@@ -140,18 +140,3 @@ class _Drained(NamedTuple):
     last_call: float
     """When a connection that has brought no request is given up."""
     deadline: float
-
-
-def listening_socket(config: HttpConfig) -> socket.socket:
-    """The inherited socket, or one of our own. Raises OSError."""
-    if config.fd is not None:
-        return socket.socket(fileno=config.fd)
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    return socket.create_server((config.host, config.port), family=family, backlog=2048)
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where clients on this machine reach it."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

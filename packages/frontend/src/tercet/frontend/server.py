@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tercet.frontend.display import choose_display
 from tercet.frontend.launch import Part, Patience, local_parts
+from tercet.frontend.listener import url_of
 from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import ConfigError, ServeConfig
 from tercet.frontend.supervisor import Supervisor
@@ -48,7 +49,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
     display = choose_display(config.serve.log_level)
     with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
         parts = make_parts(config, directory)
-        url = _url(listener)
+        url = url_of(listener)
 
         def announce(readies: dict[str, Ready]) -> None:
             limits = next((ready.limits for ready in readies.values() if ready.limits), None)
@@ -90,9 +91,3 @@ def welcome(url: str, model: str, locked: bool, seconds: float, task: Task = Tas
     return (
         f"ready at {url} in {seconds:.1f} s\ncurl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d {body}\n"
     )
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

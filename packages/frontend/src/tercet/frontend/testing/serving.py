@@ -12,8 +12,9 @@ from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.app import build_app
 from tercet.frontend.config import HttpConfig, ServingConfig, StoreConfig
 from tercet.frontend.database import Database
-from tercet.frontend.http_server import HttpServer, listening_socket, url_of
+from tercet.frontend.http_server import HttpServer
 from tercet.frontend.kept import Kept
+from tercet.frontend.listener import listening_socket, url_of
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.routing_policy import RoundRobin

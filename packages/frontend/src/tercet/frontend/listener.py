@@ -1,0 +1,20 @@
+"""The socket that HTTP comes to: inherited from the supervisor, or one of our own, and where clients reach it."""
+
+import socket
+
+from tercet.frontend.config import HttpConfig
+
+
+def listening_socket(config: HttpConfig) -> socket.socket:
+    """The inherited socket, or one of our own. Raises OSError."""
+    if config.fd is not None:
+        return socket.socket(fileno=config.fd)
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    return socket.create_server((config.host, config.port), family=family, backlog=2048)
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients on this machine reach it."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
