@@ -1,4 +1,4 @@
-"""Qwen3: each head's queries and keys are normalised before they are rotated."""
+"""Qwen3, whose queries and keys are normalised head by head; and dots.llm1, which routes experts as DeepSeek-V3."""
 
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
@@ -8,7 +8,7 @@ from tercet.scheduler.models.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Qwen3ForCausalLM, Qwen3MoeForCausalLM."""
+    """Qwen3ForCausalLM, Qwen3MoeForCausalLM, Dots1ForCausalLM."""
     bias = config.attention_bias
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
-    "Dots1ForCausalLM": "dots1",
+    "Dots1ForCausalLM": "qwen3",
     "Ernie4_5ForCausalLM": "llama",
     "Gemma2ForCausalLM": "gemma",
     "Gemma3ForCausalLM": "gemma",
