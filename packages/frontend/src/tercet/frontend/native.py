@@ -17,7 +17,7 @@ from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.native_form import NativeForm
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize, tokenize_request
 from tercet.frontend.openai.chat_messages import message_of
-from tercet.frontend.openai.sampling_schema import biases
+from tercet.frontend.openai.sampling_schema import biases, stop_strings
 from tercet.frontend.openai.structured_schema import native_constraint_of
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.sessions.routes import Sessions
@@ -174,7 +174,6 @@ def to_generate(body: NativeGenerate, model: ServedModel, lora: Sequence[LoRAAda
     """One request for each prompt, with its adapter, as the rest of the frontend knows them. Raises BadRequestError."""
     asked = body.sampling_params
     constraint = native_constraint_of(asked)
-    stop = asked.stop or []
     logprobs = None
     if body.return_logprob:
         start = -1 if body.logprob_start_len is None else body.logprob_start_len
@@ -200,7 +199,7 @@ def to_generate(body: NativeGenerate, model: ServedModel, lora: Sequence[LoRAAda
         max_tokens=asked.max_new_tokens,
         default_tokens=_DEFAULT_MAX_NEW_TOKENS,
         seed=asked.sampling_seed,
-        stop=[stop] if isinstance(stop, str) else stop,
+        stop=stop_strings(asked.stop),
         include_stop=bool(asked.no_stop_trim),
         skip_special_tokens=asked.skip_special_tokens is not False,
         spaces_between_special_tokens=asked.spaces_between_special_tokens is not False,

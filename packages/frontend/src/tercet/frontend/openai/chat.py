@@ -13,6 +13,7 @@ from tercet.frontend.openai.chat_form import ChatForm
 from tercet.frontend.openai.chat_messages import message_of
 from tercet.frontend.openai.chat_schema import ChatRequest, chat_request
 from tercet.frontend.openai.parsed_chat_form import ParsedChatForm
+from tercet.frontend.openai.sampling_schema import stop_strings
 from tercet.frontend.openai.structured_schema import constraint_of
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tokenizer_manager import TokenizerManager
@@ -63,7 +64,7 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
         continue_final_message=continues,
         max_tokens=max_tokens,
         seed=body.seed,
-        stop=body.stops(),
+        stop=stop_strings(body.stop),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,

@@ -19,6 +19,7 @@ from tercet.frontend.generation import Arrival, Generation
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.openai.completion_schema import CompletionRequest
 from tercet.frontend.openai.logprobs import CompletionLogprobs, echo_logprobs, prompt_logprobs, without_end
+from tercet.frontend.openai.sampling_schema import stop_strings
 from tercet.frontend.openai.structured_schema import constraint_of
 from tercet.frontend.openai.usage import chunk_suffix, usage
 from tercet.frontend.req_state import ReqState
@@ -79,7 +80,7 @@ def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequ
         max_tokens=body.max_tokens,
         default_tokens=_DEFAULT_MAX_TOKENS,
         seed=body.seed,
-        stop=body.stops(),
+        stop=stop_strings(body.stop),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,

@@ -33,6 +33,11 @@ def biases(bias: dict[str, float] | None) -> dict[int, float]:
     return {int(token_id): value for token_id, value in (bias or {}).items()}
 
 
+def stop_strings(stop: str | list[str] | None) -> list[str]:
+    """The field `stop`, in any of its forms, as a list."""
+    return [stop] if isinstance(stop, str) else stop or []
+
+
 class Strict(BaseModel):
     """Unknown fields, wrong types and numbers that are not finite are refused."""
 
@@ -98,12 +103,6 @@ class SamplingFields(Strict):
     def continuous_usage(self) -> bool:
         """Whether every chunk before that one has the counts so far."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
-    def stops(self) -> list[str]:
-        """Stop strings as a list."""
-        if self.stop is None:
-            return []
-        return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def sampling(self, defaults: SamplingDefaults) -> SamplingParams:
         """What the client asked for, else what the model's generation config does, else OpenAI's defaults."""

@@ -12,7 +12,7 @@ from tercet.frontend.generate_request import ParamNames
 from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.spec import Constraint, JsonObject, JsonSchema
 from tercet.frontend.openai.logprobs import chat_logprobs, without_end
-from tercet.frontend.openai.sampling_schema import SamplingFields
+from tercet.frontend.openai.sampling_schema import SamplingFields, stop_strings
 from tercet.frontend.parsers.events import TextDelta
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.req_state import Update
@@ -112,7 +112,7 @@ class Drafter:
             sampling=sampling,
             max_tokens=request.max_output_tokens,
             seed=origin.seed,
-            stop=request.stops(),
+            stop=stop_strings(request.stop),
             logprobs=LogprobParams(top=request.top_logprobs or 0) if request.wants_logprobs else None,
             priority=request.priority or 0,
             cache_salt=request.cache_salt or "",

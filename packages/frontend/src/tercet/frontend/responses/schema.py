@@ -237,9 +237,3 @@ class CreateResponse(Prompted):
     def wants_logprobs(self) -> bool:
         """Whether text comes with log-probabilities."""
         return "message.output_text.logprobs" in (self.include or ())
-
-    def stops(self) -> list[str]:
-        """Stop strings as a list."""
-        if self.stop is None:
-            return []
-        return [self.stop] if isinstance(self.stop, str) else self.stop
