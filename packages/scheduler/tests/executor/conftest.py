@@ -1,20 +1,29 @@
-"""A model of one attention layer, and steps for it, for what wraps a model."""
+"""A model of one attention layer, and steps for it, for what wraps a model; and the operations of samplers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
+import numpy as np
 import pytest
 import torch
 
 from packages.kernels.tests.quick_interpreter import quicken
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.native.library import load_library, missing_library
+from tercet.kernels.native.ops import NativeOps
+from tercet.kernels.ops import sampler_ops
+from tercet.kernels.triton import missing_triton
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.sampler import SamplingOps
 
 quicken()
 
 PAGE, PAGES, WIDTH, VOCAB = 4, 24, 6, 50
+
+TRITON = pytest.mark.skipif(bool(missing_triton(torch.device("cpu"))), reason="no interpreter of Triton's kernels")
+NATIVE = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 
 Rows = Sequence[tuple[int, int, int]]
 """(sequence, its new tokens, its tokens after the step)"""
@@ -81,3 +90,15 @@ def attending() -> Attending:
 @pytest.fixture
 def steps() -> type[Steps]:
     return Steps
+
+
+@pytest.fixture(params=["torch", pytest.param("native", marks=NATIVE), pytest.param("triton", marks=TRITON)])
+def ops(request: pytest.FixtureRequest) -> Iterator[SamplingOps]:
+    """On each backend that runs here."""
+    with np.errstate(all="ignore"):  # the interpreter's numpy warns where a GPU would say inf
+        if request.param == "triton":
+            from tercet.kernels.triton import sampler_ops as fused_ops
+
+            yield fused_ops
+        else:
+            yield NativeOps(load_library()) if request.param == "native" else sampler_ops

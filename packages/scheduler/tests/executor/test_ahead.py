@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from packages.scheduler.tests.executor.test_sampler import KINDS, VOCAB, init, logits_of, ops
+from packages.scheduler.tests.executor.test_sampler import KINDS, VOCAB, init, logits_of
 from tercet.scheduler.executor.ahead import Ahead
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps, joined
 from tercet.scheduler.executor.uploads import Uploads
 
-__all__ = ["ops"]
 CPU = torch.device("cpu")
 PENALISED = ["repetition", "frequency", "presence", "everything"]
 STEPS = 14

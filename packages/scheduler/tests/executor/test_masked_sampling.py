@@ -1,26 +1,18 @@
 """The sampler under grammar masks, against a search through one row and one token at a time."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from tercet.kernels.native.library import load_library, missing_library
-from tercet.kernels.native.ops import NativeOps
-from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.bitmask import pack_bitmask
 from tercet.kernels.ops.philox import gumbel_reference
-from tercet.kernels.triton import missing_triton
 from tercet.protocol.values import Grammar, GrammarKind, SamplingParams, pack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
 
 VOCAB = 75
 CPU = torch.device("cpu")
-TRITON = pytest.mark.skipif(bool(missing_triton(torch.device("cpu"))), reason="no interpreter of Triton's kernels")
-NATIVE = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 GRAMMAR = Grammar(GrammarKind.REGEX, "")
 
 PARAMS: list[dict[str, Any]] = [
@@ -31,17 +23,6 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 1.0, "min_p": 0.2},
     {"temperature": 0.0, "logit_bias": {5: 50.0, 6: 40.0}},
 ]
-
-
-@pytest.fixture(params=["torch", pytest.param("native", marks=NATIVE), pytest.param("triton", marks=TRITON)])
-def ops(request: pytest.FixtureRequest) -> Iterator[SamplingOps]:
-    with np.errstate(all="ignore"):  # the interpreter's numpy warns where a GPU would say inf
-        if request.param == "triton":
-            from tercet.kernels.triton import sampler_ops as fused_ops
-
-            yield fused_ops
-        else:
-            yield NativeOps(load_library()) if request.param == "native" else sampler_ops
 
 
 def init(slot: int, suppressed: list[int], grammar: Grammar | None = GRAMMAR, **params: Any) -> SlotInit:

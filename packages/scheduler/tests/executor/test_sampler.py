@@ -1,26 +1,22 @@
 """The sampler over rows of every kind at once, against a reference that treats one row and one token at a time."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.philox import gumbel_reference
-from tercet.kernels.triton import missing_triton
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
 from tercet.scheduler.executor.slot_params import Manner, SlotParams
 
 VOCAB = 37
-TRITON = pytest.mark.skipif(bool(missing_triton(torch.device("cpu"))), reason="no interpreter of Triton's kernels")
-NATIVE = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 CPU = torch.device("cpu")
 PROMPT = [1, 2, 3, 2, 30]
 
@@ -101,17 +97,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def logits_of(step: int, rows: int) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(100 + step)) * 2
-
-
-@pytest.fixture(params=["torch", pytest.param("native", marks=NATIVE), pytest.param("triton", marks=TRITON)])
-def ops(request: pytest.FixtureRequest) -> Iterator[SamplingOps]:
-    with np.errstate(all="ignore"):  # the interpreter's numpy warns where a GPU would say inf
-        if request.param == "triton":
-            from tercet.kernels.triton import sampler_ops as fused_ops
-
-            yield fused_ops
-        else:
-            yield NativeOps(load_library()) if request.param == "native" else sampler_ops
 
 
 def test_every_kind_of_row_in_one_batch_equals_the_reference(ops: SamplingOps) -> None:
