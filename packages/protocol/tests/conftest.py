@@ -1,6 +1,31 @@
-"""Random tests are not timed: how long one example takes says more about the machine than about the code."""
+"""What tests of several modules share, and that random tests are not timed.
 
+How long one example of these takes says more about the machine than about the code.
+"""
+
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+from tercet.protocol.keys import write_keys
+from tercet.protocol.security import Security
+from tercet.protocol.testing import Network
+from tercet.protocol.values import Role
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with Network() as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[Role, Security]:
+    """What each role holds."""
+    directory = tmp_path_factory.mktemp("keys")
+    write_keys(directory)
+    return {role: Security.load(directory / role.value, role) for role in Role}

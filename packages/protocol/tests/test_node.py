@@ -34,12 +34,6 @@ from tercet.protocol.values import Phase, Role
 FRONTEND, SCHEDULER, DETOKENIZER, SUPERVISOR = Role.FRONTEND, Role.SCHEDULER, Role.DETOKENIZER, Role.SUPERVISOR
 
 
-@pytest.fixture
-def network() -> Iterator[Network]:
-    with Network() as network:
-        yield network
-
-
 class Gate:
     """A heartbeat that a test can make hang, and with it the node's thread: the node reads and says nothing more."""
 

@@ -30,12 +30,6 @@ while True:
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
-    with Network() as network:
-        yield network
-
-
-@pytest.fixture
 def busy_child(network: Network) -> Iterator["subprocess.Popen[str]"]:
     """A scheduler process whose main thread never rests."""
     arguments = [sys.executable, "-c", CHILD, str(network.directory)]

@@ -1,13 +1,11 @@
 """Health checks as an orchestrator runs them: over ipc and tcp, with a part's own keys, and never for long."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import AddressError
-from tercet.protocol.keys import write_keys
 from tercet.protocol.messages import Heartbeat, Ready
 from tercet.protocol.node import ThreadNode
 from tercet.protocol.probe import probe
@@ -16,19 +14,6 @@ from tercet.protocol.testing import INBOXES, Network
 from tercet.protocol.values import Phase, Role
 
 SCHEDULER = Role.SCHEDULER
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    with Network() as network:
-        yield network
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[Role, Security]:
-    directory = tmp_path_factory.mktemp("keys")
-    write_keys(directory)
-    return {role: Security.load(directory / role.value, role) for role in Role}
 
 
 class Part:

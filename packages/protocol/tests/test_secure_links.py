@@ -26,13 +26,6 @@ Keys = dict[Role, Security]
 Start = Callable[..., ThreadNode]
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    directory = tmp_path_factory.mktemp("keys")
-    write_keys(directory)
-    return {role: Security.load(directory / role.value, role) for role in Role}
-
-
 @pytest.fixture
 def start(keys: Keys) -> Iterator[Start]:
     nodes: list[ThreadNode] = []
