@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from transformers import GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from packages.scheduler.tests.loaded_model import load
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.moe import QuantisedExperts
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.model_config import ModelConfig, parse_config
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.executor.weights import dummy_weights, load_weights
+from tercet.scheduler.executor.weights import dummy_weights
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError, saved_dtype
 from tercet.scheduler.models.decoder import CausalLM
@@ -69,12 +70,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def full(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}-full")
-
-
-def load(directory: Path, *, dequantised: bool = False) -> CausalLM:
-    model = build_model(ModelConfig.load(directory))
-    load_weights(model, directory, dequantised=dequantised)
-    return model
 
 
 def options(directory: Path, **given: Any) -> WorkerOptions:

@@ -10,24 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from packages.scheduler.tests.loaded_model import logits
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.weights import dummy_weights, load_weights
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import TorchLayerOps, use_ops
 from tercet.scheduler.models.layers import GatedMLP
 from tercet.scheduler.models.moe import MixtureOfExperts
-from tercet.scheduler.models.packed import Packed
 from tercet.scheduler.models.registry import build_model
 
 Checkpoints = Callable[[str], Path]
-
-
-@torch.inference_mode()
-def logits(model: CausalLM) -> torch.Tensor:
-    tokens = torch.arange(40)
-    batch = Packed(tokens, None, [40], causal=True)
-    return model.compute_logits(model(tokens, batch.positions, batch))
 
 
 def test_layers_are_what_the_config_says(checkpoints: Checkpoints) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from packages.scheduler.tests.loaded_model import load, logits
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.quantised import QuantisedWeight, dequantise
 from tercet.protocol.values import SamplingParams, Task, pack_ints, unpack_floats
@@ -25,7 +26,6 @@ from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import TorchLayerOps, use_ops
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.native import NativeCausalLM
-from tercet.scheduler.models.packed import Packed
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.shard import Cut
 from tercet.scheduler.testing.quantized_checkpoints import (
@@ -61,19 +61,6 @@ MIXTURE = {
 def write(kind: str, directory: Path, full: tuple[str, ...] = (), *, mixture: bool = False) -> Path:
     """A checkpoint of a kind, and beside it the same weights without quantisation. Returns the latter."""
     return write_checkpoint(kind, directory, CONFIG | (MIXTURE if mixture else {}), GRAIN, full=full)
-
-
-def load(directory: Path, *, dequantised: bool = False) -> CausalLM:
-    model = build_model(ModelConfig.load(directory))
-    load_weights(model, directory, dequantised=dequantised)
-    return model
-
-
-@torch.inference_mode()
-def logits(model: CausalLM) -> torch.Tensor:
-    tokens = torch.arange(40)
-    batch = Packed(tokens, None, [40], causal=True)
-    return model.compute_logits(model(tokens, batch.positions, batch))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,14 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from packages.scheduler.tests.loaded_model import load, logits
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.weights import load_weights
-from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.moe import MixtureOfExperts
 from tercet.scheduler.models.native_linear import use_native_projections
-from tercet.scheduler.models.packed import Packed
-from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.testing.quantized_checkpoints import KINDS, Grain, write_checkpoint
 
 LAYERS = 2
@@ -44,19 +40,6 @@ def write(kind: str, directory: Path) -> Path:
     return write_checkpoint(
         kind, directory, CONFIG, Grain(group=32, block=(16, 32)), full=("mlp.gate",), beside=corrections
     )
-
-
-def load(directory: Path, *, dequantised: bool = False) -> CausalLM:
-    model = build_model(ModelConfig.load(directory))
-    load_weights(model, directory, dequantised=dequantised)
-    return model
-
-
-@torch.inference_mode()
-def logits(model: CausalLM) -> torch.Tensor:
-    tokens = torch.arange(40)
-    batch = Packed(tokens, None, [40], causal=True)
-    return model.compute_logits(model(tokens, batch.positions, batch))
 
 
 @pytest.mark.parametrize("kind", KINDS)

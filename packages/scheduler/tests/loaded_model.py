@@ -1,0 +1,25 @@
+"""A model without its worker: loaded from a checkpoint, and what it says to a prompt."""
+
+from pathlib import Path
+
+import torch
+
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.packed import Packed
+from tercet.scheduler.models.registry import build_model
+
+
+def load(directory: Path, *, dequantised: bool = False) -> CausalLM:
+    model = build_model(ModelConfig.load(directory))
+    load_weights(model, directory, dequantised=dequantised)
+    return model
+
+
+@torch.inference_mode()
+def logits(model: CausalLM) -> torch.Tensor:
+    """[40, vocabulary], of the tokens 0 to 39 as one prompt."""
+    tokens = torch.arange(40)
+    batch = Packed(tokens, None, [40], causal=True)
+    return model.compute_logits(model(tokens, batch.positions, batch))
