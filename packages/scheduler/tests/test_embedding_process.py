@@ -123,6 +123,7 @@ def write(directory: Path, architecture: str, modules: object = None) -> Path:
         ("Qwen3Model", False, Task.EMBED),
         ("Qwen3ForSequenceClassification", False, Task.CLASSIFY),
         ("UnknownForCausalLM", False, Task.GENERATE),
+        ("Llama4ForCausalLM", True, Task.GENERATE),
     ],
 )
 def test_a_model_s_files_say_what_it_is_for(architecture: str, sentences: bool, task: Task, tmp_path: Path) -> None:
@@ -136,6 +137,8 @@ def test_a_model_can_only_be_told_to_do_what_it_can(tmp_path: Path) -> None:
         task_of(encoder, "generate")
     with pytest.raises(ModelError, match="generate or embed"):
         task_of(decoder, "classify")
+    with pytest.raises(ModelError, match="cannot embed: a Glm4MoeForCausalLM is there to generate"):
+        task_of(write(tmp_path / "o", "Glm4MoeForCausalLM"), "embed")  # though its name begins as that of a Glm
 
 
 POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}

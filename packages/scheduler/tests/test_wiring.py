@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -29,20 +29,19 @@ from tercet.protocol.messages import (
 from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.probe import probe
 from tercet.protocol.testing import Listener, Network
-from tercet.protocol.values import Phase, Role, Task, unpack_ints
+from tercet.protocol.values import Phase, Role, unpack_ints
 from tercet.scheduler import found_model
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.event_log import read_events, replay
-from tercet.scheduler.executors import EXECUTORS, build_fake, build_torch
-from tercet.scheduler.found_model import Found, find_model, identity_of
-from tercet.scheduler.model_files import model_identity, tokenizer_files
+from tercet.scheduler.executors import EXECUTORS, build_fake
+from tercet.scheduler.found_model import find_model, identity_of
+from tercet.scheduler.model_files import tokenizer_files
 from tercet.scheduler.ports import Executor
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 from tercet.scheduler.wiring import SchedulerProcess
 
 PATIENCE = 60.0
-LONGEST_GAP = 0.5
 PROMPT = [7, 3, 9, 4, 1]
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -111,36 +110,6 @@ def expected(count: int, choice: int = 0) -> list[int]:
     for _ in range(count):
         tokens.append(model.next_token(tokens, choice))
     return tokens[len(PROMPT) :]
-
-
-def test_the_dtype_of_the_cache_decides_what_fits_and_who_may_take_over(checkpoints: Callable[[str], Path]) -> None:
-    path = checkpoints("llama")
-    pages, weights = [], []
-    dtypes: tuple[Literal["bfloat16", "fp8_e4m3"], ...] = ("bfloat16", "fp8_e4m3")
-    for dtype in dtypes:
-        model = ModelOptions(model=str(path), device="cpu", kv_cache_dtype=dtype, kv_cache_bytes=1 << 16)
-        executor = build_torch(model, ScheduleOptions(), Found(path, "", Task.GENERATE), lambda *_: None, lambda: None)
-        pages.append(executor.capacity.groups[0].pages)
-        executor.close()
-        weights.append(identity_of(model, Found(path, "", Task.GENERATE)).weights)
-    assert pages[1] == 2 * pages[0]
-    assert weights[0] != weights[1]
-
-
-def test_who_may_take_over_a_float16_model_depends_on_where_it_is_computed(
-    checkpoints: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = shutil.copytree(checkpoints("llama"), tmp_path / "model")
-    config = path / "config.json"
-    config.write_text(config.read_text().replace('"float32"', '"float16"'))
-    known = {dtype: model_identity(path, dtype) for dtype in ("float32", "bfloat16", "float16")}
-    assert len({identity.weights for identity in known.values()}) == 3
-    for gpu, dtype, encoder in ((True, "float16", "float16"), (False, "bfloat16", "float32")):
-        monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
-        assert identity_of(ModelOptions(), Found(path, "", Task.GENERATE)) == known[dtype]
-        assert identity_of(ModelOptions(), Found(path, "", Task.EMBED)) == known[encoder]
-        assert identity_of(ModelOptions(dtype="float16"), Found(path, "", Task.GENERATE)) == known["float16"]
-        assert identity_of(ModelOptions(device="cpu"), Found(path, "", Task.GENERATE)) == known["bfloat16"]
 
 
 def test_tokenizer_files_are_given_while_the_model_still_loads(
@@ -428,4 +397,4 @@ def test_heartbeats_never_pause(network: Network, start: Start) -> None:
     silences["eviction"] = pulse.mark()
     pulse.stopping = True
     pulse.join()
-    assert max(silences.values()) < LONGEST_GAP, silences
+    assert max(silences.values()) < 0.5, silences

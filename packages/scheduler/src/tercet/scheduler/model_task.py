@@ -59,9 +59,10 @@ class Sentences:
 
 def family_of(architecture: str) -> tuple[str, str]:
     """("Bert", "ForSequenceClassification") of BertForSequenceClassification; no family for one not known here."""
-    for family in sorted((*ENCODERS, *DECODERS), key=len, reverse=True):
-        if architecture.startswith(family):
-            return family, architecture.removeprefix(family)
+    for family in (*ENCODERS, *DECODERS):
+        kind = architecture.removeprefix(family)
+        if kind != architecture and kind.startswith(("For", "Model")):  # Llama4ForCausalLM is no Llama
+            return family, kind
     return "", architecture
 
 
