@@ -22,7 +22,7 @@ from tercet.protocol.messages import (
     SchedulerInbox,
     SupervisorInbox,
 )
-from tercet.protocol.values import Phase, pack_floats, pack_ints, unpack_floats, unpack_ints
+from tercet.protocol.values import Phase, pack_floats, pack_ints, unpack_array, unpack_floats, unpack_ints
 
 INBOXES = [FrontendInbox, SchedulerInbox, DetokenizerInbox, SupervisorInbox]
 CODECS = [Codec(inbox) for inbox in INBOXES]
@@ -146,6 +146,9 @@ def test_tags_are_what_an_inbox_reads() -> None:
 def test_ints_are_packed_little_endian(numbers: list[int]) -> None:
     packed = pack_ints(numbers)
     assert list(unpack_ints(packed)) == numbers
+    grown = unpack_array(packed)
+    grown.append(7)
+    assert [*grown] == [*numbers, 7]
     assert packed == b"".join(number.to_bytes(4, "little", signed=True) for number in numbers)
 
 

@@ -23,13 +23,23 @@ def pack_ints(values: Iterable[int]) -> bytes:
 
 def unpack_ints(data: bytes | memoryview) -> Sequence[int]:
     """A read-only view of an int32 buffer; a copy only on big-endian machines. Raises ValueError for a torn buffer."""
+    if _SWAP:  # pragma: no cover
+        return unpack_array(data)
+    return memoryview(_whole(data)).cast("i")
+
+
+def unpack_array(data: bytes | memoryview) -> "array[int]":
+    """A copy of an int32 buffer, which can grow. Raises ValueError for a torn buffer."""
+    buffer = array("i", bytes(_whole(data)))
+    if _SWAP:  # pragma: no cover
+        buffer.byteswap()
+    return buffer
+
+
+def _whole(data: bytes | memoryview) -> bytes | memoryview:
     if len(data) % 4:
         raise ValueError(f"an int32 buffer cannot hold {len(data)} bytes")
-    if _SWAP:  # pragma: no cover
-        buffer = array("i", bytes(data))
-        buffer.byteswap()
-        return buffer
-    return memoryview(data).cast("i")
+    return data
 
 
 def pack_floats(values: Iterable[float]) -> bytes:

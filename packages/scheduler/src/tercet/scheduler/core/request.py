@@ -1,10 +1,9 @@
 """`Req`: one choice of one request, from arrival to its final answer."""
 
-from array import array
 from collections.abc import Sequence
 
 from tercet.protocol.messages import TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, Logprobs
+from tercet.protocol.values import FinishReason, Logprobs, unpack_array
 from tercet.scheduler.core.drafting import Drafting
 from tercet.scheduler.core.pages import PageLists
 from tercet.scheduler.core.prefix_cache import Node, PrefixCache
@@ -79,7 +78,7 @@ class Req:
         self.rid = request.rid
         self.index = index
         self.arrival = arrival
-        self.tokens = array("i", bytes(request.input_ids))  # a copy, not a loop over tokens
+        self.tokens = unpack_array(request.input_ids)
         self.prompt_tokens = len(self.tokens)
         self.tokens.extend(output_ids)
         self.sampling = request.sampling
