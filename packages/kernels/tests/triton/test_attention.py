@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton as backend
 from tercet.kernels.attention.reference import ReferenceAttention
+from tercet.kernels.attention.triton_plan import cut_tiles
 from tercet.kernels.check import make_batch
 from tercet.kernels.device import default_device
 from tercet.kernels.ops.store_kv import E4M3
@@ -101,13 +102,13 @@ def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(
     monkeypatch.setattr(backend, "TritonAttention", Watched)
     check([(1, 300), (1, 7), (1, 128), (1, 129), (1, 500), (1, 1)], width=512, window=window, sinks=True, head_dim=32)
     [watched] = made
-    assert (watched._ended is not None) == (processors == 1 or window > 0)
-    assert watched._ended is None or not watched._ended.any()
+    assert (watched._plan.ended is not None) == (processors == 1 or window > 0)
+    assert watched._plan.ended is None or not watched._plan.ended.any()
 
 
 def test_tiles_cover_every_new_token_once_and_the_longest_come_first() -> None:
     batch = make_batch([(1, 9), (5, 5), (9, 40), (1, 1)], 4, DEVICE)
-    tiles = backend.cut_tiles(batch, 4).tolist()
+    tiles = cut_tiles(batch, 4).tolist()
     assert sorted(map(tuple, tiles)) == [(1, 0), (1, 4), (2, 0), (2, 4), (2, 8), (3, 0)]
     assert tiles[:3] == [[2, 8], [2, 4], [2, 0]]
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch, NewTokens
+from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
 from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two, shared_memory
 from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, merge_kernel
@@ -66,14 +67,11 @@ class TritonAttention:
     capturable = True
 
     def __init__(self) -> None:
-        self._batch: AttentionBatch | None = None
-        self._tiles: dict[int, torch.Tensor] = {}
-        self._ended: torch.Tensor | None = None
+        self._plan = TritonPlan()
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Keep the batch: extends are cut into tiles at the first layer, when the heads are known."""
-        self._batch = batch
-        self._tiles = {}
+        """See `TritonPlan.take`."""
+        self._plan.take(batch)
 
     def attend(
         self,
@@ -122,11 +120,10 @@ class TritonAttention:
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     ) -> tuple[AttentionBatch, torch.Tensor, torch.Tensor]:
         """The planned batch, and the caches as kernels read them."""
-        if self._batch is None:
-            raise RuntimeError("attend was called before plan")
+        batch = self._plan.batch
         if q.stride()[1:] != (q.shape[2], 1) or not k_cache.is_contiguous() or not v_cache.is_contiguous():
             raise ValueError("triton attention needs contiguous heads and caches")
-        return self._batch, readable(k_cache), readable(v_cache)
+        return batch, readable(k_cache), readable(v_cache)
 
     def _decode(
         self,
@@ -146,7 +143,7 @@ class TritonAttention:
         if splits > 1:
             parts = torch.empty(rows, heads, splits, head_dim, dtype=torch.float32, device=q.device)
             lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-            ended = self._counters(rows * kv_heads, q.device) if splits <= FEW_SPLITS else None
+            ended = self._plan.counters(rows * kv_heads, q.device) if splits <= FEW_SPLITS else None
         blocks = _Blocks.of_decode(int(options["GROUP"]), int(options["BLOCK_D"]), q.element_size())
         memory = (k_cache, v_cache, parts, lse, out, ended, sinks, batch.page_table, batch.kv_lens)
         sizes = (batch.page_table.stride(0), splits, least)
@@ -178,12 +175,6 @@ class TritonAttention:
                 **early_start(q.device),
             )
 
-    def _counters(self, count: int, device: torch.device) -> torch.Tensor:
-        """int32 zeros, which every launch leaves as zeros. A graph's backend makes them before it is recorded."""
-        if self._ended is None or len(self._ended) < count:
-            self._ended = torch.zeros(count, dtype=torch.int32, device=device)
-        return self._ended
-
     def _extend(
         self,
         batch: AttentionBatch,
@@ -200,9 +191,7 @@ class TritonAttention:
         dim = int(options["BLOCK_D"])
         blocks = _Blocks.of_extend(batch.max_query, group, dim, q.element_size(), bits=bits, roomy=roomy)
         queries = blocks.queries // group
-        if queries not in self._tiles:
-            self._tiles[queries] = cut_tiles(batch, queries).to(q.device, non_blocking=True)
-        tiles = self._tiles[queries]
+        tiles = self._plan.tiles(queries, q.device)
         extend_kernel[len(tiles), k_cache.shape[2]](
             q,
             k_cache,
@@ -258,13 +247,3 @@ def choose_splits(programs: int, longest: int, processors: int) -> tuple[int, in
     if wanted > 1:
         return power_of_two(min(wanted, -(-longest // _SPLIT), _MOST_SPLITS)), 0
     return power_of_two(min(-(-longest // _LONG), FEW_SPLITS)), _LONG
-
-
-def cut_tiles(batch: AttentionBatch, queries: int) -> torch.Tensor:
-    """int32 [tiles, 2], the longest rows' last tiles first: they take longest."""
-    tiles = []
-    for row in range(batch.decodes, batch.rows):
-        count, kv_len = batch.host_query_lens[row], batch.host_kv_lens[row]
-        tiles += [(kv_len - count + first, row, first) for first in range(0, count, queries)]
-    tiles.sort(reverse=True)
-    return torch.tensor([(row, first) for _, row, first in tiles], dtype=torch.int32)

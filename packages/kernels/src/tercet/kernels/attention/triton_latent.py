@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
-from tercet.kernels.attention.triton import FEW_SPLITS, choose_splits, cut_tiles
+from tercet.kernels.attention.triton import FEW_SPLITS, choose_splits
+from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
 from tercet.kernels.triton.latent_attention import latent_decode_kernel, latent_extend_kernel
 from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two
@@ -51,20 +52,15 @@ class TritonLatent:
     capturable = True
 
     def __init__(self) -> None:
-        self._batch: AttentionBatch | None = None
-        self._tiles: dict[int, torch.Tensor] = {}
-        self._ended: torch.Tensor | None = None
+        self._plan = TritonPlan()
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Keep the batch: extends are cut into tiles at the first layer, when the heads are known."""
-        self._batch = batch
-        self._tiles = {}
+        """See `TritonPlan.take`."""
+        self._plan.take(batch)
 
     def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
         """See `LatentBackend.attend`. Raises ValueError for what is not contiguous, or does not fit."""
-        batch = self._batch
-        if batch is None:
-            raise RuntimeError("attend was called before plan")
+        batch = self._plan.batch
         if q.stride(2) != 1 or not cache.is_contiguous():
             raise ValueError("triton attention needs contiguous heads and caches")
         width = q.shape[2]
@@ -104,7 +100,7 @@ class TritonLatent:
         if splits > 1:
             parts = torch.empty(rows, heads, splits, rank, dtype=torch.float32, device=q.device)
             lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-            ended = self._counters(rows * groups, q.device) if splits <= FEW_SPLITS else None
+            ended = self._plan.counters(rows * groups, q.device) if splits <= FEW_SPLITS else None
         latent_decode_kernel[rows, groups, splits](
             q,
             cache,
@@ -137,12 +133,6 @@ class TritonLatent:
                 **early_start(q.device),
             )
 
-    def _counters(self, count: int, device: torch.device) -> torch.Tensor:
-        """int32 zeros, which every launch leaves as zeros. A graph's backend makes them before it is recorded."""
-        if self._ended is None or len(self._ended) < count:
-            self._ended = torch.zeros(count, dtype=torch.int32, device=device)
-        return self._ended
-
     def _extend(
         self,
         batch: AttentionBatch,
@@ -154,9 +144,7 @@ class TritonLatent:
         heads = q.shape[1]
         blocks = _Blocks.of_extend(batch.max_query, heads, q.element_size())
         queries = blocks.rows // blocks.heads
-        if queries not in self._tiles:
-            self._tiles[queries] = cut_tiles(batch, queries).to(q.device, non_blocking=True)
-        tiles = self._tiles[queries]
+        tiles = self._plan.tiles(queries, q.device)
         latent_extend_kernel[len(tiles), -(-heads // blocks.heads)](
             q,
             cache,

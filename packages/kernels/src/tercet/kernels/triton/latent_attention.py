@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tercet.kernels.triton.fp8 import widened
 from tercet.kernels.triton.launch import await_previous, release_next
-from tercet.kernels.triton.paged_attention import LOG2_E, NOTHING, leave_empty, merge_if_last, split_of
+from tercet.kernels.triton.paged_attention import LOG2_E, NOTHING, leave_empty, merge_if_last, nothing_seen, split_of
 
 
 @triton.jit
@@ -68,13 +68,6 @@ def _queries(at, there, RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_R: tl.cons
     return q, turned
 
 
-@triton.jit
-def _nothing_seen(BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr):
-    """The running softmax before the first vector: (sum of values, largest score, sum of weights)."""
-    acc = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
-    return acc, tl.full([BLOCK_M], NOTHING, tl.float32), tl.zeros([BLOCK_M], tl.float32)
-
-
 @triton.jit(
     do_not_specialize=["stride_pages", "splits", "least"],
     do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr"],  # parts of one buffer
@@ -118,7 +111,7 @@ def latent_decode_kernel(
         leave_empty(lse_ptr, ended_ptr, row_head, splits, split, mine)
         return
     q, turned = _queries(q_ptr + row * stride_row + head * stride_head, mine, RANK, ROPE, BLOCK_R, BLOCK_P)
-    acc, top, total = _nothing_seen(BLOCK_M, BLOCK_R)
+    acc, top, total = nothing_seen(BLOCK_M, BLOCK_R)
     acc, top, total = _stream(
         q, turned, acc, top, total, index, cache_ptr, pages_ptr + row * stride_pages, first, last, scale,
         RANK, ROPE, PAGE_SIZE, False, BLOCK_N,
@@ -184,7 +177,7 @@ def latent_extend_kernel(
     earliest = kv_len - count + offset
     last = tl.minimum(earliest + QUERIES, kv_len)
     plain = (earliest + 1) // BLOCK_N * BLOCK_N  # where vectors begin that not every query sees
-    acc, top, total = _nothing_seen(BLOCK_M, BLOCK_R)
+    acc, top, total = nothing_seen(BLOCK_M, BLOCK_R)
     pages_at = pages_ptr + row.to(tl.int64) * stride_pages
     position = kv_len - count + query
     acc, top, total = _stream(

@@ -77,7 +77,7 @@ def _stream(
 
 
 @triton.jit
-def _nothing_seen(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+def nothing_seen(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """The running softmax before the first key: (sum of values, largest score, sum of weights)."""
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     return acc, tl.full([BLOCK_M], NOTHING, tl.float32), tl.zeros([BLOCK_M], tl.float32)
@@ -186,7 +186,7 @@ def attend_split(
     index, dim = tl.arange(0, q.shape[0]), tl.arange(0, q.shape[1])
     head = kv_head * GROUP + index
     mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    acc, top, total = _nothing_seen(q.shape[0], q.shape[1])
+    acc, top, total = nothing_seen(q.shape[0], q.shape[1])
     k_at, v_at = k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM
     acc, top, total = _stream(
         q, acc, top, total, index, k_at, v_at, pages_ptr, tl.num_programs(1), first, last, scale,
@@ -342,7 +342,7 @@ def extend_kernel(
     first = tl.maximum(earliest - WINDOW + 1, 0) if WINDOW > 0 else 0
     last = tl.minimum(earliest + QUERIES, kv_len)
     plain = first if WINDOW > 0 else (earliest + 1) // BLOCK_N * BLOCK_N  # where keys begin that not every query sees
-    acc, top, total = _nothing_seen(BLOCK_M, BLOCK_D)
+    acc, top, total = nothing_seen(BLOCK_M, BLOCK_D)
     k_at, v_at = k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM
     pages_at = pages_ptr + row.to(tl.int64) * stride_pages
     if WINDOW == 0:
