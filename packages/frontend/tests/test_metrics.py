@@ -5,9 +5,10 @@ import re
 from collections.abc import Callable
 
 import httpx2
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tercet.frontend.config import HttpConfig
-from tercet.frontend.counters import Histogram
+from tercet.frontend.measures import Histogram
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import Heartbeat
@@ -71,8 +72,8 @@ async def test_requests_and_deaths_are_counted(engine_of: EngineOf, http_of: Htt
     assert samples['tercet_pages_free{scheduler="scheduler-1"}'] == 7
     assert samples['tercet_pages_cached{scheduler="scheduler-1"}'] == 50
     assert samples['tercet_cached_prompt_tokens_total{scheduler="scheduler-1"}'] == 11
-    assert samples['tercet_time_to_first_token_seconds_count{frontend="frontend-0"}'] == 1
-    assert 0 < samples['tercet_time_to_first_token_seconds_sum{frontend="frontend-0"}'] < 10
+    assert samples['tercet_time_to_first_token_seconds_count{frontend="frontend-0",model="tiny"}'] == 1
+    assert 0 < samples['tercet_time_to_first_token_seconds_sum{frontend="frontend-0",model="tiny"}'] < 10
 
 
 async def test_a_request_that_was_resumed_is_told_of(engine_of: EngineOf, http_of: HttpOf) -> None:
@@ -91,13 +92,73 @@ async def test_a_request_that_was_resumed_is_told_of(engine_of: EngineOf, http_o
         await served.until_idle()
         info = (await http.get("/server_info")).json()
         samples = await scrape(http)
-    assert samples['tercet_redispatches_total{frontend="frontend-0",cause="scheduler_died"}'] == 1
+    assert samples['tercet_redispatches_total{cause="scheduler_died",frontend="frontend-0"}'] == 1
     assert samples['tercet_requests_resumed_finished_total{frontend="frontend-0"}'] == 1
     assert info["redispatches"] == {"scheduler_died": 1}
     assert info["requests_resumed_and_finished"] == 1
     assert info["requests_ended"] == {"finished": 1}
     assert info["deaths"] == {"scheduler": 1}
     assert info["frontend"] == "frontend-0"
+
+
+async def test_answers_are_measured_by_model(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(auto=False)
+    async with serving(engine) as served:
+        body = {"model": "tiny", "prompt": "hello", "n": 2}
+        asked = asyncio.create_task(http_of(served).post("/v1/completions", json=body))
+        async with asyncio.timeout(10):
+            while not engine.requests():  # noqa: ASYNC110 - the engine tells nobody
+                await asyncio.sleep(0.001)
+        for _ in range(10):
+            engine.step()
+            await asyncio.sleep(0.004)
+        usage = (await asked).json()["usage"]
+        samples = await scrape(http_of(served))
+    labels = '{frontend="frontend-0",model="tiny"}'
+    tokens = usage["completion_tokens"]
+    assert tokens > 4
+    assert samples[f"tercet_request_seconds_count{labels}"] == 1
+    assert samples[f"tercet_request_prompt_tokens_sum{labels}"] == usage["prompt_tokens"]
+    assert samples[f"tercet_request_output_tokens_sum{labels}"] == tokens
+    assert samples[f"tercet_time_to_first_token_seconds_count{labels}"] == 1
+    assert samples[f"tercet_inter_token_seconds_count{labels}"] == tokens - 2, "each choice's first came after none"
+    between = samples[f"tercet_inter_token_seconds_sum{labels}"] / (tokens - 2)
+    assert 0.004 <= between < samples[f"tercet_request_seconds_sum{labels}"]
+    assert samples['tercet_choices_finished_total{frontend="frontend-0",model="tiny",reason="stop"}'] == 2
+    assert samples['tercet_choices_finished_total{frontend="frontend-0",model="tiny",reason="length"}'] == 0
+
+
+async def test_responses_are_counted_by_route_whatever_clients_ask_for(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(), HttpConfig(api_key=("k",))) as served:
+        http = http_of(served)
+        await http.post("/v1/completions", json={"model": "tiny", "prompt": "hello"})
+        http.headers["authorization"] = "Bearer k"
+        await http.post("/v1/completions", json={"model": "tiny", "prompt": 7})
+        await http.get("/v1/models/org/tiny")
+        await http.get("/v1/models/org/small")
+        await http.get("/nowhere/1")
+        await http.post("/nowhere/2")
+        await http.request("PUT", "/v1/completions")
+        samples = await scrape(http)
+    counted = {name.partition("{")[2]: value for name, value in samples.items() if "http_responses" in name}
+    own = 'frontend="frontend-0"'
+    assert counted == {
+        f'{own},method="other",route="other",status="401"}}': 1,
+        f'{own},method="POST",route="/v1/completions",status="400"}}': 1,
+        f'{own},method="GET",route="/v1/models/{{model:path}}",status="404"}}': 2,
+        f'{own},method="other",route="other",status="404"}}': 2,
+        f'{own},method="other",route="other",status="405"}}': 1,
+    }
+
+
+async def test_a_reader_of_openmetrics_gets_it(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        wanted = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+        answer = await http_of(served).get("/metrics", headers=wanted)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name: family.type for family in text_string_to_metric_families(answer.text)}  # type: ignore[no-untyped-call]
+    assert families["tercet_requests"] == "counter"
+    assert families["tercet_request_seconds"] == "histogram"
 
 
 async def test_what_a_frontend_counts_bears_its_name(engine_of: EngineOf, http_of: HttpOf) -> None:
@@ -123,4 +184,5 @@ def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.5):
         histogram.observe(value)
-    assert (histogram.buckets, histogram.sum) == ([2, 1, 1], 5.5)
+    histogram.observe(3.0, 2)
+    assert (histogram.buckets, histogram.sum) == ([2, 1, 3], 11.5)

@@ -66,7 +66,7 @@ async def test_rule_15_more_than_a_key_may_have_at_once_is_a_429(engine_of: Engi
     assert worded.json()["type"] == "error"
     assert worded.json()["error"]["type"] == "rate_limit_error"
     assert "mine" not in refused.text
-    assert '\ntercet_requests_over_limit_total{frontend="frontend-0"} 2\n' in counted
+    assert '\ntercet_requests_over_limit_total{frontend="frontend-0"} 2.0\n' in counted
 
 
 async def ends_whole(served: Served, http: httpx2.AsyncClient) -> None:

@@ -1,6 +1,7 @@
 """What surrounds every route: request ids, API keys, and errors in OpenAI's words. Closed unless named here as open."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -8,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tercet.frontend.anthropic.errors import ANTHROPIC_ROUTES, anthropic_error
+from tercet.frontend.counters import Exchange
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
 from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.keys import Keys, remember, shows_key
@@ -17,19 +19,28 @@ logger = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/live"})
 METRICS = "/metrics"
+ROUTE = "tercet.route"
+"""Of the scope: the path of the route that was found, as the router has it."""
+_OTHER = "other"
 _NO_KEY = "No API key provided: send it as 'Authorization: Bearer KEY'."
 _WRONG_KEY = "Incorrect API key provided."
 
 
 class Access:
-    """ASGI middleware around the whole app."""
+    """ASGI middleware around the whole app. Counts in `exchanges` how requests were answered."""
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, leaving: Callable[[], bool], open_routes: frozenset[str] = OPEN_ROUTES
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        leaving: Callable[[], bool],
+        exchanges: Counter[Exchange],
+        open_routes: frozenset[str] = OPEN_ROUTES,
     ) -> None:
         self.app = app
         self._keys = keys
         self._leaving = leaving
+        self._exchanges = exchanges
         self._open_routes = open_routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,6 +59,7 @@ class Access:
             nonlocal started, ended
             if message["type"] == "http.response.start":
                 started = True
+                self._exchanges[_exchange(scope, message["status"])] += 1
                 answer = MutableHeaders(scope=message)
                 answer["x-request-id"] = request_id
                 if scope["path"].startswith(ANTHROPIC_ROUTES):
@@ -76,6 +88,12 @@ class Access:
                 await error_response(failure, scope)(scope, receive, send_with_id)
             elif not ended:
                 raise
+
+
+def _exchange(scope: Scope, status: int) -> Exchange:
+    """What no route takes, or is turned away before it is routed, goes under one name: clients may ask for anything."""
+    route = scope.get(ROUTE)
+    return Exchange(scope["method"], route, status) if route else Exchange(_OTHER, _OTHER, status)
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from tercet.frontend.access import METRICS, OPEN_ROUTES, Access, error_response
+from tercet.frontend.access import METRICS, OPEN_ROUTES, ROUTE, Access, error_response
 from tercet.frontend.config import HttpConfig, ServingConfig
 from tercet.frontend.database import StoreError
 from tercet.frontend.errors import (
@@ -22,7 +22,7 @@ from tercet.frontend.errors import (
 from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.kept import Kept
 from tercet.frontend.keys import Keys
-from tercet.frontend.routes import routes
+from tercet.frontend.routes import Endpoint, routes
 from tercet.frontend.tokenizer_manager import TokenizerManager
 
 logger = logging.getLogger(__name__)
@@ -48,14 +48,25 @@ def build_app(
         redirect_slashes=False,
     )
     for method, path, endpoint in routes(manager, config, serving, kept):
-        app.add_route(path, endpoint, methods=[method])
+        app.add_route(path, _named(path, endpoint), methods=[method])
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
     app.add_exception_handler(StoreError, _on_store_error)
     app.add_exception_handler(Exception, _on_failure)
     open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
-    return Access(app, Keys(config.api_keys(), config.admin_key), lambda: manager.draining, open_routes)
+    keys = Keys(config.api_keys(), config.admin_key)
+    return Access(app, keys, lambda: manager.draining, manager.counters.exchanges, open_routes)
+
+
+def _named(path: str, endpoint: Endpoint) -> Endpoint:
+    """The endpoint; `Access` learns which it was."""
+
+    async def answer(request: Request) -> Response:
+        request.scope[ROUTE] = path
+        return await endpoint(request)
+
+    return answer
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -1,14 +1,12 @@
 """What a frontend has counted since it started, for /server_info and /metrics."""
 
-from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
+from tercet.frontend.measures import Measures
 from tercet.protocol.values import Role
-
-FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Seconds."""
 
 
 class Cause(StrEnum):
@@ -42,18 +40,13 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-class Histogram:
-    """Observations by upper bound; the last bucket has none."""
+class Exchange(NamedTuple):
+    """What a client asked for, and how it was answered."""
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.buckets = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """One more."""
-        self.buckets[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    method: str
+    route: str
+    """As the router has it, so that there are as many as there are routes."""
+    status: int
 
 
 @dataclass
@@ -68,4 +61,6 @@ class Counters:
     """Requests that were dispatched more than once, and finished."""
     over_limit: int = 0
     """Requests turned away because their API key had too many in flight."""
-    first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
+    exchanges: Counter[Exchange] = field(default_factory=Counter)
+    models: defaultdict[str, Measures] = field(default_factory=lambda: defaultdict(Measures))
+    """By the first name each model is served by."""

@@ -125,10 +125,11 @@ class Inbound:
         except ValueError as error:
             logger.error("%s sent text that makes no sense: %s", source, error)
             return
+        now = self._clock()
         for rid, row in rows:
             state = self._states.get(rid)
             if isinstance(state, ReqState):
-                self._on_row(state, row)
+                self._on_row(state, row, now)
 
     def _on_vectors(self, source: str, batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]) -> None:
         try:
@@ -136,34 +137,34 @@ class Inbound:
         except ValueError as error:
             logger.error("%s sent vectors that make no sense: %s", source, error)
             return
+        now = self._clock()
         for rid, attempt, vector, finish in rows:
             state = self._states.get(rid)
             if isinstance(state, EmbeddingState):
-                self._on_vector(state, state.accept(attempt, vector, finish))
+                self._on_vector(state, state.accept(attempt, vector, finish), now)
 
-    def _on_vector(self, state: EmbeddingState, verdict: Verdict) -> None:
+    def _on_vector(self, state: EmbeddingState, verdict: Verdict, now: float) -> None:
         if verdict is Verdict.ABORTED:
-            self._recovery.again(state, self._clock(), Cause.ABORTED)
-        elif state.done:
+            self._recovery.again(state, now, Cause.ABORTED)
+        elif verdict is ACCEPTED:
+            self._counters.models[state.model.base].ended(state, now)
             self._dispatcher.ended(state)
             if state.alone:
-                self._recovery.retry(self._clock())
+                self._recovery.retry(now)
 
-    def _on_row(self, state: ReqState, row: Row) -> None:
-        began = state.has_tokens
+    def _on_row(self, state: ReqState, row: Row, now: float) -> None:
         verdict = state.accept(row)
         if verdict is ACCEPTED:
-            if not began and state.has_tokens:
-                self._counters.first_token.observe(self._clock() - state.began_at)
+            self._counters.models[state.model.base].heard(state, row, now)
             if state.alone:
-                self._recovery.retry(self._clock())  # whoever is next in line to run alone
+                self._recovery.retry(now)  # whoever is next in line to run alone
             if row.finish is not None and isinstance(row.finish.matched, str):
                 self._dispatcher.abort(state, [row.index], "stop string")
         elif verdict is Verdict.GAP:
             logger.warning("tokens of %s before position %d are missing", state.rid, row.position)
-            self._recovery.again(state, self._clock(), Cause.GAP)
+            self._recovery.again(state, now, Cause.GAP)
         elif verdict is Verdict.ABORTED:
-            self._recovery.again(state, self._clock(), Cause.ABORTED)
+            self._recovery.again(state, now, Cause.ABORTED)
 
     def _on_ready_alone(self, source: str, message: ReadyAlone) -> None:
         state = self._states.get(message.rid)

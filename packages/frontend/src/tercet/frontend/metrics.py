@@ -1,18 +1,17 @@
-"""/metrics in Prometheus' text format, made of the last heartbeats and of counters when it is asked for."""
+"""/metrics for Prometheus, made of the last heartbeats and of counters when it is asked for."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.counters import Cause, Histogram, Outcome
-from tercet.frontend.fleet import SchedulerPeer
+from tercet.frontend.counters import Cause, Outcome
+from tercet.frontend.measures import Histogram
 from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.protocol.values import Role
-
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from tercet.protocol.values import FinishType, Role
 
 _GAUGES = {
     "queued": "Choices that wait in a scheduler.",
@@ -36,9 +35,18 @@ _COUNTERS = {
 """Of a scheduler's load. Its counts begin anew when it does, as Prometheus expects."""
 _FIELDS = {"pages": "pages_total", "slots": "slots_total"}
 """Fields of the load that are named otherwise: in Prometheus' names _total is for counters."""
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("first_token", "From a tokenized prompt to its first token."),
+    "inter_token_seconds": ("between_tokens", "From one token of a choice to the next."),
+    "request_seconds": ("request", "From a tokenized prompt to its whole answer."),
+    "request_prompt_tokens": ("prompt_tokens", "Length of the prompts that were answered."),
+    "request_output_tokens": ("output_tokens", "Length of their answers, all choices together."),
+}
+"""By name: the field of a model's `Measures`."""
 
-
-_Member = TypeVar("_Member", bound=StrEnum)
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
+Samples = Iterable[tuple[Sequence[str], float]]
+"""What the labels say, and the value."""
 
 
 class Metrics:
@@ -50,80 +58,90 @@ class Metrics:
 
     def __init__(self, manager: TokenizerManager) -> None:
         self._manager = manager
-        self._labels = {"frontend": manager.peer}
 
-    async def scrape(self, request: Request) -> Response:  # noqa: ARG002
-        """Everything."""
-        lines = [*self._of_schedulers(), *self._of_requests(), *self._of_parts()]
-        return Response("\n".join(lines) + "\n", media_type=MEDIA_TYPE)
+    async def scrape(self, request: Request) -> Response:
+        """Everything, in the format that the reader prefers."""
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self), headers={"content-type": media_type})
 
-    def _of_schedulers(self) -> Iterator[str]:
-        schedulers = list(self._manager.fleet.schedulers.values())
-        for name, text in _GAUGES.items():
-            yield from _family(f"tercet_{name}", "gauge", text, _by_scheduler(schedulers, name))
-        for name, text in _COUNTERS.items():
-            yield from _family(f"tercet_{name}_total", "counter", text, _by_scheduler(schedulers, name))
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        yield from self._of_schedulers()
+        yield from self._of_requests()
+        yield from self._of_models()
+        yield from self._of_parts()
 
-    def _of_requests(self) -> Iterator[str]:
-        manager, counters, own = self._manager, self._manager.counters, self._own
-        yield from _family("tercet_requests_open", "gauge", "Requests not done with.", own(manager.running))
-        yield from _family("tercet_requests_waiting", "gauge", "Requests that no part takes.", own(manager.waiting))
-        outcomes = self._own_by("outcome", {each: counters.outcomes[each] for each in Outcome})
-        yield from _family("tercet_requests_total", "counter", "Requests that ended, by how they did.", outcomes)
+    def _of_schedulers(self) -> Iterator[Metric]:
+        schedulers = self._manager.fleet.schedulers.values()
+        kinds: list[tuple[Kind, Mapping[str, str]]] = [(GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)]
+        for kind, texts in kinds:
+            for name, text in texts.items():
+                field = _FIELDS.get(name, name)
+                samples = [([each.peer], getattr(each.load, field)) for each in schedulers]
+                yield _metric(kind, name, text, ["scheduler"], samples)
+        steps = [([each.peer], each.heartbeat.steps) for each in schedulers]
+        yield _metric(CounterMetricFamily, "steps", "Forward passes.", ["scheduler"], steps)
+
+    def _of_requests(self) -> Iterator[Metric]:
+        manager, counters = self._manager, self._manager.counters
+        yield self._gauge("requests_open", "Requests not done with.", [((), manager.running)])
+        yield self._gauge("requests_waiting", "Requests that no part takes.", [((), manager.waiting)])
+        outcomes = [([each.value], counters.outcomes[each]) for each in Outcome]
+        yield self._counter("requests", "Requests that ended, by how they did.", outcomes, "outcome")
         text = "Requests turned away because their API key had too many in flight."
-        yield from _family("tercet_requests_over_limit_total", "counter", text, own(counters.over_limit))
-        causes = self._own_by("cause", {each: counters.redispatches[each] for each in Cause})
-        yield from _family("tercet_redispatches_total", "counter", "Requests dispatched again, by why.", causes)
+        yield self._counter("requests_over_limit", text, [((), counters.over_limit)])
+        causes = [([each.value], counters.redispatches[each]) for each in Cause]
+        yield self._counter("redispatches", "Requests dispatched again, by why.", causes, "cause")
         text = "Requests that were dispatched again, and finished."
-        yield from _family("tercet_requests_resumed_finished_total", "counter", text, own(counters.resumed_finished))
-        text = "From a tokenized prompt to its first token."
-        yield from _histogram("tercet_time_to_first_token_seconds", text, self._labels, counters.first_token)
+        yield self._counter("requests_resumed_finished", text, [((), counters.resumed_finished)])
+        text = "HTTP requests whose answer has begun, by the router's own paths."
+        exchanges = [((each.method, each.route, str(each.status)), times) for each, times in counters.exchanges.items()]
+        yield self._counter("http_responses", text, exchanges, "method", "route", "status")
 
-    def _of_parts(self) -> Iterator[str]:
+    def _of_models(self) -> Iterator[Metric]:
+        models = self._manager.counters.models
+        for name, (field, text) in _HISTOGRAMS.items():
+            metric = HistogramMetricFamily(f"tercet_{name}", text, labels=["frontend", "model"])
+            for model, measures in models.items():
+                histogram: Histogram = getattr(measures, field)
+                metric.add_metric([self._manager.peer, model], _cumulative(histogram), histogram.sum)
+            yield metric
+        finishes = [
+            ((model, reason.value), measures.finishes[reason])
+            for model, measures in models.items()
+            for reason in (FinishType.STOP, FinishType.LENGTH)
+        ]
+        text = "Choices that were answered, by why they ended."
+        yield self._counter("choices_finished", text, finishes, "model", "reason")
+
+    def _of_parts(self) -> Iterator[Metric]:
         fleet, deaths = self._manager.fleet, self._manager.counters.deaths
-        parts = {
-            Role.SCHEDULER: [each.ready for each in fleet.schedulers.values()],
-            Role.DETOKENIZER: [each.ready for each in fleet.detokenizers.values()],
-        }
-        ready = self._own_by("role", {role: sum(each) for role, each in parts.items()})
-        yield from _family("tercet_parts_ready", "gauge", "Parts that take requests now.", ready)
-        dead = self._own_by("role", {role: deaths[role] for role in parts})
-        yield from _family("tercet_part_deaths_total", "counter", "Parts lost that had not said that they leave.", dead)
+        ready = [
+            ([Role.SCHEDULER.value], sum(each.ready for each in fleet.schedulers.values())),
+            ([Role.DETOKENIZER.value], sum(each.ready for each in fleet.detokenizers.values())),
+        ]
+        yield self._gauge("parts_ready", "Parts that take requests now.", ready, "role")
+        dead = [([role.value], deaths[role]) for role in (Role.SCHEDULER, Role.DETOKENIZER)]
+        text = "Parts lost that had not said that they leave."
+        yield self._counter("part_deaths", text, dead, "role")
 
-    def _own(self, value: float) -> list["Sample"]:
-        return [(self._labels, value)]
+    def _gauge(self, name: str, text: str, samples: Samples, *labels: str) -> Metric:
+        return _metric(GaugeMetricFamily, name, text, ["frontend", *labels], self._own(samples))
 
-    def _own_by(self, label: str, values: Mapping[_Member, float]) -> list["Sample"]:
-        """A sample for each member of an enum."""
-        return [({**self._labels, label: each.value}, value) for each, value in values.items()]
+    def _counter(self, name: str, text: str, samples: Samples, *labels: str) -> Metric:
+        return _metric(CounterMetricFamily, name, text, ["frontend", *labels], self._own(samples))
 
-
-Sample = tuple[Mapping[str, str], float]
-
-
-def _by_scheduler(schedulers: Iterable[SchedulerPeer], name: str) -> list[Sample]:
-    field = _FIELDS.get(name, name)
-    return [({"scheduler": each.peer}, getattr(each.load, field)) for each in schedulers]
+    def _own(self, samples: Samples) -> Samples:
+        return [((self._manager.peer, *values), number) for values, number in samples]
 
 
-def _family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
-    for labels, value in samples:
-        yield f"{name}{_labels(labels)} {value}"
+def _metric(kind: Kind, name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
+    metric = kind(f"tercet_{name}", text, labels=labels)
+    for values, number in samples:
+        metric.add_metric(values, number)
+    return metric
 
 
-def _histogram(name: str, text: str, labels: Mapping[str, str], histogram: Histogram) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} histogram"
-    count = 0
-    for bound, observed in zip([*histogram.bounds, "+Inf"], histogram.buckets, strict=True):
-        count += observed
-        yield f"{name}_bucket{_labels({**labels, 'le': str(bound)})} {count}"
-    yield f"{name}_sum{_labels(labels)} {histogram.sum}"
-    yield f"{name}_count{_labels(labels)} {count}"
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    """Peer ids hold nothing that would have to be escaped."""
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}" if labels else ""
+def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(histogram.buckets), strict=True))

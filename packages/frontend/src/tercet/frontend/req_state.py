@@ -93,6 +93,8 @@ class ChoiceState:
         self.index = index
         self.token_ids = array("i")
         self.chars = 0
+        self.heard_at = 0.0
+        """When its last token came."""
         self.finish: FinishReason | None = None
         self._texts: list[str] = []
         self._logprobs: list[Logprobs] = []
