@@ -1,5 +1,6 @@
 """A user's text never becomes a special token, and ordinary text is tokenized as the whole rendered string."""
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -183,3 +184,21 @@ def test_other_threads_run_while_a_long_text_is_encoded_and_decoded() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
     assert turns > 5
     assert longest < (last - began) / 2
+
+
+def test_no_id_tells_the_mark() -> None:
+    tokenizer = byte_level()
+    prompts = PromptTokenizer(tokenizer.to_str())
+    size = tokenizer.get_vocab_size()
+    assert [prompts.token(each) for each in range(size)] == [tokenizer.id_to_token(each) for each in range(size)]
+    assert not any(prompts.token(each) for each in range(size, size + 9))
+    with pytest.raises(BadRequestError, match=f"{size} is not a token id"):
+        prompts.decode([size], skip_special_tokens=False)
+
+
+def test_ids_behind_a_gap_are_decoded() -> None:
+    vocabulary = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 5}, "merges": []}}
+    prompts = PromptTokenizer(json.dumps(vocabulary))
+    assert prompts.decode([5, 0], skip_special_tokens=False) == "c a"
+    with pytest.raises(BadRequestError, match="3 is not a token id"):
+        prompts.decode([3], skip_special_tokens=False)

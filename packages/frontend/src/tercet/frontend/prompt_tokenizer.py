@@ -52,7 +52,7 @@ class PromptTokenizer:
         self._tails = frozenset(text[:end] for text in self.control.values() for end in range(1, len(text)))
         self._longest_tail = max(map(len, self._tails), default=0)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = len(vocabulary)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._most_chars = max([_LONG_TOKEN, *map(len, vocabulary)])
         self._tokenizer.add_special_tokens([AddedToken(self._mark, normalized=False, special=True)])
         self._mark_id = self._tokenizer.token_to_id(self._mark)
@@ -99,14 +99,17 @@ class PromptTokenizer:
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """Text of ids. Raises BadRequestError for an id the tokenizer does not have."""
         for token_id in ids:
-            if not 0 <= token_id < self.vocab_size:
+            if not 0 <= token_id < self.vocab_size or token_id == self._mark_id:
                 raise BadRequestError(f"{token_id} is not a token id of this model.")
         [text] = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return str(text)
 
     def token(self, token_id: int) -> str:
-        """A token as the vocabulary spells it; empty for an id beyond the vocabulary (padded embedding rows)."""
-        return self._tokenizer.id_to_token(token_id) or ""
+        """A token as the vocabulary spells it; empty for an id beyond the vocabulary (padded embedding rows).
+
+        The first of those is the mark's, which nobody may learn.
+        """
+        return "" if token_id == self._mark_id else self._tokenizer.id_to_token(token_id) or ""
 
 
 def _lookahead(texts: Iterable[str]) -> re.Pattern[str] | None:
