@@ -4,7 +4,7 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from packages.frontend.tests.parsers.transcripts import TRANSCRIPTS, Transcript
@@ -67,9 +67,12 @@ def test_streamed_is_what_the_whole_is(transcript: Transcript, cuts: list[int]) 
 
 @settings(deadline=None)
 @given(
-    parts=st.lists(st.sampled_from(["<|im_end|>", "<|eot|>", "[/INST]", "<|", "a <b", "[/", "]", "\n"]), max_size=12),
+    parts=st.lists(
+        st.sampled_from(["<|im_end|>", "<|eot|>", "[/INST]", "<|", "eot|>", "a <b", "[/", "]", "\n"]), max_size=12
+    ),
     cuts=st.lists(st.integers(0, 200), max_size=20),
 )
+@example(parts=["<|", "<|im_end|>", "eot|>"], cuts=[2, 12])  # what is left looks like another
 def test_special_tokens_go_wherever_they_were_cut(parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
     said = read(ChoiceReader(make_parser(ParserNames(None, "mistral")), SpecialText(SPECIALS)), pieces(text, cuts))

@@ -21,9 +21,9 @@ class SpecialTexts:
         """Whether any of them is part of the text."""
         return self._pattern is not None and self._pattern.search(text) is not None
 
-    def without(self, text: str) -> str:
-        """The text without special tokens."""
-        return self._pattern.sub("", text) if self._pattern is not None else text
+    def between(self, text: str) -> list[str]:
+        """What stands before, between and after special tokens in the text."""
+        return self._pattern.split(text) if self._pattern is not None else [text]
 
     def beginning(self, text: str) -> int:
         """Where a special token may have begun at the end of the text; the text's length if none has."""
@@ -34,7 +34,7 @@ class SpecialTexts:
 
 
 class SpecialText:
-    """Takes special tokens out of a text that arrives in pieces."""
+    """Takes special tokens out of a text that arrives in pieces. What one stood between does not make another."""
 
     def __init__(self, specials: SpecialTexts) -> None:
         self._specials = specials
@@ -42,10 +42,10 @@ class SpecialText:
 
     def feed(self, text: str) -> str:
         """What of the text can be shown."""
-        text = self._specials.without(self._held + text)
-        at = self._specials.beginning(text)
-        self._held = text[at:]
-        return text[:at]
+        *certain, last = self._specials.between(self._held + text)
+        at = self._specials.beginning(last)
+        self._held = last[at:]
+        return "".join(certain) + last[:at]
 
     def finish(self) -> str:
         """What was held back."""
