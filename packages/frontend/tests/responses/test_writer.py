@@ -173,3 +173,16 @@ def test_log_probabilities_go_with_the_text_they_are_of() -> None:
     assert held.take([TextDelta("\n")], [entry]) == []
     [*_, late] = held.take([TextDelta("a")], [entry])
     assert (late["delta"], late["logprobs"]) == ("\na", [entry, entry]), "white space waits, and so do its own"
+
+
+def test_log_probabilities_of_tokens_without_text_are_in_the_last_events() -> None:
+    entry = {"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}
+    stopped = ResponseWriter(body())
+    stopped.take([TextDelta("a")], [entry])
+    done, *_ = stopped.end(FinishType.STOP, {}, 0, [entry])
+    assert (done["type"], done["logprobs"]) == ("response.output_text.done", [entry, entry])
+    assert stopped.body["output"][0]["content"][0]["logprobs"] == [entry, entry]
+    silent = ResponseWriter(body())
+    silent.end(FinishType.STOP, {}, 0, [entry])
+    [message] = silent.body["output"]
+    assert (message["content"][0]["text"], message["content"][0]["logprobs"]) == ("", [entry])

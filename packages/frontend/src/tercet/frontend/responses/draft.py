@@ -74,7 +74,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
                     logprobs = []
                 if update.finish is not None:
                     usage = usage_of(generation, reader.reasoning_tokens)
-                    changes += writer.end(update.finish.type, usage, int(time.time()))
+                    changes += writer.end(update.finish.type, usage, int(time.time()), logprobs)
             yield changes
 
     def _logprobs(self, update: Update) -> list[dict[str, Any]]:

@@ -86,6 +86,10 @@ class Message(TextItem):
     def _part(self) -> dict[str, Any]:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self._logprobs)}
 
+    def score(self, logprobs: LogprobList) -> None:
+        """Log-probabilities of tokens that add nothing to the text; no event tells of them but the last."""
+        self._logprobs += logprobs
+
     def _delta(self, text: str, logprobs: LogprobList) -> Change:
         self._logprobs += logprobs
         return self.change("output_text.delta", content_index=0, delta=text, logprobs=list(logprobs))

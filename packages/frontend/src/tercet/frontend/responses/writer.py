@@ -72,15 +72,18 @@ class ResponseWriter:
                     assert_never(finding)
         return changes
 
-    def end(self, finish: FinishType, usage: dict[str, Any], now: int) -> list[Change]:
-        """The model has said all it says."""
+    def end(self, finish: FinishType, usage: dict[str, Any], now: int, logprobs: LogprobList = ()) -> list[Change]:
+        """The model has said all it says; `logprobs` are those of its last tokens, if they added no text."""
         cut = finish is FinishType.LENGTH
         changes = []
-        if self._blank and not self.body["output"]:
-            changes += self._into(Message, self._blank, self._blank_logprobs)
-        changes += self._close("incomplete" if cut else "completed")
         if not self.body["output"]:
-            changes += [*self._begin(Message(self._id(Message.prefix), 0)), *self._close("completed")]
+            if self._blank:
+                changes += self._into(Message, self._blank, self._blank_logprobs)
+            else:
+                changes += self._begin(Message(self._id(Message.prefix), 0))
+        if isinstance(self._open, Message):
+            self._open.score(logprobs)
+        changes += self._close("incomplete" if cut else "completed")
         self.body["usage"] = usage
         if cut:
             self.body["status"] = "incomplete"
