@@ -61,6 +61,25 @@ async def test_a_choice_that_requires_calls_is_a_grammar(
     assert Streamed(chunks).finishes == [finish]
 
 
+@pytest.mark.parametrize(("choice", "calls"), [(NAMED, 1), ("required", 2)], ids=["named", "required"])
+async def test_a_tool_that_is_named_is_called_exactly_once(
+    model_saying: EngineOf, openai_of: OpenAIOf, choice: object, calls: int
+) -> None:
+    now = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n'
+    function = {**NOW["function"], "type": "function"}
+    chosen = {"type": "function", "name": "now"} if choice == NAMED else choice
+    async with serving(model_saying(saying(now * 2))) as served:
+        client: Any = openai_of(served)
+        answer = await client.chat.completions.create(**{**BODY, "tool_choice": choice})
+        await client.chat.completions.create(**{**BODY, "tool_choice": choice, "parallel_tool_calls": False})
+        response = await client.responses.create(model="tiny", input="?", tools=[function], tool_choice=chosen)
+        free, one, other = (request.sampling.grammar for request in served.engine.requests())
+    assert len(answer.choices[0].message.tool_calls) == calls
+    assert [item.type for item in response.output] == ["function_call"] * calls
+    assert (free == one) is (calls == 1)
+    assert (other == one) is (calls == 1)
+
+
 async def test_allowed_tools_are_all_described_and_some_can_be_called(
     model_saying: EngineOf, openai_of: OpenAIOf
 ) -> None:

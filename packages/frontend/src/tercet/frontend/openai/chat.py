@@ -55,7 +55,7 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
         sampling=body.sampling(model.files.defaults),
         tools=body.specs(),
         tool_choice=body.choice(),
-        parallel_tool_calls=body.parallel_tool_calls is not False and not body.speaks_of_functions,
+        parallel_tool_calls=body.calls_several,
         constraint=constraint_of(body),
         reasoning_effort=body.reasoning_effort,
         thinking_budget=budget,

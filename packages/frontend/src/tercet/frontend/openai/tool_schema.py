@@ -112,6 +112,11 @@ class ToolFields(Strict):
         """Whether one tool has to be called, which is no reason of its own to finish."""
         return isinstance(self.tool_choice, NamedTool) or isinstance(self.function_call, NamedFunction)
 
+    @property
+    def calls_several(self) -> bool:
+        """Whether one answer may have more calls than one; a tool that is named is called exactly once."""
+        return self.parallel_tool_calls is not False and not self.speaks_of_functions and not self.names_one
+
     def specs(self) -> tuple[ToolSpec, ...]:
         """Every tool of the request."""
         return specs_of([tool.function for tool in self.tools or ()] or self.functions or [])

@@ -142,7 +142,7 @@ class Drafter:
             sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
             tools=_tools(request),
             tool_choice=_tool_choice(request),
-            parallel_tool_calls=request.parallel_tool_calls is not False,
+            parallel_tool_calls=request.calls_several,
             constraint=_constraint(request),
             reasoning_effort=request.reasoning.effort if request.reasoning else None,
             param_names=_NAMES,

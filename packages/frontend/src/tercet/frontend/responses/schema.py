@@ -166,6 +166,11 @@ class Prompted(Strict):
             )
         return self
 
+    @property
+    def calls_several(self) -> bool:
+        """Whether one answer may have more calls than one; a function that is named is called exactly once."""
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedFunction)
+
 
 class TokenCount(Prompted):
     """How many tokens an input has."""
