@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx2
+import msgspec
 import openai
 import pytest
 from openai.types import CompletionCreateParams
@@ -20,7 +21,7 @@ from tercet.frontend.openai.completion_schema import CompletionRequest
 from tercet.frontend.openai.logprobs import echo_logprobs
 from tercet.frontend.testing import FakeEngine, Served, Token, decode_spec, serving
 from tercet.protocol.messages import TokenizedGenerateReqInput
-from tercet.protocol.values import unpack_ints
+from tercet.protocol.values import ModelLimits, unpack_ints
 
 EngineOf = Callable[..., FakeEngine]
 OpenAIOf = Callable[..., openai.AsyncOpenAI]
@@ -199,6 +200,21 @@ async def test_rule_7_echo_puts_the_prompt_before_the_text(
         assert choice.logprobs.token_logprobs[0] is None
         assert choice.logprobs.token_logprobs[-2:] == [-0.5, -0.5]
     assert "".join(chunk.choices[0].text for chunk in chunks) == f"{text}Hello world!"
+
+
+async def test_an_echo_leaves_out_what_no_token_spells(
+    engine_of: EngineOf, openai_of: OpenAIOf, limits: ModelLimits
+) -> None:
+    padded = msgspec.structs.replace(limits, vocab_size=limits.vocab_size + 8)
+    async with serving(engine_of(limits=padded)) as served:
+        answer = await openai_of(served, strict=False).completions.create(
+            model="tiny", prompt=[ord("a"), limits.vocab_size, limits.vocab_size + 7], echo=True, logprobs=0
+        )
+    [choice] = answer.choices
+    assert choice.text.endswith("Hello world!")
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens is not None
+    assert choice.logprobs.tokens[1:3] == ["", ""]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -99,17 +99,18 @@ class PromptTokenizer:
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """Text of ids. Raises BadRequestError for an id the tokenizer does not have."""
         for token_id in ids:
-            if not 0 <= token_id < self.vocab_size or token_id == self._mark_id:
+            if not self.has(token_id):
                 raise BadRequestError(f"{token_id} is not a token id of this model.")
         [text] = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return str(text)
 
-    def token(self, token_id: int) -> str:
-        """A token as the vocabulary spells it; empty for an id beyond the vocabulary (padded embedding rows).
+    def has(self, token_id: int) -> bool:
+        """Whether an id is within the vocabulary; a model may have more (padded embedding rows)."""
+        return 0 <= token_id < self.vocab_size and token_id != self._mark_id
 
-        The first of those is the mark's, which nobody may learn.
-        """
-        return "" if token_id == self._mark_id else self._tokenizer.id_to_token(token_id) or ""
+    def token(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; empty for an id that it does not have, such as that of the mark."""
+        return (self._tokenizer.id_to_token(token_id) or "") if self.has(token_id) else ""
 
 
 def _lookahead(texts: Iterable[str]) -> re.Pattern[str] | None:

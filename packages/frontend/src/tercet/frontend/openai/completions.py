@@ -230,7 +230,8 @@ class CompletionForm:
         prompt = state.request.prompt
         if isinstance(prompt, TextPrompt):
             return prompt.text
-        return self._model.tokenizer.decode(list(prompt_ids), skip_special_tokens=False)
+        tokenizer = self._model.tokenizer
+        return tokenizer.decode([each for each in prompt_ids if tokenizer.has(each)], skip_special_tokens=False)
 
 
 def _best(choices: list[Whole], n: int) -> list[Whole]:
