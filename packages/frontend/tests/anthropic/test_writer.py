@@ -74,6 +74,16 @@ def test_a_call_that_was_cut_off_has_no_input() -> None:
 
 
 @pytest.mark.parametrize(
+    ("matched", "reason", "sequence"), [('"Oslo', "stop_sequence", '"Oslo'), (2, "end_turn", None)]
+)
+def test_a_call_without_its_end_asks_for_nothing(matched: int | str, reason: str, sequence: str | None) -> None:
+    writer = MessageWriter("msg_1", "m")
+    told(writer, [*SAID[4:8], *SAID[4:6]], FinishReason(FinishType.STOP, matched))
+    assert [block["input"] for block in writer.body["content"]] == [{"city": "Oslo"}, {}]
+    assert (writer.body["stop_reason"], writer.body["stop_sequence"]) == (reason, sequence)
+
+
+@pytest.mark.parametrize(
     ("said", "blocks"), [([], 0), ([TextDelta(" ")], 1), ([ReasoningDelta("a"), TextDelta("\n")], 1)]
 )
 def test_white_space_is_a_block_only_where_nothing_else_is(said: list[Event], blocks: int) -> None:

@@ -81,6 +81,13 @@ def test_what_a_cut_leaves_open_is_incomplete() -> None:
     assert writer.body["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
+def test_a_call_that_a_stop_string_cut_off_is_incomplete() -> None:
+    writer = ResponseWriter(body())
+    changes = told(writer, SAID[:6], FinishType.STOP)
+    assert [item["status"] for item in writer.body["output"]] == ["completed", "completed", "incomplete"]
+    assert changes[-1]["type"] == "response.completed"
+
+
 @pytest.mark.parametrize("said", [[], [TextDelta(""), TextDelta(" \n")]])
 def test_an_answer_of_nothing_is_a_message(said: list[Event]) -> None:
     writer = ResponseWriter(body())

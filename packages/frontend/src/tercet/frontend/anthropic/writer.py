@@ -72,12 +72,13 @@ class MessageWriter:
         return changes
 
     def end(self, finish: FinishReason, usage: dict[str, Any]) -> list[Change]:
-        """The model has said all it says."""
+        """The model has said all it says. A call that has no end asks for nothing: none of it can be relied on."""
         changes = []
         if self._blank and not self.body["content"]:
             changes += self._into_text(self._blank)
+        in_call = self._open == "tool_use"
         changes += self._close()
-        called = any(block["type"] == "tool_use" for block in self.body["content"])
+        called = not in_call and any(block["type"] == "tool_use" for block in self.body["content"])
         if finish.type is FinishType.LENGTH:
             self.body["stop_reason"] = "max_tokens"
         elif called:

@@ -83,7 +83,8 @@ class ResponseWriter:
                 changes += self._begin(Message(self._id(Message.prefix), 0))
         if isinstance(self._open, Message):
             self._open.score(logprobs)
-        changes += self._close("incomplete" if cut else "completed")
+        # A call ends where its notation says so, and not where a stop string cuts it off.
+        changes += self._close("incomplete" if cut or isinstance(self._open, Call) else "completed")
         self.body["usage"] = usage
         if cut:
             self.body["status"] = "incomplete"
