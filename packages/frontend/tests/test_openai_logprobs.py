@@ -51,6 +51,18 @@ def test_offsets_count_characters_and_go_on_in_the_next_chunk(tokenizer: Tokeniz
     assert second["tokens"][-1] == "the"
 
 
+def test_a_token_behind_a_broken_character_begins_behind_it(tokenizer: Tokenizer) -> None:
+    names = TokenBytes(PromptTokenizer(tokenizer.to_str()))
+    ids = {names[each]: each for each in range(tokenizer.get_vocab_size())}
+    pieces = [b"\xe2", b"\x82", b"a", b"\xc3", b"\xe2", b"\x82", b"\xac", b"b", b"\xff", b"c"]
+    said = [ids[piece] for piece in pieces]
+    parts = [Logprobs(pack_floats([-1.0])) for _ in said]
+    text = "\ufffda\ufffd\u20acb\ufffdc"
+    offsets = CompletionLogprobs(names).write(said, parts)["text_offset"]
+    assert offsets == [0, 0, 1, 2, 3, 3, 3, 4, 5, 6]
+    assert [text[offsets[place]] for place in (2, 7, 9)] == ["a", "b", "c"]
+
+
 def metaspace() -> Tokenizer:
     """Words, with what SentencePiece puts before a text, and a token that begins every text."""
     vocabulary = {"<s>": 0, "<unk>": 1, "▁the": 2, "▁quick": 3, "▁é": 4, "▁": 5}

@@ -105,11 +105,15 @@ class CompletionLogprobs:
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _passed(self, token_id: int) -> int:
-        """Where a token of the output begins."""
-        offset = self._offset
-        if token_id not in self._hidden:
-            self._offset += len(self._decoder.decode(self._names[token_id]))
-        return offset
+        """Where a token of the output begins: behind what breaks off before it, at the character that it completes."""
+        offset, data = self._offset, self._names[token_id]
+        if token_id in self._hidden:
+            return offset
+        begun = bool(self._decoder.getstate()[0])
+        text = self._decoder.decode(data)
+        self._offset += len(text)
+        alone = codecs.getincrementaldecoder("utf-8")("replace").decode(data) if begun else text
+        return self._offset - len(alone) if text.endswith(alone) else offset
 
     def _named(self, alternatives: list[tuple[int, float]]) -> dict[str, float]:
         """By name; where two tokens are spelt alike the likelier one counts."""
