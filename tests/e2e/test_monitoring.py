@@ -1,4 +1,4 @@
-"""What deploy/monitoring asks of Prometheus, and what the frontend's README lists, is what a server tells."""
+"""What deploy/monitoring asks of Prometheus, and what docs/api.md lists, is what a server tells."""
 
 import re
 from collections import defaultdict
@@ -16,7 +16,7 @@ RULES = [
     for group in yaml.safe_load((DEPLOY / "monitoring" / "alerts.yaml").read_text())["groups"]
     for rule in group["rules"]
 ]
-README = ROOT / "packages" / "frontend" / "README.md"
+PAGE = ROOT / "docs" / "api.md"
 Series = dict[str, set[str]]
 """The labels of each series, by its name."""
 
@@ -46,8 +46,8 @@ def test_alerts_ask_for_series_and_labels_that_there_are(rule: dict[str, object]
         assert set(shown) <= set().union(*sums), "what is summed up has no other labels"
 
 
-def test_readme_lists_every_series(series: Series) -> None:
-    table = [line for line in README.read_text().splitlines() if line.startswith("| `")]
+def test_the_api_page_lists_every_series(series: Series) -> None:
+    table = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     names = {re.sub(r"_(bucket|sum|count)$", "", name).removeprefix("tercet_") for name in series}
     listed = {name for line in table for name in re.findall(r"`(\w+)`", line.split("|")[1])}
     assert names
