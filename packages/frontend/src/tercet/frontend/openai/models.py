@@ -1,4 +1,4 @@
-"""/v1/models."""
+"""/v1/models: in OpenAI's words, or in Anthropic's for its clients."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.adapters import Adapters
+from tercet.frontend.anthropic.models import is_anthropic, model_info, model_page
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.served_model import ServedModel
 
@@ -18,15 +19,17 @@ class OpenAIServingModels:
         self._models = models
         self._adapters = adapters
 
-    async def list(self, request: Request) -> Response:  # noqa: ARG002
+    async def list(self, request: Request) -> Response:
         """Every model."""
-        cards = [_card(model) for model in (*self._models, *await self._adapters.served())]
-        return Response(orjson.dumps({"object": "list", "data": cards}), media_type="application/json")
+        models = [*self._models, *await self._adapters.served()]
+        if is_anthropic(request):
+            return _json(model_page(models, request))
+        return _json({"object": "list", "data": [_card(model) for model in models]})
 
     async def retrieve(self, request: Request) -> Response:
         """One model; its name may hold slashes."""
         model = await self._adapters.model(request.path_params["model"])
-        return Response(orjson.dumps(_card(model)), media_type="application/json")
+        return _json(model_info(model) if is_anthropic(request) else _card(model))
 
 
 def _card(model: ServedModel) -> dict[str, Any]:
@@ -39,3 +42,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "max_model_len": model.context,
     }
     return card if model.lora is None else {**card, "root": model.lora.path, "parent": model.base}
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

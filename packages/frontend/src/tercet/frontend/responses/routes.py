@@ -16,6 +16,7 @@ from tercet.frontend.event_stream import EventStream, named_event, unless_gone
 from tercet.frontend.generation import Generation
 from tercet.frontend.kept import Kept
 from tercet.frontend.keys import visitor_of
+from tercet.frontend.query import flag, number
 from tercet.frontend.responses.background import Background
 from tercet.frontend.responses.body import id_of, page, rid_of
 from tercet.frontend.responses.draft import Draft, Drafter, Origin, new_seed
@@ -64,11 +65,11 @@ class OpenAIServingResponses:
         """A response as it stands, or with `stream=true` the events of one made in the background."""
         owner, response = visitor_of(request).owner, request.path_params["response_id"]
         body = await self._store.get(owner, response)
-        if not _flag(request, "stream"):
+        if not flag(request, "stream"):
             return _json(body)
         if not body["background"] or self._background is None:
             raise BadRequestError("Only a response that was made in the background can be streamed.", param="stream")
-        after = _number(request, "starting_after", -1, lowest=0, highest=2**31 - 1)
+        after = number(request, "starting_after", -1, lowest=0, highest=2**31 - 1)
         return self._follow(self._background, owner, response, after)
 
     async def cancel(self, request: Request) -> Response:
@@ -93,7 +94,7 @@ class OpenAIServingResponses:
         order = request.query_params.get("order", "desc")
         if order not in {"asc", "desc"}:
             raise BadRequestError("'order' is 'asc' or 'desc'.", param="order", code="invalid_value")
-        limit = _number(request, "limit", 20, lowest=1, highest=100)
+        limit = number(request, "limit", 20, lowest=1, highest=100)
         return _json(page(items, limit, request.query_params.get("after"), order))
 
     async def input_tokens(self, request: Request) -> Response:
@@ -207,22 +208,6 @@ class _Work:
 
 def _encoded(log: EventLog, changes: list[Change]) -> bytes:
     return b"".join(map(encoded, log.add(changes)))
-
-
-def _flag(request: Request, name: str) -> bool:
-    value = request.query_params.get(name, "false")
-    if value not in {"true", "false"}:
-        raise BadRequestError(f"'{name}' is 'true' or 'false'.", param=name, code="invalid_value")
-    return value == "true"
-
-
-def _number(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and lowest <= int(text) <= highest):
-        raise BadRequestError(f"'{name}' is a number from {lowest} to {highest}.", param=name, code="invalid_value")
-    return int(text)
 
 
 def _json(value: dict[str, Any]) -> Response:

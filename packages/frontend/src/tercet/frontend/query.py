@@ -1,0 +1,23 @@
+"""What the query of a URL says. Each raises BadRequestError for what cannot be meant."""
+
+from starlette.requests import Request
+
+from tercet.frontend.errors import BadRequestError
+
+
+def flag(request: Request, name: str) -> bool:
+    """Whether it says true; false when not given."""
+    value = request.query_params.get(name, "false")
+    if value not in {"true", "false"}:
+        raise BadRequestError(f"'{name}' is 'true' or 'false'.", param=name, code="invalid_value")
+    return value == "true"
+
+
+def number(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:
+    """A whole number within bounds."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and lowest <= int(text) <= highest):
+        raise BadRequestError(f"'{name}' is a number from {lowest} to {highest}.", param=name, code="invalid_value")
+    return int(text)
