@@ -163,6 +163,32 @@ def test_a_refusal_is_one_line_and_the_turn_is_forgotten(server: FakeServer) -> 
     assert len(server.asked[1]["messages"]) == 1
 
 
+def test_without_anybody_to_ask_again_an_answer_that_cannot_be_had_is_the_end(server: FakeServer) -> None:
+    server.status = 404
+    server.answer = [json.dumps({"error": {"message": "The model 'nope' does not exist."}}).encode()]
+    arguments = ["chat", "--url", server.url, "--model", "nope"]
+    code = f"from tercet.frontend import cli; raise SystemExit(cli.main({arguments!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="hi\nagain\n", capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr == "tercet: error: the server answers 404: The model 'nope' does not exist.\n"
+    assert [each["model"] for each in server.asked] == ["nope"]
+
+
+def test_ctrl_c_ends_what_nobody_is_there_to_go_on_with(server: FakeServer) -> None:
+    server.answer, server.endless = [], True
+
+    def write(text: str) -> None:
+        if text == "again ":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        converse(Server(server.url), Conversation("m"), said("go on", "never"), write, interactive=False)
+    assert server.hung_up.wait(20)
+    assert len(server.asked) == 1
+
+
 def test_an_error_in_the_middle_is_told(server: FakeServer) -> None:
     server.answer = [delta("Hel"), b'data: {"error": {"message": "the model is gone"}}\n\n']
     assert "Hel\nerror: the model is gone\n" in talk(server, "hi")

@@ -131,10 +131,12 @@ def converse(
     write: Callable[[str], object] = sys.stdout.write,
     *,
     terminal: bool = False,
+    interactive: bool = True,
 ) -> int:
     """Read, ask and print until /exit or the end of the input. Returns the exit code.
 
-    What a model thinks before it replies is shown on a `terminal` alone, dimmed.
+    What a model thinks before it replies is shown on a `terminal` alone, dimmed. An answer that cannot be had, and
+    Ctrl-C, end what is not `interactive`: nobody would see it there and ask again. Raises ChatError, KeyboardInterrupt.
     """
     if read is input:
         _spell_what_they_can(sys.stdin, sys.stdout)
@@ -148,6 +150,8 @@ def converse(
             write("\n")
             return 0
         except KeyboardInterrupt:
+            if not interactive:
+                raise
             write("\n")
             continue
         if text == "/exit":
@@ -157,10 +161,16 @@ def converse(
         elif text.startswith("/"):
             write("there are /reset and /exit\n")
         elif text:
-            _reply(conversation.ask(server, text), write, terminal=terminal)
+            try:
+                _reply(conversation.ask(server, text), write, terminal=terminal)
+            except (ChatError, KeyboardInterrupt) as error:
+                if not interactive:
+                    raise
+                write("(stopped)\n" if isinstance(error, KeyboardInterrupt) else f"error: {error}\n")
 
 
 def _reply(pieces: Iterator[Piece], write: Callable[[str], object], *, terminal: bool) -> None:
+    """Print a reply as it comes, and end its line. Raises ChatError, KeyboardInterrupt."""
     thinks, after = False, ""
     try:
         for piece in pieces:
@@ -170,12 +180,11 @@ def _reply(pieces: Iterator[Piece], write: Callable[[str], object], *, terminal:
             if terminal or not piece.thought:
                 write(_printable(piece.text))
                 sys.stdout.flush()
-        write(f"{after}\n")
     except KeyboardInterrupt:
         pieces.close()  # type: ignore[attr-defined]
-        write(f"{after}\n(stopped)\n")
-    except ChatError as error:
-        write(f"{after}\nerror: {error}\n")
+        raise
+    finally:
+        write(f"{after}\n")
 
 
 def _spell_what_they_can(*streams: TextIO) -> None:

@@ -90,10 +90,10 @@ def chat(
         conversation = Conversation(
             model or server.first_model(), system=system, temperature=temperature, max_tokens=max_tokens
         )
+        return converse(server, conversation, terminal=sys.stdout.isatty(), interactive=sys.stdin.isatty())
     except ChatError as error:
         print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    return converse(server, conversation, terminal=sys.stdout.isatty())
 
 
 @app.command
