@@ -20,11 +20,11 @@ PARTS = Path(__file__).with_name("parts")
 Make = Callable[[ServeConfig, Path], Sequence[Part]]
 
 
-def echo_parts(step: float = 0.0) -> Make:
+def echo_parts(step: float = 0.0, *options: str) -> Make:
     """A scheduler that says the prompt over and over, and a detokenizer to write it down."""
 
     def make(config: ServeConfig, directory: Path) -> list[Part]:
-        command = (sys.executable, str(PARTS / "echo.py"), str(step))
+        command = (sys.executable, str(PARTS / "echo.py"), str(step), *options)
         return [Part("scheduler-0", Role.SCHEDULER, command), Part("detokenizer-0", Role.DETOKENIZER, command)]
 
     return make
@@ -130,6 +130,13 @@ def test_a_killed_part_costs_no_token(victim: str) -> None:
 def test_a_part_that_cannot_start_is_named() -> None:
     with pytest.raises(EngineError, match="scheduler-0: --dtype: no such dtype: float7"):
         Engine(make_parts=failing_parts)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_why_it_does_not_start() -> None:
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"the tokenizer files of scheduler-0 are of no use: .*tokenizer"):
+        Engine(make_parts=echo_parts(0.0, "--torn"))
+    assert time.monotonic() - began < 20
 
 
 def test_options_are_checked() -> None:

@@ -80,14 +80,16 @@ def idle(peer: str) -> Heartbeat:
 class Peers:
     """A supervisor, a scheduler and a detokenizer: the scheduler hands every request to the other's answer."""
 
-    def __init__(self, directory: Path, files: dict[str, bytes], limits: ModelLimits) -> None:
+    def __init__(
+        self, directory: Path, files: dict[str, bytes], limits: ModelLimits, scheduler: str = "scheduler-0"
+    ) -> None:
         listen = f"ipc://{directory}"
         self.directory = directory
         self.files = files
         self.url = ""
         self.ready = threading.Event()
         self.supervisor = ThreadNode(NodeConfig(Role.SUPERVISOR, "supervisor", listen), SupervisorInbox, idle)
-        self.scheduler = ThreadNode(NodeConfig(Role.SCHEDULER, "scheduler-0", listen), SchedulerInbox, idle)
+        self.scheduler = ThreadNode(NodeConfig(Role.SCHEDULER, scheduler, listen), SchedulerInbox, idle)
         self.detokenizer = ThreadNode(NodeConfig(Role.DETOKENIZER, "detokenizer-0", listen), FrontendInbox, idle)
         self.asked = threading.Event()
         self.forgetful = False
@@ -231,6 +233,29 @@ def test_a_model_of_no_use_ends_a_supervised_process_and_says_why(peers: Peers) 
     last = ended.stderr.decode().splitlines()[-1]
     said = "tercet-frontend: the tokenizer files of scheduler-0 are of no use: the chat template does not parse"
     assert last.startswith(said)
+
+
+def test_a_stranger_of_no_use_ends_no_supervised_process(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], limits: ModelLimits
+) -> None:
+    """It joined from elsewhere: the supervisor's own schedulers may yet turn out to serve."""
+    directory = tmp_path_factory.mktemp("r")
+    directory.chmod(0o700)
+    peers = Peers(directory, {**files, "chat_template.jinja": b"{% for %}"}, limits, "scheduler-joined")
+    command = [sys.executable, "-m", "tercet.frontend", "--peer=frontend-0", f"--listen=ipc://{directory}", "--port=0"]
+    command += [f"--scheduler=ipc://{directory}/scheduler-*", f"--supervisor=ipc://{directory}/supervisor.*"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr
+        said = next(line for line in process.stderr if "the tokenizer files of scheduler-joined are of no use" in line)
+        assert " ERROR " in said
+        process.terminate()
+        process.communicate(timeout=15)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+        peers.close()
 
 
 def test_names_of_adapters_come_back_with_a_process_that_was_killed(

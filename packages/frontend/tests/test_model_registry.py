@@ -185,6 +185,17 @@ async def test_damaged_and_useless_files_are_not_used(registry: ModelRegistry, f
     assert registry.peers == set()
 
 
+async def test_whose_files_are_of_no_use_is_told_once_of_each(files: dict[str, bytes]) -> None:
+    told: list[tuple[str, str]] = []
+    bad = {**files, "chat_template.jinja": b"{% for %}"}
+    with ThreadPoolExecutor(1) as pool:
+        registry = ModelRegistry(pool, on_useless=lambda peer, reason: told.append((peer, reason)))
+        for peer_id in ("s", "t", "s"):
+            await registry.load(peer_id, message(bad), frames(bad))
+    assert [peer_id for peer_id, _ in told] == ["s", "t"]
+    assert told[1][1].startswith("the tokenizer files of t are of no use: the chat template does not parse")
+
+
 def test_sampling_defaults_are_the_models(files: dict[str, bytes]) -> None:
     config = b'{"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": "x", "do_sample": true}'
     assert ModelFiles({**files, "generation_config.json": config}).defaults == SamplingDefaults(0.6, 0.95, 20)

@@ -2,7 +2,8 @@
 
 With an adapter they come backwards. What lies at a path that begins with a slash is one.
 
-echo.py STEP, where STEP is the seconds between tokens. The role is that of --peer.
+echo.py STEP [--torn], where STEP is the seconds between tokens, and a torn tokenizer has no end. The role is that of
+--peer.
 """
 
 import argparse
@@ -136,6 +137,7 @@ class EchoDetokenizer:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("step", type=float)
+    parser.add_argument("--torn", action="store_true")
     for flag in ("--peer", "--listen", "--supervisor", "--log-level"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--parent-fd", type=int, required=True)
@@ -152,7 +154,7 @@ def main() -> None:
 
     def files(_: str, request: Message) -> tuple[Message, bytes]:
         assert isinstance(request, TokenizerFilesReq)
-        content = tokenizer_json()
+        content = tokenizer_json()[: -1 if options.torn else None]
         sums = [hashlib.sha256(content).hexdigest()]
         return TokenizerFiles(id=request.id, model="echo", names=["tokenizer.json"], sha256=sums), content
 

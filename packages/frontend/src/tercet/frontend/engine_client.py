@@ -15,6 +15,7 @@ from tercet.frontend.embedding.batch import EmbeddingBatch
 from tercet.frontend.embedding.request import EmbeddingRequest
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.generation import Generation
+from tercet.frontend.launch import is_own
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.routing_policy import POLICIES
@@ -72,12 +73,14 @@ class EngineClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self._limit = asyncio.Semaphore(AT_ONCE)
+        self._useless = ""
+        """Why nothing can ever be asked."""
         address = f"ipc://{directory}"
         specs = (f"{address}/scheduler-*", f"{address}/detokenizer-*")
         config = NodeConfig(Role.FRONTEND, "engine-0", address, connect=specs)
         self._node = AsyncNode(config, FrontendInbox, self._status, self._on_deliveries)
         controller = DataParallelController(POLICIES["round_robin"]())
-        registry = ModelRegistry(self._pool)
+        registry = ModelRegistry(self._pool, on_useless=self._on_useless)
         self._manager = TokenizerManager(config.peer, self._node, self._pool, registry, controller, lora=lora)
         self._reading_time = PATIENCE * len(lora)
         self._thread.start()
@@ -118,11 +121,13 @@ class EngineClient:
         """The model, once requests for it can be sent. Raises EngineError when that does not come to be."""
         try:
             async with asyncio.timeout(FILES):
-                while not self._manager.ready:  # noqa: ASYNC110  # it tells nobody
+                while not self._manager.ready:  # it tells nobody
+                    if self._useless:
+                        raise EngineError(self._useless)
                     await asyncio.sleep(POLL)
         except TimeoutError:
             raise EngineError(
-                "the parts are ready, but the model's tokenizer files did not come or do not load"
+                f"the parts are ready, but the model's tokenizer files did not come within {FILES:g} s"
             ) from None
         return next(iter(self._manager.models))
 
@@ -195,6 +200,10 @@ class EngineClient:
         await self._loop.shutdown_asyncgens()
         await self._manager.close()
         self._node.close_now(_CLOSED)
+
+    def _on_useless(self, peer: str, reason: str) -> None:
+        if is_own(peer):
+            self._useless = reason
 
     def _status(self, peer: str) -> Heartbeat:
         return self._manager.heartbeat(peer)

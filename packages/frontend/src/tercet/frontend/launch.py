@@ -1,5 +1,6 @@
 """Which parts to start and what to do when one dies, hangs or never gets ready: decisions only, with time passed in."""
 
+import re
 import signal
 import sys
 from collections.abc import Iterable, Mapping
@@ -31,12 +32,22 @@ class Part:
     """Inherits the listening socket, as --fd."""
 
 
+def own_name(role: Role, number: int) -> str:
+    """The peer id of a part that a supervisor starts."""
+    return f"{role}-{number}"
+
+
+def is_own(peer: str) -> bool:
+    """Whether it is one of those: who joins from elsewhere has a name behind the role."""
+    return re.fullmatch(r"[a-z]+-\d+", peer) is not None
+
+
 def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True) -> list[Part]:
     """The parts of a one-machine server whose inboxes lie in `directory`; without frontends it serves offline use."""
     module = (sys.executable, "-m")
     parts = [
         Part(
-            f"scheduler-{number}",
+            own_name(Role.SCHEDULER, number),
             Role.SCHEDULER,
             (
                 *(*module, "tercet.scheduler", f"--model={config.model}"),

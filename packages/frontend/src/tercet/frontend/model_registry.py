@@ -19,6 +19,10 @@ from tercet.protocol.values import ModelIdentity, ModelLimits
 logger = logging.getLogger(__name__)
 
 
+def _log_useless(peer: str, reason: str) -> None:  # noqa: ARG001
+    logger.error("%s", reason)
+
+
 class ModelRegistry:
     """Models by name. A model stays known when its schedulers are gone: they may come back."""
 
@@ -30,11 +34,11 @@ class ModelRegistry:
         expected: int = 0,
         patience: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
-        on_useless: Callable[[str], None] = logger.error,
+        on_useless: Callable[[str, str], None] = _log_useless,
     ) -> None:
         """So many schedulers are `expected` to say what they serve, within `patience` seconds from now.
 
-        `on_useless` is told why when the files of one cannot be read.
+        `on_useless` is told which scheduler's files cannot be read, and why.
         """
         self._pool = pool
         self._text_work = TextWork(pool)
@@ -48,7 +52,7 @@ class ModelRegistry:
         """Whether some scheduler that is there has not said yet what it serves."""
         self._useless: set[str] = set()
         self._files: dict[str, ModelFiles] = {}
-        self._loads: dict[frozenset[tuple[str, str]], asyncio.Task[ModelFiles | None]] = {}
+        self._loads: dict[frozenset[tuple[str, str]], asyncio.Task[ModelFiles]] = {}
         self._models: dict[str, ServedModel] = {}
         self._strangers: set[tuple[str, str, str]] = set()
 
@@ -87,18 +91,16 @@ class ModelRegistry:
             return
         key = frozenset(zip(message.names, sums, strict=True))
         if key not in self._loads:
-            self._loads[key] = asyncio.create_task(self._read(peer, dict(zip(message.names, contents, strict=True))))
-        if files := await self._loads[key]:
-            self._files[peer] = files
-        else:
-            self._useless.add(peer)
-
-    async def _read(self, peer: str, contents: dict[str, bytes]) -> ModelFiles | None:
+            self._loads[key] = asyncio.create_task(self._read(dict(zip(message.names, contents, strict=True))))
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, ModelFiles, contents)
+            self._files[peer] = await self._loads[key]
         except ValueError as error:
-            self._on_useless(f"the tokenizer files of {peer} are of no use: {error}")
-            return None
+            if peer not in self._useless:
+                self._useless.add(peer)
+                self._on_useless(peer, f"the tokenizer files of {peer} are of no use: {error}")
+
+    async def _read(self, contents: dict[str, bytes]) -> ModelFiles:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, ModelFiles, contents)
 
     def update(self, schedulers: Iterable[SchedulerPeer], successions: Successions) -> None:
         """Serve the models of all schedulers there are, once both the files and the limits of each are here.

@@ -14,6 +14,7 @@ from tercet.frontend.config import FrontendConfig
 from tercet.frontend.database import Database
 from tercet.frontend.http_server import HttpServer
 from tercet.frontend.kept import Kept
+from tercet.frontend.launch import is_own
 from tercet.frontend.listener import listening_socket, url_of
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController
@@ -121,9 +122,12 @@ class Frontend:
         self._acquainted.set()
         self._server.drain(self._manager)
 
-    def _on_useless(self, reason: str) -> None:
-        """All schedulers of a supervisor have one model: where none of them could ever be asked, waiting is no use."""
-        if not self._supervised or self._servable:
+    def _on_useless(self, peer: str, reason: str) -> None:
+        """All schedulers of a supervisor have one model: where none of them could ever be asked, waiting is no use.
+
+        One that joined from elsewhere is left out, whatever it says.
+        """
+        if not self._supervised or self._servable or not is_own(peer):
             logger.error(reason)
             return
         self._useless = reason
