@@ -7,6 +7,7 @@ import pytest
 from tercet.frontend import cli
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.serve_config import ConfigError, ServeConfig, parse_bytes, read_config
+from tercet.frontend.server import require_adapters
 
 
 @pytest.fixture(autouse=True)
@@ -218,6 +219,43 @@ def test_what_keeps_the_server_from_starting_is_one_line(
     monkeypatch.setattr("tercet.frontend.server.serve", serve)
     assert cli.main(["serve"]) == code
     assert capsys.readouterr().err == said
+
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "lacking"),
+    [
+        ((), "{}/nope", "there is no such directory"),
+        ((), "~/nope", "there is no such directory"),
+        ((), "{}/file", "it is no directory"),
+        ((), "{}", "the directory has no adapter_config.json"),
+        (ADAPTER_FILES[:1], "{}", "the directory has no adapter_model.safetensors"),
+        (ADAPTER_FILES[1:], "{}", "the directory has no adapter_config.json"),
+        (ADAPTER_FILES[1:], "~", "the directory has no adapter_config.json"),
+    ],
+)
+def test_an_adapter_that_is_not_there_is_refused_by_its_path(
+    there: tuple[str, ...],
+    given: str,
+    lacking: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (*there, "file"):
+        (tmp_path / name).touch()
+    assert cli.main(["serve", "--port", "0", "--lora", f"haiku={given.format(tmp_path)}"]) == 2
+    path = given.format(tmp_path).replace("~", str(tmp_path))
+    assert capsys.readouterr().err.startswith(f"tercet: error: --lora haiku={path}: {lacking}")
+
+
+def test_an_adapter_that_is_there_or_may_be_at_hugging_face_is_left_to_the_schedulers(tmp_path: Path) -> None:
+    for name in ADAPTER_FILES:
+        (tmp_path / name).touch()
+    require_adapters({"haiku": str(tmp_path), "sonnet": "org/sonnet-lora"})
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

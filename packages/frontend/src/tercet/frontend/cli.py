@@ -134,10 +134,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = app(arguments, exit_on_error=False, print_error=False)
         if isinstance(result, ServeConfig):
-            from tercet.frontend.server import require_parts
+            from tercet.frontend.server import require_adapters, require_parts
             from tercet.frontend.server import serve as run
 
             require_parts()
+            require_adapters(result.lora)
             result = run(result)
     except KeyboardInterrupt:
         return _INTERRUPTED

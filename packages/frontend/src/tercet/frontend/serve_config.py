@@ -190,7 +190,7 @@ class ServeConfig:
     @property
     def lora(self) -> dict[str, str]:
         """Paths of adapters by name. A directory that is here does not depend on where the server was started."""
-        paths = read_adapters(self.frontend.lora)
+        paths = {name: os.path.expanduser(path) for name, path in read_adapters(self.frontend.lora).items()}
         return {name: os.path.abspath(path) if os.path.isdir(path) else path for name, path in paths.items()}
 
 

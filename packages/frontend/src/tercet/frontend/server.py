@@ -4,12 +4,14 @@ import errno
 import importlib.util
 import ipaddress
 import json
+import os
+import re
 import shlex
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tercet.frontend.display import choose_display
@@ -21,6 +23,9 @@ from tercet.frontend.supervisor import Supervisor
 from tercet.protocol.lifecycle import on_signals
 from tercet.protocol.messages import Ready
 from tercet.protocol.values import Task
+
+_ADAPTER_FILES = "adapter_config.json", "adapter_model.safetensors"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -41,6 +46,33 @@ def require_parts() -> None:
     missing = [f"tercet-{part}" for part in parts if importlib.util.find_spec(f"tercet.{part}") is None]
     if missing:
         raise ConfigError(f"{' and '.join(missing)} not installed: pip install 'tercet-frontend[local]'")
+
+
+def require_adapters(paths: Mapping[str, str]) -> None:
+    """Raise ConfigError for an adapter of `--lora` that is not where its path says.
+
+    What may be a name at Hugging Face, and what is wrong within the files, is for the schedulers to find.
+    """
+    for name, path in paths.items():
+        if lacking := _lacking(path):
+            raise ConfigError(f"--lora {name}={path}: {lacking}")
+
+
+def _lacking(path: str) -> str:
+    """What keeps a path from being an adapter's directory, in words."""
+    directory = Path(path)
+    if not os.path.isdir(path):  # unlike Path's, it raises nothing where nobody may look
+        if os.path.lexists(path):
+            return "it is no directory: an adapter is one with an adapter_config.json and weights in safetensors"
+        return "" if _HUB_NAME.fullmatch(path) else "there is no such directory"
+    for file in _ADAPTER_FILES:
+        try:
+            (directory / file).open("rb").close()
+        except FileNotFoundError:
+            return f"the directory has no {file}"
+        except OSError as error:
+            return f"its {file} cannot be read: {error.strerror}"
+    return ""
 
 
 def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[Part]] = local_parts) -> int:
