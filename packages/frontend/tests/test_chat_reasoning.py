@@ -263,7 +263,7 @@ async def test_an_effort_among_the_variables_is_a_word_of_the_api(
 
 
 def test_parsers_that_there_are_not_are_refused_at_the_start() -> None:
-    with pytest.raises(ValueError, match="no tool parser is called 'x'"):
+    with pytest.raises(ValueError, match=r"--tool-call-parser must be one of auto, none, .*, not 'x'"):
         TurnPlanner(ServingConfig(tool_call_parser="x"))
-    with pytest.raises(ValueError, match="no reasoning parser is called 'x'"):
+    with pytest.raises(ValueError, match=r"--reasoning-parser must be one of auto, none, .*, not 'x'"):
         TurnPlanner(ServingConfig(reasoning_parser="x"))

@@ -144,6 +144,8 @@ def test_options_are_checked() -> None:
         Engine(page_sise=3)
     with pytest.raises(ConfigError, match="--page-size"):
         Engine(page_size=0)
+    with pytest.raises(ConfigError, match=r"--dtype must be one of auto, .*, not 'float8'"):
+        Engine(dtype="float8")
     with pytest.raises(ConfigError, match="--threads must be a whole number, not 'two'"):
         Engine(threads="two")
     with pytest.raises(ConfigError, match="--tensor-parallel-size must be at least 1, not 0"):

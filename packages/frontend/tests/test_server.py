@@ -174,6 +174,16 @@ def test_a_second_ctrl_c_ends_it_at_once(start: Start) -> None:
     wait_gone(*children)
 
 
+@pytest.mark.parametrize("option", ["--grace", "--extra-grace"])
+def test_what_is_served_gets_the_grace_that_was_told(start: Start, option: str) -> None:
+    """A frontend that does not go when told to is told again after the grace, and killed two seconds later."""
+    server = start("serve", "serve", "stubborn", option, "1")
+    server.address()
+    began = time.monotonic()
+    assert server.stop(signal.SIGTERM) == 0
+    assert 3.0 <= time.monotonic() - began < 8.0
+
+
 def test_a_start_that_fails_says_why_and_leaves_nothing(start: Start) -> None:
     server = start("refuse", "serve", "answer")
     assert server.process.wait(30) == 2

@@ -44,12 +44,18 @@ def part(name: str, mode: str, marker: Path | None = None) -> Part:
 class Run:
     """A supervisor at work in a thread of its own."""
 
-    def __init__(self, directory: Path, *parts: Part, patience: Patience = PATIENCE) -> None:
+    def __init__(self, directory: Path, *parts: Part, patience: Patience = PATIENCE, drain: float = 10.0) -> None:
         self.directory = directory
         self.screen = Screen()
         self.readies: list[dict[str, Ready]] = []
         self.supervisor = Supervisor(
-            parts, directory, self.screen, patience=patience, on_ready=self.readies.append, log_level="warning"
+            parts,
+            directory,
+            self.screen,
+            patience=patience,
+            drain=drain,
+            on_ready=self.readies.append,
+            log_level="warning",
         )
         self.code: int | None = None
         self.thread = threading.Thread(target=self._run)
@@ -82,8 +88,8 @@ class Run:
 def start() -> Iterator[Callable[..., Run]]:
     with run_directory() as directory, contextlib.ExitStack() as stack:
 
-        def start_parts(*parts: Part, patience: Patience = PATIENCE) -> Run:
-            run = Run(directory, *parts, patience=patience)
+        def start_parts(*parts: Part, patience: Patience = PATIENCE, drain: float = 10.0) -> Run:
+            run = Run(directory, *parts, patience=patience, drain=drain)
             stack.callback(run.end)
             return run
 
@@ -234,12 +240,13 @@ def test_a_part_that_will_not_stop_is_killed_in_the_end(start: Start, monkeypatc
 
 
 def test_a_frontend_that_does_not_finish_in_time_is_told_to_give_up_before_it_is_killed(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "DRAIN", 0.5)
-    run = start(part("frontend-0", "twice", tmp_path / "told"))
+    run = start(part("frontend-0", "twice", tmp_path / "told"), drain=0.5)
     run.wait_ready()
+    began = time.monotonic()
     assert run.end() == 0
+    assert 0.5 < time.monotonic() - began < 2.5
     assert (tmp_path / "told").read_text() == "told twice"
 
 

@@ -1,4 +1,4 @@
-"""`tercet serve` with tiny parts: their modes (scheduler, detokenizer, frontend) and then a port or --open."""
+"""`tercet serve` with tiny parts: their modes (scheduler, detokenizer, frontend) and then a port, --open or a grace."""
 
 import sys
 from dataclasses import replace
@@ -30,6 +30,10 @@ def tiny_parts(config: ServeConfig, directory: Path) -> list[Part]:
 if __name__ == "__main__":
     config = ServeConfig(frontend=FrontendOptions(api_key=("s3cret",)), serve=ServeOptions(port=0))
     match sys.argv[4:]:
+        case ["--grace", seconds]:
+            config = replace(config, frontend=FrontendOptions(shutdown_grace=int(seconds)))
+        case ["--extra-grace", seconds]:
+            config = replace(config, frontend_extra={"shutdown_grace": seconds})
         case ["--open"]:
             config = ServeConfig(serve=ServeOptions(host="0.0.0.0", port=0))
         case [port]:

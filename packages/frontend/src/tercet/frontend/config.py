@@ -69,7 +69,7 @@ class HttpConfig:
     """Longest request head that is read."""
     keep_alive: int = 75
     """Seconds an idle connection stays open."""
-    shutdown_grace: int = 30
+    shutdown_grace: Annotated[int, Parameter(validator=Number(gte=0))] = 30
     """Seconds that requests in flight have to finish after SIGTERM."""
     access_log: bool = False
     """Log a line for every request."""

@@ -61,7 +61,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     ]
     parts += [
         Part(
-            f"detokenizer-{number}",
+            own_name(Role.DETOKENIZER, number),
             Role.DETOKENIZER,
             (*module, "tercet.detokenizer", *extra_flags(config.detokenizer_extra)),
         )
@@ -70,26 +70,36 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     if not frontends:
         return parts
     frontend = config.frontend
+    flags = [
+        *frontend_flags(config),
+        *("--scheduler", f"ipc://{directory}/scheduler-*", "--detokenizer", f"ipc://{directory}/detokenizer-*"),
+    ]
+    given = {"TERCET_API_KEYS": frontend.api_key, "TERCET_ADMIN_KEYS": frontend.admin_key}
+    env = {name: "\n".join(keys) for name, keys in given.items() if keys}
+    command = (*module, "tercet.frontend", *flags)
+    parts += [
+        Part(own_name(Role.FRONTEND, number), Role.FRONTEND, command, env, gets_socket=True)
+        for number in range(config.serve.frontend_workers)
+    ]
+    return parts
+
+
+def frontend_flags(config: ServeConfig) -> list[str]:
+    """What frontends are told of how they serve."""
+    frontend = config.frontend
     named = {
         "served-model-name": frontend.served_model_name,
         "tool-call-parser": frontend.tool_call_parser,
         "reasoning-parser": frontend.reasoning_parser,
         "reasoning-field-name": frontend.reasoning_field_name,
+        "shutdown-grace": frontend.shutdown_grace,
     }
-    flags = [
+    return [
         *(f"--{name}={value}" for name, value in named.items() if value is not None),
         *(f"--lora={name}={path}" for name, path in config.lora.items()),
         f"--response-store={frontend.response_store}",
-        *("--scheduler", f"ipc://{directory}/scheduler-*", "--detokenizer", f"ipc://{directory}/detokenizer-*"),
         *extra_flags(config.frontend_extra),
     ]
-    given = {"TERCET_API_KEYS": frontend.api_key, "TERCET_ADMIN_KEYS": frontend.admin_key}
-    env = {name: "\n".join(keys) for name, keys in given.items() if keys}
-    parts += [
-        Part(f"frontend-{number}", Role.FRONTEND, (*module, "tercet.frontend", *flags), env, gets_socket=True)
-        for number in range(config.serve.frontend_workers)
-    ]
-    return parts
 
 
 def _own_gpus(config: ServeConfig, number: int) -> list[str]:

@@ -19,6 +19,16 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("KMGT")}
 _UNITS |= {f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")}
 _PARTS_AT_MOST = 64
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "task": ("auto", "generate", "embed", "classify"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "load_format": ("auto", "safetensors", "dummy"),
+    "kv_cache_dtype": ("auto", "bfloat16", "fp8_e4m3"),
+    "quantization": ("none", "int8", "int4"),
+    "schedule_policy": ("lpm", "fcfs", "priority"),
+    "attention_backend": ("auto", "cpu", "flashinfer", "torch_native", "triton"),
+}
+"""What schedulers of this release know. Another's may know more, and `--scheduler.NAME` hands them whatever is said."""
 
 
 class ConfigError(ValueError):
@@ -82,6 +92,8 @@ class FrontendOptions:
     """Notation of the model's reasoning: a parser's name, auto for what its chat template uses, or none."""
     reasoning_field_name: str | None = None
     """Field of chat messages that holds reasoning; reasoning_content when not given."""
+    shutdown_grace: int | None = None
+    """Seconds that requests in flight have to finish when the server is told to stop: 30 when not given."""
     response_store: str = "auto"
     """File that stored responses and sessions are kept in: auto is in this user's state directory; none keeps none."""
 
@@ -90,14 +102,26 @@ class FrontendOptions:
             check_keys("--api-key", self.api_key)
             check_keys("--admin-key", self.admin_key)
             read_adapters(self.lora)
+            self._check_notations()
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+    def _check_notations(self) -> None:
+        given = {
+            "tools": self.tool_call_parser,
+            "reasoning": self.reasoning_parser,
+            "reasoning_field": self.reasoning_field_name,
+        }
+        if told := {name: value for name, value in given.items() if value is not None}:
+            from tercet.frontend.notations import check_notations
+
+            check_notations(**told)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions:
-    """What the schedulers are told: table [scheduler]. What is not given is theirs to choose, and theirs to refuse."""
+    """What the schedulers are told: table [scheduler]. What is not given is theirs to choose."""
 
     task: str | None = None
     """What the model is for: auto (as its files say), generate, embed or classify."""
@@ -135,6 +159,13 @@ class SchedulerOptions:
     """The highest rank of an adapter: 64 when not given."""
 
     def __post_init__(self) -> None:
+        for option, choices in CHOICES.items():
+            if (value := getattr(self, option)) is not None and value not in choices:
+                told = f"one of {', '.join(choices)}, not {value!r}"
+                raise ConfigError(f"--{option.replace('_', '-')} must be {told}")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
         tokens = ("context_length", "chunked_prefill_size", "page_size")
         processes = ("max_running_requests", "threads", "tensor_parallel_size")
         for option in (*tokens, *processes, "max_loras", "max_lora_rank"):

@@ -14,8 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cyclopts import CycloptsError
+
+from tercet.frontend.config import FrontendConfig
 from tercet.frontend.display import choose_display
-from tercet.frontend.launch import Part, Patience, local_parts
+from tercet.frontend.launch import Part, Patience, frontend_flags, local_parts
 from tercet.frontend.listener import url_of
 from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import ConfigError, ServeConfig
@@ -75,9 +78,23 @@ def _lacking(path: str) -> str:
     return ""
 
 
+def as_frontends_read_it(config: ServeConfig) -> FrontendConfig:
+    """The options of a frontend. Raises ConfigError for those that each of them would refuse."""
+    from tercet.frontend.__main__ import app
+
+    try:
+        _, bound, _ = app.parse_args(frontend_flags(config), exit_on_error=False, print_error=False)
+    except (CycloptsError, ValueError) as error:
+        raise ConfigError(f"--frontend: {' '.join(str(error).split())}") from None
+    bound.apply_defaults()
+    frontend: FrontendConfig = bound.arguments["config"]
+    return frontend
+
+
 def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[Part]] = local_parts) -> int:
     """Serve until Ctrl-C or SIGTERM. Returns the exit code."""
     began = time.monotonic()
+    drain = as_frontends_read_it(config).http.shutdown_grace
     display = choose_display(config.serve.log_level)
     with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
         parts = make_parts(config, directory)
@@ -98,6 +115,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             listener=listener,
             log_level=config.serve.log_level,
             patience=Patience(startup=config.serve.startup_timeout),
+            drain=drain,
             on_ready=announce,
         )
         ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -19,12 +19,10 @@ from tercet.protocol.values import Phase, Role, Task
 
 TICK = 1.0
 """Seconds between looks at what parts say of themselves; what happens to them is seen at once."""
-DRAIN = 10.0
-"""Seconds that frontends get, at a stop, to finish what they serve."""
 LAST_WORDS = 2.0
-"""Seconds that they get then to tell those who are still served that they will not be."""
+"""Seconds that frontends get, after those they have to finish, to tell who is still served that they will not be."""
 GRACE = 5.0
-"""Seconds that the other parts get."""
+"""Seconds that the other parts get to end."""
 INTERRUPTED = 130
 """Exit code after a second Ctrl-C."""
 UNSTARTED = 127
@@ -34,6 +32,7 @@ UNSTARTED = 127
 class Supervisor:
     """Keeps `parts` alive until it is told to stop. `run` belongs to one thread; `stop` may be called from any.
 
+    Frontends then have `drain` seconds to finish what they serve.
     `on_ready` is called once, in the thread that writes to the display, when all parts are ready for the first time,
     with what each said; `failure` is why `run` returned without being told to.
     """
@@ -47,6 +46,7 @@ class Supervisor:
         listener: socket.socket | None = None,
         log_level: str = "info",
         patience: Patience | None = None,
+        drain: float = 0.0,
         on_ready: Callable[[dict[str, Ready]], None] = lambda _: None,
     ) -> None:
         self._parts = {part.name: part for part in parts}
@@ -56,6 +56,7 @@ class Supervisor:
         self._on_ready = on_ready
         self.failure: GiveUp | None = None
         self._announced = False
+        self._drain = drain
         patience = patience or Patience()
         self._arguments = (
             *("--listen", f"ipc://{directory}", "--supervisor", f"ipc://{directory}/supervisor.*"),
@@ -206,7 +207,7 @@ class Supervisor:
         if self._listener is not None:
             self._listener.close()
         frontends = [process for process in self._processes.values() if process.part.role is Role.FRONTEND]
-        self._terminate(frontends, DRAIN if self._announced else GRACE)
+        self._terminate(frontends, self._drain if self._announced else GRACE)
         self._terminate(frontends, LAST_WORDS)
         for process in frontends:
             process.kill()

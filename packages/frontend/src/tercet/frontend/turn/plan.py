@@ -10,6 +10,7 @@ from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.generate_request import ChatPrompt, GenerateRequest
 from tercet.frontend.generation import Generation
 from tercet.frontend.json_depth import DEEPEST, is_within
+from tercet.frontend.notations import AUTOMATIC, NONE, check_notations
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import ParserNames, make_parser, reasoning_format, tool_format
 from tercet.frontend.req_state import ReqState
@@ -24,7 +25,6 @@ from tercet.frontend.turn.template_variables import template_variables
 from tercet.frontend.turn.tool_prompt import for_template, with_instructions
 from tercet.protocol.values import Grammar, unpack_ints
 
-AUTOMATIC, NONE = "auto", "none"
 _PROMPT_END = 24
 """Tokens at a prompt's end that may have opened or closed reasoning."""
 
@@ -43,23 +43,14 @@ class TurnPlan(msgspec.Struct, frozen=True, kw_only=True):
         return [self.make_reader(state) for _ in state.choices]
 
 
-_OTHER_FIELDS = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "audio", "annotations"})
-"""What chat messages have besides reasoning."""
-
-
 class TurnPlanner:
     """Plans turns for every model of this frontend. Raises ValueError for options that cannot work."""
 
     def __init__(self, config: ServingConfig = ServingConfig()) -> None:
         self._tools, self._reasoning = config.tool_call_parser, config.reasoning_parser
-        if self._tools not in (AUTOMATIC, NONE):
-            tool_format(self._tools)
-        if self._reasoning not in (AUTOMATIC, NONE):
-            reasoning_format(self._reasoning)
         self.reasoning_field = config.reasoning_field_name
         """Field of a chat's messages that has reasoning."""
-        if not self.reasoning_field.isidentifier() or self.reasoning_field in _OTHER_FIELDS:
-            raise ValueError(f"--reasoning-field-name cannot be {self.reasoning_field!r}")
+        check_notations(tools=self._tools, reasoning=self._reasoning, reasoning_field=self.reasoning_field)
 
     def parsers(self, model: ServedModel) -> ParserNames:
         """The notations in which this model sets reasoning and calls apart."""
