@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from tercet.kernels.attention import latent
 from tercet.kernels.attention.api import AttentionBatch
-from tercet.kernels.attention.latent import LatentBackend, latent_backend, latent_backend_names
+from tercet.kernels.attention.latent import LatentBackend, LatentSizes, latent_backend, latent_backend_names
 from tercet.kernels.attention.reference import ReferenceLatent
+from tercet.kernels.attention.torch_native import TorchNativeLatent
 from tercet.kernels.check import make_batch
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import missing_library
@@ -185,3 +187,28 @@ def test_triton_says_where_it_cannot_run() -> None:
 
 def test_auto_takes_what_there_is() -> None:
     assert latent_backend("auto", CPU) is latent_backend("torch_native" if missing_library() else "cpu", CPU)
+
+
+@pytest.mark.parametrize(
+    ("memory", "dtype", "cached", "rank", "fits"),
+    [
+        (99, torch.bfloat16, torch.bfloat16, 512, True),
+        (99, torch.float32, torch.float32, 512, False),
+        (99, torch.float32, torch.bfloat16, 512, True),
+        (99, torch.float32, torch.float32, 256, True),
+        (163, torch.float32, torch.float32, 512, True),
+    ],
+)
+def test_auto_takes_triton_only_where_a_gpu_has_the_memory(
+    memory: int, dtype: torch.dtype, cached: torch.dtype, rank: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In KiB, as the kernels were compiled: 108 for DeepSeek's vectors in float32."""
+    triton_latent = pytest.importorskip("tercet.kernels.attention.triton_latent", reason="these are Triton's kernels")
+    monkeypatch.setattr(latent, "missing_triton", lambda _: "")
+    monkeypatch.setattr(triton_latent, "shared_memory", lambda _: memory << 10)
+    gpu, sizes = torch.device("cuda"), LatentSizes(rank=rank, rope=64, dtype=dtype, cached=cached)
+    found = latent_backend("auto", gpu, sizes)
+    assert found is (triton_latent.TritonLatent if fits else TorchNativeLatent)
+    if not fits:
+        with pytest.raises(UnavailableBackendError, match="bytes of shared memory for vectors in float32, of 101376"):
+            latent_backend("triton", gpu, sizes)

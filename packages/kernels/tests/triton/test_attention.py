@@ -171,3 +171,28 @@ def test_the_grid(head_dim: int, page_size: int, heads: tuple[int, int], options
         sinks=sinks,
         dtype=torch.float32 if DEVICE.type == "cpu" else torch.bfloat16,
     )
+
+
+@pytest.mark.parametrize(
+    ("dim", "group", "cached", "wanted"),
+    [
+        (64, 4, torch.float32, (32, 64, 16, 64)),
+        (128, 4, torch.float32, (32, 32, 16, 32)),
+        (256, 4, torch.float32, (16, 16, 16, 16)),
+        (256, 4, E4M3, (32, 32, 16, 16)),
+        (128, 64, torch.float32, (64, 16, 64, 16)),
+        (128, 64, torch.bfloat16, (64, 32, 64, 32)),
+    ],
+)
+def test_float32_is_cut_smaller_where_there_is_less_memory(
+    dim: int, group: int, cached: torch.dtype, wanted: tuple[int, int, int, int]
+) -> None:
+    """(queries and keys of an extend, and of a decode) on a GPU of 99 KiB: the largest that compile to no more."""
+    blocks = backend._Blocks
+    extend, decode = (
+        blocks.of_extend(100, group, dim, 4, cached, 99 << 10),
+        blocks.of_decode(group, dim, 4, cached, 99 << 10),
+    )
+    assert (extend.queries, extend.keys, decode.queries, decode.keys) == wanted
+    roomy = blocks.of_extend(100, group, dim, 4, cached, 163 << 10)
+    assert (roomy.queries, roomy.keys) == (max(32, group), 64 if dim == 64 else 32)

@@ -229,6 +229,16 @@ def test_adapters_of_other_runs_compile_nothing_again() -> None:
     assert compiled(ADAPTS) == ["lora_expand_kernel", "lora_shrink_kernel"]
 
 
+@pytest.mark.parametrize("case", ["extend", "extend float32", "extend head 256, float32"])
+def test_attention_is_cut_up_so_that_a_gpu_with_little_memory_has_room(case: str) -> None:
+    """The tiles of servers' GPUs would not be launched there."""
+    steps = f"print(*[each.trouble or 'ok' for each in compile_case({case!r}, 86)])"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", f"from tercet.kernels.triton.compiling import compile_case; {steps}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["ok"]
+
+
 def test_what_a_gpu_has_no_room_for_is_trouble() -> None:
     assert Compiled("x", "k", 80, 5000, 200_000).trouble == "200000 bytes of shared memory, of 166912"
     assert Compiled("x", "k", 90, 5000, 200_000).trouble == ""

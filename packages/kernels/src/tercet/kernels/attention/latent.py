@@ -6,6 +6,7 @@ projection of keys into its queries, and that of values behind what comes back, 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
@@ -21,6 +22,16 @@ _BACKENDS = {
     "torch_native": "tercet.kernels.attention.torch_native:TorchNativeLatent",
     "triton": "tercet.kernels.attention.triton_latent:TritonLatent",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSizes:
+    """What a model attends with, and to."""
+
+    rank: int
+    rope: int
+    dtype: torch.dtype  # of queries
+    cached: torch.dtype
 
 
 class LatentBackend(Protocol):
@@ -49,13 +60,14 @@ def latent_backend_names() -> list[str]:
     return sorted(_BACKENDS)
 
 
-def latent_backend(name: str, device: torch.device) -> Callable[[], LatentBackend]:
+def latent_backend(name: str, device: torch.device, sizes: LatentSizes | None = None) -> Callable[[], LatentBackend]:
     """A factory of backends, called once for each cache group. `auto` takes the fastest that runs here.
 
-    Raises UnavailableBackendError for a name that does not exist, or cannot be had on this device.
+    Without `sizes` it is not asked whether the device has memory for them. Raises UnavailableBackendError for a name
+    that does not exist, or cannot be had on this device.
     """
     if name == "auto":
-        name = _fastest(device)
+        name = _fastest(device, sizes)
     if name not in _BACKENDS:
         names = ", ".join(latent_backend_names())
         raise UnavailableBackendError(f"no backend {name!r} of latent attention: there are auto, {names}")
@@ -63,15 +75,24 @@ def latent_backend(name: str, device: torch.device) -> Callable[[], LatentBacken
         if device.type != "cpu":
             raise UnavailableBackendError(f"backend 'cpu' of latent attention does not run on {device.type}")
         load_library()
-    if name == "triton" and (missing := missing_triton(device)):
+    if name == "triton" and (missing := _no_triton(device, sizes)):
         raise UnavailableBackendError(f"backend 'triton' of latent attention: {missing}")
     module, _, attribute = _BACKENDS[name].partition(":")
     factory: Callable[[], LatentBackend] = getattr(import_module(module), attribute)
     return factory
 
 
-def _fastest(device: torch.device) -> str:
+def _fastest(device: torch.device, sizes: LatentSizes | None) -> str:
     """On a CPU the native kernels; on a GPU Triton's; plain torch where there are none."""
     if device.type == "cpu":
         return "torch_native" if missing_library() else "cpu"
-    return "torch_native" if missing_triton(device) else "triton"
+    return "torch_native" if _no_triton(device, sizes) else "triton"
+
+
+def _no_triton(device: torch.device, sizes: LatentSizes | None) -> str:
+    """Why Triton's kernels cannot run; empty where they can."""
+    if (missing := missing_triton(device)) or sizes is None:
+        return missing
+    from tercet.kernels.attention.triton_latent import missing_memory
+
+    return missing_memory(device, sizes)

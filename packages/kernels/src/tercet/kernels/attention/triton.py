@@ -1,6 +1,6 @@
 """Attention by our own Triton kernels: `tercet.kernels.triton.paged_attention` tells how."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ FEW_SPLITS = 4
 _ROOMY = 160 << 10
 """Bytes of shared memory that a program may have, on a server's GPU; others have about 100 KiB."""
 
+_LEAST_KEYS = 16
+"""Of a block, the fewest that tensor cores multiply."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Blocks:
@@ -39,26 +42,47 @@ class _Blocks:
 
     @classmethod
     def of_extend(
-        cls, queries: int, group: int, dim: int, itemsize: int, *, bits: bool = False, roomy: bool = True
+        cls, queries: int, group: int, dim: int, itemsize: int, cached: torch.dtype, memory: int
     ) -> "_Blocks":
         """For tiles of `queries` tokens at most, each with `group` heads of `dim` (a power of two).
 
-        A cache of `bits` takes much code to widen, which grows with the tile. On a GPU that is `roomy`, loads of two
-        blocks are under way beside the one that is computed.
+        Queries have `itemsize` bytes a number. A cache that is `cached` as bits (`readable`) takes much code to widen,
+        which grows with the tile. On a GPU with much shared `memory`, in bytes, loads of two blocks are under way
+        beside the one that is computed.
         """
-        room = 32 if itemsize > 2 or dim > 256 else 64 if dim > 128 or bits else 128
-        tile = max(16, power_of_two(group), min(room, power_of_two(queries * group)))
+        bits = cached == torch.uint8
+        most = 32 if itemsize > 2 or dim > 256 else 64 if dim > 128 or bits else 128
+        least = max(16, power_of_two(group))
+        tile = max(least, min(most, power_of_two(queries * group)))
         keys = 64 if dim * itemsize <= 256 else 32
-        if dim == 128 and itemsize == 2 and roomy and not bits:
+        if dim == 128 and itemsize == 2 and memory >= _ROOMY and not bits:
             return cls(queries=tile, keys=keys, warps=4, stages=3)
-        return cls(queries=tile, keys=keys, warps=8 if bits or tile * dim >= 128 * 128 else 4, stages=2)
+        blocks = cls(queries=tile, keys=keys, warps=8 if bits or tile * dim >= 128 * 128 else 4, stages=2)
+        return blocks._fitted(least, dim, cached.itemsize, memory) if itemsize > 2 else blocks
 
     @classmethod
-    def of_decode(cls, group: int, dim: int, itemsize: int) -> "_Blocks":
+    def of_decode(cls, group: int, dim: int, itemsize: int, cached: torch.dtype, memory: int) -> "_Blocks":
         """For one token with `group` heads of `dim` (a power of two)."""
         keys = 64 if dim * itemsize <= 256 else 32 if dim * itemsize <= 512 else 16
         warps, stages = (2, 3) if itemsize <= 2 else (4, 2)
-        return cls(queries=max(16, power_of_two(group)), keys=keys, warps=warps, stages=stages)
+        blocks = cls(queries=max(16, power_of_two(group)), keys=keys, warps=warps, stages=stages)
+        return blocks._fitted(blocks.queries, dim, cached.itemsize, memory) if itemsize > 2 else blocks
+
+    def _fitted(self, least: int, dim: int, cached: int, memory: int) -> "_Blocks":
+        """In float32, with fewer keys and then queries, `least` or more, where there is not the memory for all.
+
+        A product that is as exact as float32 has queries and weights there twice, as the parts of their numbers; keys
+        and values have `cached` bytes a number.
+        """
+        blocks = self
+        while 2 * blocks.keys * dim * cached + 8 * blocks.queries * (dim + blocks.keys) > memory:
+            if blocks.keys > _LEAST_KEYS:
+                blocks = replace(blocks, keys=blocks.keys // 2)
+            elif blocks.queries > least:
+                blocks = replace(blocks, queries=blocks.queries // 2)
+            else:
+                break  # it will not be launched: those who ask for this are told when they start
+        return blocks
 
 
 class TritonAttention:
@@ -144,12 +168,13 @@ class TritonAttention:
             parts = torch.empty(rows, heads, splits, head_dim, dtype=torch.float32, device=q.device)
             lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
             ended = self._plan.counters(rows * kv_heads, q.device) if splits <= FEW_SPLITS else None
-        blocks = _Blocks.of_decode(int(options["GROUP"]), int(options["BLOCK_D"]), q.element_size())
-        memory = (k_cache, v_cache, parts, lse, out, ended, sinks, batch.page_table, batch.kv_lens)
+        group, dim, memory = int(options["GROUP"]), int(options["BLOCK_D"]), shared_memory(q.device)
+        blocks = _Blocks.of_decode(group, dim, q.element_size(), k_cache.dtype, memory)
+        tensors = (k_cache, v_cache, parts, lse, out, ended, sinks, batch.page_table, batch.kv_lens)
         sizes = (batch.page_table.stride(0), splits, least)
-        kernel, given = decode_kernel, (q, *memory, q.stride(0), *sizes)
+        kernel, given = decode_kernel, (q, *tensors, q.stride(0), *sizes)
         if new is not None:
-            kernel, given = rope_decode_kernel, _given_new(q, new, memory, batch.slot_mapping, sizes)
+            kernel, given = rope_decode_kernel, _given_new(q, new, tensors, batch.slot_mapping, sizes)
             options = options | {"BLOCK_HALF": power_of_two(head_dim // 2)}
         kernel[rows, kv_heads, splits](
             *given,
@@ -185,11 +210,8 @@ class TritonAttention:
         sinks: torch.Tensor | None,
         options: dict[str, int | float],
     ) -> None:
-        group = int(options["GROUP"])
-        bits = k_cache.dtype == torch.uint8
-        roomy = shared_memory(q.device) >= _ROOMY
-        dim = int(options["BLOCK_D"])
-        blocks = _Blocks.of_extend(batch.max_query, group, dim, q.element_size(), bits=bits, roomy=roomy)
+        group, dim, memory = int(options["GROUP"]), int(options["BLOCK_D"]), shared_memory(q.device)
+        blocks = _Blocks.of_extend(batch.max_query, group, dim, q.element_size(), k_cache.dtype, memory)
         queries = blocks.queries // group
         tiles = self._plan.tiles(queries, q.device)
         extend_kernel[len(tiles), k_cache.shape[2]](
@@ -229,13 +251,13 @@ def _options(
 
 
 def _given_new(
-    q: torch.Tensor, new: NewTokens, memory: tuple[Any, ...], slots: torch.Tensor, sizes: tuple[int, int, int]
+    q: torch.Tensor, new: NewTokens, tensors: tuple[Any, ...], slots: torch.Tensor, sizes: tuple[int, int, int]
 ) -> tuple[Any, ...]:
-    """What `rope_decode_kernel` is given in order: `memory` and `sizes` are what `decode_kernel` is given, too."""
+    """What `rope_decode_kernel` is given in order: `tensors` and `sizes` are what `decode_kernel` is given, too."""
     q_weight, k_weight = new.norms or (None, None)
     strides, inverses = (q.stride(0), new.k.stride(0), new.v.stride(0)), (1 / new.scales[0], 1 / new.scales[1])
     tables = (new.positions, slots, new.table, q_weight, k_weight)
-    return q, new.k, new.v, *memory, *tables, *strides, *sizes, new.eps, *inverses
+    return q, new.k, new.v, *tensors, *tables, *strides, *sizes, new.eps, *inverses
 
 
 def choose_splits(programs: int, longest: int, processors: int) -> tuple[int, int]:

@@ -6,22 +6,26 @@ from typing import Any
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.triton import FEW_SPLITS, choose_splits
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
 from tercet.kernels.triton.latent_attention import latent_decode_kernel, latent_extend_kernel
-from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two
+from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two, shared_memory
 from tercet.kernels.triton.paged_attention import merge_kernel
 
 _ROWS = 16
 """Of a decode's tile, the fewest that tensor cores multiply."""
+
+_WIDE_KEYS = 16
+"""Of a block in float32: likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Blocks:
     """How a kernel is cut up, so that 576 elements in 2 bytes take less than the 99 KiB that every GPU has.
 
-    In float32 they take 108 KiB in the smallest tiles there are, which only a server's GPU has.
+    In float32 they take more in the smallest tiles there are: see `missing_memory`.
     """
 
     rows: int  # of a tile
@@ -33,8 +37,7 @@ class _Blocks:
     @classmethod
     def of_decode(cls, heads: int, itemsize: int) -> "_Blocks":
         """For one token."""
-        wide = itemsize > 2
-        keys, stages = (16, 2) if wide else (32, 3)
+        keys, stages = (_WIDE_KEYS, 2) if itemsize > 2 else (32, 3)
         return cls(rows=_ROWS, heads=_share(heads, _ROWS), keys=keys, warps=4, stages=stages)
 
     @classmethod
@@ -42,7 +45,7 @@ class _Blocks:
         """For `queries` tokens at most."""
         wide = itemsize > 2
         rows = min(_ROWS if wide else 2 * _ROWS, max(_ROWS, power_of_two(queries * heads)))
-        keys, stages = (16, 2) if wide else (32, 3)
+        keys, stages = (_WIDE_KEYS, 2) if wide else (32, 3)
         return cls(rows=rows, heads=_share(heads, rows), keys=keys, warps=rows // 4, stages=stages)
 
 
@@ -73,8 +76,8 @@ class TritonLatent:
             "RANK": rank,
             "ROPE": width - rank,
             "PAGE_SIZE": batch.page_size,
-            "BLOCK_R": max(16, power_of_two(rank)),
-            "BLOCK_P": max(16, power_of_two(width - rank)),
+            "BLOCK_R": _block(rank),
+            "BLOCK_P": _block(width - rank),
             **early_start(q.device),
         }
         if batch.decodes:
@@ -159,6 +162,25 @@ class TritonLatent:
             **_cut(blocks),
             **options,
         )
+
+
+def missing_memory(device: torch.device, sizes: LatentSizes) -> str:
+    """Why a device has not the shared memory for kernels of these sizes; empty where it has.
+
+    Kernels for float32 have queries and weights there twice, as the parts of their numbers (`tf32x3`), beside a block
+    of vectors. In 16 bits every GPU has room for all ranks that there are.
+    """
+    width = _block(sizes.rank) + _block(sizes.rope)
+    needed = 8 * _ROWS * (width + _WIDE_KEYS) + _WIDE_KEYS * width * sizes.cached.itemsize
+    room = shared_memory(device)
+    if sizes.dtype.itemsize == 2 or needed <= room:
+        return ""
+    return f"its kernels need {needed} bytes of shared memory for vectors in float32, of {room}"
+
+
+def _block(size: int) -> int:
+    """Elements that a kernel computes with in place of so many."""
+    return max(_ROWS, power_of_two(size))
 
 
 def _share(heads: int, rows: int) -> int:

@@ -16,10 +16,8 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compile_source
 from triton.runtime import driver
 
+from tercet.kernels.triton.launch import shared_memory_of
 from tercet.kernels.triton.launches import CASES
-
-SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-"""Bytes of shared memory that one program may have, by architecture."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Compiled:
         """Why it could not be launched; empty if it could."""
         if not self.cubin:
             return "no machine code"
-        room = SHARED_MEMORY.get(self.architecture, SHARED_MEMORY[86])
+        room = shared_memory_of(self.architecture)
         return f"{self.shared} bytes of shared memory, of {room}" if self.shared > room else ""
 
 

@@ -13,8 +13,8 @@ from triton.runtime import driver
 _INTERPRETED = 32
 """Multiprocessors that the interpreter plays."""
 
-_COMPILED_FOR = 163 << 10
-"""Shared memory of the GPU that is not here: an A100's."""
+SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+"""Bytes of shared memory that one program may have, by architecture: for GPUs that are not here."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,20 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have."""
-    if device.type != "cuda":
-        return _COMPILED_FOR
+    """Bytes that one program may have. The interpreter plays an A100."""
+    if device.type == "cuda":
+        return _opted_in(device)
+    return shared_memory_of(80 if knobs.runtime.interpret else driver.active.get_current_target().arch)
+
+
+def shared_memory_of(architecture: int) -> int:
+    """As an architecture has it: one that is not known, no more than the least."""
+    return SHARED_MEMORY.get(architecture, min(SHARED_MEMORY.values()))
+
+
+@cache
+def _opted_in(device: torch.device) -> int:
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
 

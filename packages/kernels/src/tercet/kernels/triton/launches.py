@@ -251,6 +251,7 @@ CASES: dict[str, Callable[[], object]] = {
     "extend head 256": partial(_attention, EXTEND, head_dim=256, softcap=50.0),
     "extend window, sinks": partial(_attention, EXTEND, head_dim=64, page_size=64, window=128, sinks=True),
     "extend float32": partial(_attention, EXTEND, dtype=torch.float32),
+    "extend head 256, float32": partial(_attention, EXTEND, head_dim=256, dtype=torch.float32),
     "extend fp8": partial(_attention, EXTEND, cached=E4M3),
     "rmsnorm": lambda: rmsnorm(_hidden(), _hidden()[0], 1e-5),
     "rmsnorm of heads": lambda: rmsnorm(_hidden(64, 128).view(2, 32, 128), _hidden(1, 128)[0], 1e-5),

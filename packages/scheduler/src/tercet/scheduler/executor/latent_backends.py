@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
-from tercet.kernels.attention.latent import LatentBackend, latent_backend
+from tercet.kernels.attention.latent import LatentBackend, LatentSizes, latent_backend
 
 
 class OverLatents:
@@ -43,7 +43,7 @@ class OverLatents:
         return self._backend.attend(q, k_cache[:, :, 0], rank=v_cache.shape[3], scale=scale)
 
 
-def over_latents(name: str, device: torch.device) -> Callable[[], AttentionBackend]:
-    """A factory, as of `attention_backend`. Raises UnavailableBackendError for what there is not for latents."""
-    make = latent_backend(name, device)
+def over_latents(name: str, device: torch.device, sizes: LatentSizes | None = None) -> Callable[[], AttentionBackend]:
+    """A factory, as of `latent_backend`. Raises UnavailableBackendError for what there is not for latents."""
+    make = latent_backend(name, device, sizes)
     return lambda: OverLatents(make())

@@ -12,6 +12,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.cpu import CpuAttention
+from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.select import attention_backend, graph_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.store_kv import E4M3
@@ -80,7 +81,7 @@ class TpModelWorker:
         native = backend is CpuAttention
         shape = _kv_shape(options, config, shard)
         if shape.rank:
-            backend = _over_latents(options, device)
+            backend = _over_latents(options, device, shape, config.dtype)
         scales = _kv_scales(options, config, shape)
         self._options, self._config, self._shape, self._device = options, config, shape, device
         self._backend, self._native, self._shard = backend, native, shard
@@ -256,12 +257,16 @@ def _kv_shape(options: WorkerOptions, config: DecoderShape, shard: Shard) -> KVS
     )
 
 
-def _over_latents(options: WorkerOptions, device: torch.device) -> Callable[[], AttentionBackend]:
+def _over_latents(
+    options: WorkerOptions, device: torch.device, shape: KVShape, dtype: torch.dtype
+) -> Callable[[], AttentionBackend]:
     """What attends where latents are cached. Raises ValueError for what cannot."""
     if KV_DTYPES.get(options.kv_cache_dtype) == E4M3:
         raise ValueError(f"kv_cache_dtype {options.kv_cache_dtype}: latents are not cached in 8 bits")
     try:
-        return over_latents(options.attention_backend, device)
+        rope = shape.head_dim - shape.rank
+        sizes = LatentSizes(rank=shape.rank, rope=rope, dtype=dtype, cached=shape.dtype)
+        return over_latents(options.attention_backend, device, sizes)
     except UnavailableBackendError as error:
         raise ValueError(str(error)) from error
 
