@@ -7,7 +7,7 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.rehearsal import measured_kv_bytes, ordinary_plans, rehearse, worst_plan
+from tercet.scheduler.executor.rehearsal import mask_once, measured_kv_bytes, ordinary_plans, rehearse, worst_plan
 
 
 class Device:
@@ -83,19 +83,55 @@ def test_ordinary_steps_run_and_are_of_every_usual_kind(chained: bool, attending
         vocab_size=50,
         device=torch.device("cpu"),
     )
-    plans = [*ordinary_plans(3, 40, chained=chained)]
+    plans = [*ordinary_plans(3, 30, 40, chained=chained, adapted=False)]
     for plan in plans:
         assert min(runner.execute(plan).result().token_ids) >= 0
     kinds = {(init.sampling.temperature, init.sampling.top_p) for plan in plans for init in plan.introduce}
     assert kinds == {(0.0, 1.0), (1.0, 1.0), (1.0, 0.9)}
-    assert max(attending.calls) == 32 * 2
-    assert {len(plan.rows) for plan in plans} == {1, 2, 3} if chained else {1, 2}
+    assert {init.top_logprobs for plan in plans for init in plan.introduce} == {-1, 5, 20}
+    assert max(attending.calls) == 16
+    assert {len(plan.rows) for plan in plans} == {1, 2, 3}
     assert any(plan.assumed for plan in plans) == chained
 
 
-def test_no_ordinary_step_is_longer_than_the_context() -> None:
-    assert [*ordinary_plans(4, 2, chained=True)] == []
-    assert max(row.start + row.count for plan in ordinary_plans(4, 9, chained=True) for row in plan.rows) == 6
+def test_ordinary_steps_have_decodes_of_texts_of_all_sizes_beside_prompts() -> None:
+    """Whose keys are cut up in as many ways."""
+    plans = [*ordinary_plans(2, 512, 1000, chained=False, adapted=False)]
+    mixed = [plan.rows[0].start + 1 for plan in plans if {row.count for row in plan.rows} == {1, 2}]
+    assert mixed == [100, 200, 400, 800]
+    alone = [*ordinary_plans(1, 512, 1000, chained=False, adapted=False)]
+    assert {len(plan.rows) for plan in alone} == {1}
+
+
+def test_adapters_are_tried_where_there_may_be_some_and_nobody_keeps_one() -> None:
+    def last(adapted: bool) -> list[int]:
+        plans = ordinary_plans(2, 64, 100, chained=False, adapted=adapted)
+        return [init.adapter for plan in plans for init in plan.introduce if init.slot == 0]
+
+    assert max(last(adapted=False)) == -1
+    assert max(last(adapted=True)) == 0
+    assert last(adapted=True)[-1] == -1
+
+
+def test_no_ordinary_step_is_longer_than_the_context_or_a_step() -> None:
+    assert [*ordinary_plans(4, 64, 2, chained=True, adapted=True)] == []
+    for tokens, context, longest in ((64, 9, 4), (5, 500, 4), (1, 500, 1)):
+        plans = [*ordinary_plans(4, tokens, context, chained=True, adapted=False)]
+        assert max(row.start + row.count for plan in plans for row in plan.rows) <= context
+        assert max(row.count for plan in plans for row in plan.rows) == longest
+
+
+def test_masks_are_tried_on_logits_of_each_dtype_that_there_will_be() -> None:
+    logits: list[torch.Tensor] = []
+
+    class Masking:
+        def apply_bitmask_(self, given: torch.Tensor, mask: torch.Tensor) -> None:
+            assert mask.shape == (1, 2)
+            logits.append(given)
+
+    ops: Any = Masking()
+    mask_once(ops, 50, torch.bfloat16, torch.device("cpu"))
+    assert [(each.dtype, each.shape) for each in logits] == [(torch.bfloat16, (1, 50)), (torch.float32, (1, 50))]
 
 
 class Cramped:

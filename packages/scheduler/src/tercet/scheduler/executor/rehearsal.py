@@ -1,8 +1,9 @@
 """Steps that are run before any request: the worst one, for its memory, and ordinary ones, for their kernels."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle
+from itertools import count, cycle, product, takewhile
 
+import msgspec
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
@@ -28,51 +29,85 @@ _ORDINARY = (
     SamplingParams(max_new_tokens=1, temperature=1.0),
     SamplingParams(max_new_tokens=1, temperature=1.0, top_k=50, top_p=0.9),
 )
-_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Of prompts for which kernels are cut up in ways of their own."""
+_PENALISED = tuple(msgspec.structs.replace(each, repetition_penalty=1.1) for each in _ORDINARY)
+_TOPS = (5, 20)
+"""Of log-probabilities, for which there are kernels of their own."""
+_SHORTEST = 100
+"""Tokens of a text that a decode does not split. Of each text twice as long it makes twice as many parts."""
 
 
 def worst_plan(slots: int, tokens: int, context_length: int) -> Plan:
     """As many tokens as a step may have, and every slot samples with penalties, filters and log-probabilities."""
-    counts, room = [1] * slots, tokens - slots
+    lengths, room = [1] * slots, tokens - slots
     for slot in reversed(range(slots)):
         more = max(0, min(room, context_length - 1))
-        counts[slot] += more
+        lengths[slot] += more
         room -= more
-    inits = [
-        SlotInit(
-            slot=slot,
-            tokens=pack_ints([0] * count),
-            prompt_tokens=count,
-            choice=0,
-            sampling=_WORST,
-            top_logprobs=_MOST_LOGPROBS,
-        )
-        for slot, count in enumerate(counts)
-    ]
-    rows = [Row(slot, 0, count, sample=True) for slot, count in enumerate(counts)]
-    return Plan(step=0, introduce=inits, rows=rows)
+    return _begun([_prompt(slot, length, _WORST, top=_MOST_LOGPROBS) for slot, length in enumerate(lengths)])
 
 
-def ordinary_plans(slots: int, context_length: int, *, chained: bool) -> Iterator[Plan]:
-    """Short prompts, sampled in every usual way, and a decode after each, `chained` with one that is assumed.
+def ordinary_plans(slots: int, tokens: int, context_length: int, *, chained: bool, adapted: bool) -> Iterator[Plan]:
+    """Steps of up to so many tokens, of every kind for which kernels are compiled when they are first needed.
 
-    All are of the same slots and write over one page. Kernels that are compiled when they are first needed are compiled
-    by these: a request that came first would wait for them, some seconds where they were never compiled before.
+    They are compiled by these: requests would wait for them, some seconds where they were never compiled before. All
+    write over one page. Decodes come `chained`, too, with one that is assumed, and `adapted`, with the adapter of place
+    0, which there need not be.
     """
-    for number, (length, sampling) in enumerate(zip(_LENGTHS, cycle(_ORDINARY))):
-        if length + 2 > context_length:
-            return
-        used = range(min(slots, 1 + number % 2))
-        inits = [
-            SlotInit(slot=slot, tokens=pack_ints([0] * length), prompt_tokens=length, choice=0, sampling=sampling)
-            for slot in used
-        ]
-        yield Plan(step=0, introduce=inits, rows=[Row(slot, 0, length, sample=True) for slot in used])
-        decodes = [Row(slot, length, 1, sample=True) for slot in used]
-        yield Plan(step=0, rows=decodes)
-        if chained and slots > len(used):
-            yield Plan(step=0, rows=[*decodes, Row(0, length + 1, 1, sample=True)], assumed={len(decodes): 0})
+    if context_length <= 2:
+        return
+    for sampling, top in [*product(_ORDINARY[:1] + _PENALISED[:1], _TOPS), *((each, -1) for each in _PENALISED[1:])]:
+        yield _begun([_prompt(0, 1, sampling, top=top)])
+    if adapted:
+        yield _begun([_prompt(0, 2, _ORDINARY[0], adapter=0)])
+        yield Plan(step=0, rows=[Row(0, 2, 1, sample=True)])
+    yield from _texts(min(tokens, context_length - 2), chained=chained and slots > 1)
+    yield _begun([_prompt(slot, 1, sampling) for slot, sampling in zip(range(slots), cycle(_ORDINARY))])
+    for rows in _doubled(2, slots):
+        yield Plan(step=0, rows=[Row(slot, 1, 1, sample=True) for slot in range(rows)])
+    if slots > 1 and tokens > 2:
+        for length in _doubled(_SHORTEST, context_length):
+            yield Plan(step=0, rows=[Row(0, length - 1, 1, sample=True), Row(1, 0, 2, sample=True)])
+
+
+def _texts(longest: int, *, chained: bool) -> Iterator[Plan]:
+    """Prompts of every length for which kernels are cut up in ways of their own, and a decode after each."""
+    for length, sampling in zip(_doubled(1, longest), cycle(_ORDINARY)):
+        yield _begun([_prompt(0, length, sampling)])
+        decode = Row(0, length, 1, sample=True)
+        yield Plan(step=0, rows=[decode])
+        if chained:
+            yield Plan(step=0, rows=[decode, Row(0, length + 1, 1, sample=True)], assumed={1: 0})
+
+
+def _doubled(first: int, most: int) -> Iterator[int]:
+    """A number and twice of the one before, again and again, up to `most`."""
+    return takewhile(lambda number: number <= most, (first << time for time in count()))
+
+
+def _prompt(slot: int, length: int, sampling: SamplingParams, *, top: int = -1, adapter: int = -1) -> SlotInit:
+    tokens = pack_ints([0] * length)
+    return SlotInit(
+        slot=slot,
+        tokens=tokens,
+        prompt_tokens=length,
+        choice=0,
+        sampling=sampling,
+        top_logprobs=top,
+        adapter=adapter,
+    )
+
+
+def _begun(inits: Sequence[SlotInit]) -> Plan:
+    """A step of all tokens of some choices."""
+    rows = [Row(init.slot, 0, init.prompt_tokens, sample=True) for init in inits]
+    return Plan(step=0, introduce=[*inits], rows=rows)
+
+
+def mask_once(ops: SamplingOps, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Have that compiled which applies grammars' masks to logits: of a model's dtype, and of penalised rows."""
+    mask = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
+    for each in (dtype, torch.float32):
+        ops.apply_bitmask_(torch.zeros(1, vocab_size, dtype=each, device=device), mask)
 
 
 def rehearse(

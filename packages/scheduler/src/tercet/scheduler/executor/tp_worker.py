@@ -29,7 +29,7 @@ from tercet.scheduler.executor.loading import Loaded, check_replacement, load_mo
 from tercet.scheduler.executor.lockstep import conduct_of
 from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
-from tercet.scheduler.executor.rehearsal import measured_kv_bytes, ordinary_plans, rehearse
+from tercet.scheduler.executor.rehearsal import mask_once, measured_kv_bytes, ordinary_plans, rehearse
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
 from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
@@ -100,7 +100,7 @@ class TpModelWorker:
         self._desk = None if loaded.adapters is None else desk_of(loaded.adapters)
         self._runner = self._runner_of(loaded)
         if device.type == "cuda":
-            self._warm_up()
+            self._warm_up(loaded.model)
         self.weights = WeightsDesk(self._check)
         self._capacity = _capacity(options, config, context_length, self._pool, self._grammars)
         threaded = options.overlap and device.type == "cpu"
@@ -191,11 +191,19 @@ class TpModelWorker:
             divided=conduct.divided,
         )
 
-    def _warm_up(self) -> None:
-        """Have kernels compiled that the first requests would wait for. What it leaves in a page is nobody's."""
-        options = self._options
-        for plan in ordinary_plans(options.rows, self._config.context_length, chained=options.draft_rows > 0):
-            self._runner.execute(plan).result()
+    def _warm_up(self, model: Model) -> None:
+        """Have kernels compiled that requests would wait for. What it leaves in a page is nobody's."""
+        options, config, runner = self._options, self._config, self._runner
+        graphs, runner.graphs = runner.graphs, None  # those of steps that are rare are recorded when there is one
+        chained, adapted = options.draft_rows > 0, options.max_loras > 0
+        for plan in ordinary_plans(
+            options.rows, options.step_tokens, config.context_length, chained=chained, adapted=adapted
+        ):
+            runner.execute(plan).result()
+        runner.graphs = graphs
+        if self._grammars is not None:
+            ops = sampling_ops(model, self._device, native=self._native)
+            mask_once(ops, config.vocab_size, config.dtype, self._device)
 
     def _check(self, path: str) -> None:
         """Look at weights in a thread. Raises ValueError or OSError for those that cannot take the place of ours."""

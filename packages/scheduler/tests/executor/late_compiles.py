@@ -1,0 +1,135 @@
+"""Which kernels serving has compiled that a start did not, as a program: `late_compiles.py MODEL`.
+
+A model runs as on a GPU, with graphs, but nothing is launched: what would be compiled is noted, and results are zeros.
+It says how many kernels a start has compiled, and the name of each that comes later.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+
+from tercet.kernels.attention import triton, triton_latent
+from tercet.kernels.triton import compiling, sampler_ops
+from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.scheduler.core.plan import Plan, Row, SlotInit
+from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.latent_backends import OverLatents
+from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.model_runner import ModelRunner
+from tercet.scheduler.executor.rehearsal import ordinary_plans
+from tercet.scheduler.executor.uploads import Array, Uploads, pack_into, starts, unpack
+from tercet.scheduler.executor.weights import dummy_weights
+from tercet.scheduler.models.layer_ops import TritonLayerOps, use_ops
+from tercet.scheduler.models.registry import build_model
+
+CPU = torch.device("cpu")
+SLOTS, STEP, CONTEXT, STEPS = 40, 1500, 6000, 120
+DRAWN = SamplingParams(max_new_tokens=1, temperature=1.0)
+KINDS = [
+    (SamplingParams(max_new_tokens=1, temperature=0.0), -1),
+    (SamplingParams(max_new_tokens=1, temperature=0.0), 3),
+    (DRAWN, -1),
+    (SamplingParams(max_new_tokens=1, temperature=1.0, top_p=0.9), 0),
+    (SamplingParams(max_new_tokens=1, temperature=1.0, top_k=20, min_p=0.1), -1),
+    (SamplingParams(max_new_tokens=1, temperature=1.0, top_k=20, frequency_penalty=0.5), 20),
+    (SamplingParams(max_new_tokens=1, temperature=0.0, logit_bias={3: 1.0}), -1),
+]
+"""How choices are sampled, and how many log-probabilities they want."""
+
+
+class Recorder:
+    """Only computes what it is to record."""
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        return (lambda: None), run()
+
+
+def runner_of(directory: Path) -> ModelRunner:
+    config = ModelConfig.load(directory, "bfloat16")
+    model = build_model(config, CPU)
+    dummy_weights(model)
+    use_ops(model, TritonLayerOps())
+    rank = 0 if config.latent is None else config.latent.rank
+    backend: Any = triton.TritonAttention if not rank else lambda: OverLatents(triton_latent.TritonLatent())
+    shape = KVShape(page_size=16, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=torch.bfloat16, rank=rank)
+    pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=1)], shape, CPU, spare=True)
+    runner = ModelRunner(
+        model,
+        pool,
+        backend,
+        slots=SLOTS,
+        context_length=CONTEXT,
+        vocab_size=config.vocab_size,
+        device=CPU,
+        sampling_ops=sampler_ops,
+    )
+    for plan in ordinary_plans(SLOTS, STEP, CONTEXT, chained=False, adapted=False):
+        runner.execute(plan).result()
+    runner.graphs = CudaGraphRunner(model, pool, [backend], Recorder(), runner._tables, runner._sampler)
+    return runner
+
+
+def plans() -> Iterator[Plan]:
+    """Decodes, prompts beside them, whole or in pieces or behind what is cached, and sometimes many at once."""
+    chance = random.Random(5)
+    lengths: dict[int, int] = {}
+    for step in range(STEPS):
+        lengths = {slot: length for slot, length in lengths.items() if length < CONTEXT and chance.random() < 0.95}
+        rows, inits, room = [Row(slot, length, 1, sample=True) for slot, length in lengths.items()], [], STEP
+        for slot in [slot for slot in range(SLOTS) if slot not in lengths][: chance.choice([0, 0, 1, 2, SLOTS])]:
+            start, count = chance.choice([0, 0, 160, 3000]), min(room, chance.choice([1, 3, 17, 100, 260, 700]))
+            if not count:
+                break
+            sampling, top = chance.choice(KINDS[:: 1 if step > STEPS // 2 else 2])
+            known, room = start + count, room - count
+            text = pack_ints([0] * known)
+            inits.append(
+                SlotInit(slot=slot, tokens=text, prompt_tokens=known, choice=0, sampling=sampling, top_logprobs=top)
+            )
+            rows.append(Row(slot, start, count, sample=True))
+        rows.sort(key=lambda row: row.count > 1)
+        lengths = {row.slot: row.start + row.count for row in rows}
+        if rows:
+            yield Plan(step=step, introduce=inits, rows=rows)
+
+
+def send(_: Uploads, arrays: list[Array]) -> list[torch.Tensor]:
+    """As to a GPU: in one buffer."""
+    staged = torch.empty(starts(arrays)[-1], dtype=torch.uint8)
+    pack_into(staged, arrays)
+    return unpack(staged, arrays)
+
+
+def main(directory: Path) -> None:
+    compiled: dict[tuple[str, ...], None] = {}
+
+    def note(fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002 - so Triton calls it
+        key = fn.jit_function.fn.__name__, *(str(compile[part]) for part in ("signature", "configs", "constants"))
+        compiled[key] = None
+        return True
+
+    with compiling._launches_go_to(note, compiling._Elsewhere(GPUTarget("cuda", 90, 32))), torch.inference_mode():
+        runner = runner_of(directory)
+        known = len(compiled)
+        for plan in plans():
+            runner.execute(plan).result()
+            assert runner.graphs is not None
+            runner.graphs.capture_next()
+    sys.stdout.write(" ".join([str(known), *(name for name, *_ in [*compiled][known:])]))
+
+
+if __name__ == "__main__":
+    empty = torch.empty
+    torch.empty = lambda *size, **how: empty(*size, **how).zero_()
+    torch.empty_like = torch.zeros_like
+    for module in (triton, triton_latent):
+        vars(module)["multiprocessors"] = lambda _: 132
+    Uploads.send = send  # type: ignore[assignment]
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
