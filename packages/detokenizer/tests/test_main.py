@@ -12,6 +12,8 @@ from tercet.detokenizer.errors import ConfigError
     [
         (["--max-choices", "0"], "--max-choices must be at least 1"),
         (["--drain-grace", "-1"], "--drain-grace must be between"),
+        (["--max-choises", "3"], "--max-choises"),
+        (["--drain-grace", "soon"], "--drain-grace"),
         (["--listen", "somewhere"], "'somewhere' is neither ipc://"),
     ],
 )

@@ -29,6 +29,16 @@ def test_last_words_are_those_that_may_say_what_is_wrong() -> None:
     assert run(f"import sys; print({warning!r}); sys.exit(3)") == (3, warning)
 
 
+def test_why_it_ends_is_told_once_with_its_end() -> None:
+    said: list[str] = []
+    exits: queue.Queue[tuple[int, str]] = queue.Queue()
+    code = "print('tercet-scheduler: not yet'); print('news'); print('tercet-scheduler: no  room'); raise SystemExit(2)"
+    part = Part("scheduler-0", Role.SCHEDULER, (sys.executable, "-c", code))
+    PartProcess(part, (), socket_fd=None, on_line=said.append, on_exit=lambda *how: exits.put(how))
+    assert exits.get(timeout=20) == (2, "no room")
+    assert said == ["tercet-scheduler: not yet", "news"]
+
+
 def test_a_process_that_no_thread_can_watch_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -189,6 +189,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(start: Start) -> None:
     assert server.process.wait(30) == 2
     assert server.out.read() == ""
     assert server.err.splitlines()[-1] == "tercet: error: scheduler-0: --dtype: no such dtype: float7"
+    assert server.err.count("float7") == 1
     assert [path for path in server.tmp.iterdir() if path.is_dir()] == []
 
 

@@ -42,6 +42,8 @@ def complaint(options: list[str], capfd: pytest.CaptureFixture[str]) -> str:
         (["--tensor-parallel-size", "2", "--executor", "fake"], "2: the fake executor has nothing to share"),
         (["--device", "tpu"], "--device must be cpu, auto, auto:N, cuda or cuda:N"),
         (["--device", "cpu:1"], "--device must be cpu, auto, auto:N, cuda or cuda:N"),
+        (["--overlap", "7"], "--overlap"),
+        (["--page-sise", "3"], "--page-sise"),
         (["--listen", "somewhere"], "'somewhere' is neither ipc://"),
         (["--peer", "a/b"], "'a/b' is no peer id"),
     ],

@@ -87,7 +87,7 @@ def main() -> None:
     options = options_given()
     exit_with_parent(options.parent_fd, grace=0.5)
     if options.mode == "refuse":
-        sys.stderr.write("╭─ Error ──────────╮\n│ --dtype: no such │\n│ dtype: float7    │\n╰──────────────────╯\n")
+        sys.stderr.write("tercet-scheduler: --dtype: no such dtype: float7\n")
         raise SystemExit(2)
     if options.mode == "crash":
         raise RuntimeError("the weights are torn")

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from tercet.detokenizer.__about__ import __version__
 from tercet.detokenizer.config import DetokenizerConfig
@@ -91,9 +91,9 @@ def _links(config: DetokenizerConfig) -> NodeConfig:
 def main(arguments: list[str] | None = None) -> None:
     """Run with the arguments given, or the process's own."""
     try:
-        app(arguments)
-    except (AddressError, ChannelError, ConfigError, KeysError) as error:
-        sys.stderr.write(f"tercet-detokenizer: {error}\n")
+        app(arguments, exit_on_error=False, print_error=False)
+    except (AddressError, ChannelError, ConfigError, CycloptsError, KeysError) as error:
+        sys.stderr.write(f"tercet-detokenizer: {' '.join(str(error).split())}\n")
         sys.exit(EXIT_CONFIG)
 
 

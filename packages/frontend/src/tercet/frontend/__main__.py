@@ -64,11 +64,9 @@ def probe(
 def main() -> None:
     """Run with the process's own arguments."""
     try:
-        app(sys.argv[1:], exit_on_error=False)
-    except CycloptsError:
-        sys.exit(EXIT_CONFIG)
-    except ValueError as error:  # options that contradict themselves: what goes wrong later ends in `serve`
-        sys.stderr.write(f"tercet-frontend: {error}\n")
+        app(sys.argv[1:], exit_on_error=False, print_error=False)
+    except (CycloptsError, ValueError) as error:  # options alone: what goes wrong later ends in `serve`
+        sys.stderr.write(f"tercet-frontend: {' '.join(str(error).split())}\n")
         sys.exit(EXIT_CONFIG)
 
 

@@ -11,7 +11,8 @@ from io import TextIOWrapper
 
 from tercet.frontend.launch import Part
 
-_FRAMES = re.compile(r"[\u2500-\u257f]+")  # box-drawing characters around an error that was meant for a terminal
+_FAREWELL = re.compile(r"tercet-[a-z]+: ")
+"""How the line begins in which a part says why it ends."""
 _NEWS = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO) ")
 """How a line of a part's log begins that tells of nothing wrong."""
 _LONGEST_LINE = 4096
@@ -32,7 +33,7 @@ os.register_at_fork(after_in_child=_let_go)
 class PartProcess:
     """A part from start to exit. It leads a process group of its own, so that Ctrl-C reaches the supervisor alone.
 
-    `on_line` gets every line of its output and `on_exit` its exit code (negative: a signal) and last words, both from
+    `on_line` gets every line of its output, but for the last if that says why it ends, and `on_exit` its exit code (negative: a signal) and last words, both from
     threads of this object. Raises OSError where it cannot be started.
     """
 
@@ -50,7 +51,6 @@ class PartProcess:
         self._on_line = on_line
         self._on_exit = on_exit
         self._last_words = ""
-        self._in_box = False
         parent_end, self._pipe = os.pipe()
         _pipes.add(self._pipe)
         command = [*part.command, *arguments, f"--parent-fd={parent_end}"]
@@ -104,23 +104,21 @@ class PartProcess:
                     os.kill(self.pid, number)
 
     def _read(self) -> None:
+        held = ""
         with self._output:
             for line in iter(lambda: self._output.readline(_LONGEST_LINE), ""):
+                if held:
+                    self._on_line(held)
                 text = line.rstrip()
-                if text:
+                held = text if _FAREWELL.match(text) else ""
+                if text and not held:
                     self._on_line(text)
                 self._note(text)
 
     def _note(self, line: str) -> None:
-        """Remember the last line that may say what is wrong; an error in a box is one, however it was wrapped."""
-        if _NEWS.match(line):
-            return
-        boxed = line.lstrip().startswith("\u2502")
-        words = " ".join(_FRAMES.sub(" ", line).split())
-        if words:
-            goes_on = boxed and self._in_box
-            self._last_words = f"{self._last_words} {words}"[:500] if goes_on else words[:500]
-        self._in_box = boxed
+        """Remember the last line that may say what is wrong."""
+        if line and not _NEWS.match(line):
+            self._last_words = " ".join(_FAREWELL.sub("", line, count=1).split())[:500]
 
     def _wait(self) -> None:
         # While the process is an unreaped zombie its id cannot be another's: its group's survivors are safely killed.

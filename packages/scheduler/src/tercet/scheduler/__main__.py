@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
@@ -77,9 +77,9 @@ def fail(message: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run with these arguments, or the process's own."""
     try:
-        app(arguments)
-    except ConfigError as error:
-        sys.exit(fail(str(error)))
+        app(arguments, exit_on_error=False, print_error=False)
+    except (ConfigError, CycloptsError) as error:
+        sys.exit(fail(" ".join(str(error).split())))
 
 
 if __name__ == "__main__":
