@@ -1,5 +1,6 @@
 """Text in steps equals text at once, for every kind of tokenizer and any ids."""
 
+import json
 import re
 
 import pytest
@@ -150,3 +151,13 @@ def test_a_character_begun_by_the_prompt_is_finished_by_the_output(byte_level: V
 def test_only_a_decoder_that_looks_at_neighbours_goes_without_a_table(vocabularies: dict[str, Vocabulary]) -> None:
     kinds = {kind: type(text_stream(vocabulary, True, [])) for kind, vocabulary in vocabularies.items()}
     assert kinds == dict.fromkeys(kinds, DecodeStatus) | {"word_suffix": WindowStatus}
+
+
+def test_ids_without_text_do_not_break_the_character_behind_them(llama: Vocabulary) -> None:
+    contents = json.loads(llama.tokenizer.to_str())
+    contents["decoder"]["decoders"][-1]["start"] = 2  # two spaces: no table has that
+    vocabulary = Vocabulary(json.dumps(contents))
+    spaces = [id_of(vocabulary, "▁")] * 2
+    smile = [id_of(vocabulary, f"<0x{byte:02X}>") for byte in "\U0001f642".encode()]
+    whole_at_last = [""] * 3 + ["\U0001f642"]
+    assert stream(vocabulary, [*spaces, *smile, *smile], []) == ["", "", *whole_at_last, *whole_at_last, ""]

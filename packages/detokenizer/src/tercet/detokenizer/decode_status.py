@@ -111,7 +111,7 @@ class WindowStatus:
         self._shown = ""
         """The window's text that has been given."""
         self._waiting = 0
-        """Ids since there last was more to give."""
+        """Ids that have but gone on with a character that is not whole yet."""
 
     def prime(self, prompt_tail: list[int]) -> None:
         """Let the text begin in the middle: after a prompt that ends with these ids."""
@@ -123,12 +123,17 @@ class WindowStatus:
         if self._vocabulary.token(token_id, self._skip) is None:
             return ""
         self._ids.append(token_id)
-        self._waiting += 1
         text = self._vocabulary.decode(self._ids)
-        whole = text.rstrip("\ufffd") if self._waiting < 4 else text  # no character has more than four bytes
+        whole = text.rstrip("\ufffd")
+        if whole == text or len(whole) > len(self._shown):
+            self._waiting = 0
+        elif self._waiting < 3:  # no character has more than four bytes
+            self._waiting += 1
+        else:
+            whole, self._waiting = text, 0
         if len(whole) <= len(self._shown):
             return ""
-        added, self._shown, self._waiting = whole[len(self._shown) :], whole, 0
+        added, self._shown = whole[len(self._shown) :], whole
         if whole == text:
             self._move_on()
         return added
