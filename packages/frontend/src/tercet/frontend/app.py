@@ -4,6 +4,7 @@ import logging
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -26,6 +27,9 @@ from tercet.frontend.routes import Endpoint, routes
 from tercet.frontend.tokenizer_manager import TokenizerManager
 
 logger = logging.getLogger(__name__)
+
+_SHOWN_TO_PAGES = ("x-request-id", "request-id", "retry-after")
+"""Headers of answers that pages of another origin may see, besides those that every page may."""
 
 
 def build_app(
@@ -56,7 +60,13 @@ def build_app(
     app.add_exception_handler(Exception, _on_failure)
     open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
     keys = Keys(config.api_keys(), config.admin_key)
-    return Access(app, keys, lambda: manager.draining, manager.counters.exchanges, open_routes)
+    guarded = Access(app, keys, lambda: manager.draining, manager.counters.exchanges, open_routes)
+    if not config.allowed_origin:
+        return guarded
+    # Browsers ask whether a page may send its key, and show none then: that is answered before keys are looked at.
+    return CORSMiddleware(
+        guarded, config.allowed_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=_SHOWN_TO_PAGES
+    )
 
 
 def _named(path: str, endpoint: Endpoint) -> Endpoint:

@@ -9,6 +9,7 @@ from cyclopts.validators import Number
 
 from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.key_text import check_keys
+from tercet.frontend.origin_text import check_origins
 from tercet.protocol.endpoints import default_peer
 from tercet.protocol.values import Role
 
@@ -63,6 +64,8 @@ class HttpConfig:
     """Share cached prefixes between API keys, which then learn what others have asked. For keys of one tenant."""
     open_metrics: bool = False
     """Answer /metrics without a key."""
+    allowed_origin: Repeatable = ()
+    """Origin of web pages that may read answers, or * for all pages; repeatable. Without any, none may."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Longest request body that is read."""
     max_header_bytes: int = 64 * 1024
@@ -77,6 +80,7 @@ class HttpConfig:
     def __post_init__(self) -> None:
         check_keys("--api-key", self.api_key)
         check_keys("--admin-key", self.admin_key)
+        check_origins("--allowed-origin", self.allowed_origin)
 
     def api_keys(self) -> tuple[str, ...]:
         """Every key, also those of the file. Raises OSError, and ValueError for a file of none or of bad ones."""

@@ -97,6 +97,7 @@ def frontend_flags(config: ServeConfig) -> list[str]:
     return [
         *(f"--{name}={value}" for name, value in named.items() if value is not None),
         *(f"--lora={name}={path}" for name, path in config.lora.items()),
+        *(f"--allowed-origin={origin}" for origin in frontend.allowed_origin),
         f"--response-store={frontend.response_store}",
         *extra_flags(config.frontend_extra),
     ]

@@ -33,8 +33,8 @@ os.register_at_fork(after_in_child=_let_go)
 class PartProcess:
     """A part from start to exit. It leads a process group of its own, so that Ctrl-C reaches the supervisor alone.
 
-    `on_line` gets every line of its output, but for the last if that says why it ends, and `on_exit` its exit code (negative: a signal) and last words, both from
-    threads of this object. Raises OSError where it cannot be started.
+    `on_line` gets every line of its output, but for the last if that says why it ends, and `on_exit` its exit code
+    (negative: a signal) and last words, both from threads of this object. Raises OSError where it cannot be started.
     """
 
     def __init__(

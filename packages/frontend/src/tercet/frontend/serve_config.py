@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.key_text import check_keys
+from tercet.frontend.origin_text import check_origins
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -86,6 +87,8 @@ class FrontendOptions:
     """A key that clients must send; may be repeated. Without any, everybody may ask."""
     admin_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS")] = ()
     """A key that also opens the routes that concern everybody, such as /flush_cache; may be repeated."""
+    allowed_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """Origin of web pages that may read answers, or * for all pages; may be repeated. Without any, none may."""
     tool_call_parser: str | None = None
     """Notation of the model's tool calls: a parser's name, auto for what its chat template uses, or none."""
     reasoning_parser: str | None = None
@@ -101,6 +104,7 @@ class FrontendOptions:
         try:
             check_keys("--api-key", self.api_key)
             check_keys("--admin-key", self.admin_key)
+            check_origins("--allowed-origin", self.allowed_origin)
             read_adapters(self.lora)
             self._check_notations()
         except ValueError as error:
