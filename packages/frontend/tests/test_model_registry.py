@@ -196,6 +196,16 @@ async def test_whose_files_are_of_no_use_is_told_once_of_each(files: dict[str, b
     assert told[1][1].startswith("the tokenizer files of t are of no use: the chat template does not parse")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["generation_config.json", "tokenizer_config.json", "config.json", "sentence_bert_config.json"],
+)
+@pytest.mark.parametrize("content", [b"x", b"[]", b"\xff"])
+def test_a_file_that_holds_no_object_is_named(files: dict[str, bytes], name: str, content: bytes) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} (cannot be read as JSON|holds no JSON object)"):
+        ModelFiles({**files, name: content})
+
+
 def test_sampling_defaults_are_the_models(files: dict[str, bytes]) -> None:
     config = b'{"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": "x", "do_sample": true}'
     assert ModelFiles({**files, "generation_config.json": config}).defaults == SamplingDefaults(0.6, 0.95, 20)

@@ -3,17 +3,18 @@
 import copy
 import hashlib
 import time
+from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
 import msgspec
-import orjson
 
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.embedding.sentence_files import SentenceFiles
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
 from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from tercet.frontend.grammar.spec import Tokens
+from tercet.frontend.model_json import read_object
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.special_text import SpecialTexts
 from tercet.frontend.template_manager import TemplateManager
@@ -56,7 +57,7 @@ class ModelFiles:
         self.special_texts = SpecialTexts(map(self.tokenizer.token, self.tokenizer.special_ids))
         self.template = TemplateManager.from_files(files)
         self.sentences = SentenceFiles(files)
-        self.defaults = _defaults(files.get("generation_config.json", b"{}"))
+        self.defaults = _defaults(read_object(files, "generation_config.json"))
 
 
 class ServedModel:
@@ -179,9 +180,8 @@ def context_of(limits: ModelLimits) -> int:
     return min(limits.context_length, limits.max_total_tokens)
 
 
-def _defaults(raw: bytes) -> SamplingDefaults:
+def _defaults(config: Mapping[str, Any]) -> SamplingDefaults:
     """Sampling defaults; values of the wrong type are passed over."""
-    config: dict[str, Any] = orjson.loads(raw)
     known = {
         name: config[name]
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.generate_request import ChatPrompt
+from tercet.frontend.model_json import read_object
 from tercet.frontend.parsers.registry import ParserNames, detect
 
 _PROBE = "tercet-probe"
@@ -141,10 +142,10 @@ class TemplateManager:
     @classmethod
     def from_files(cls, files: dict[str, bytes]) -> "TemplateManager | None":
         """The template among a model's files; None when it has none. Raises ValueError for one that does not parse."""
-        config = json.loads(files.get("tokenizer_config.json", b"{}"))
+        config = read_object(files, "tokenizer_config.json")
         field, for_tools = config.get("chat_template"), None
         if isinstance(field, list):
-            named = {each["name"]: each["template"] for each in field}
+            named = {each.get("name"): each.get("template") for each in field if isinstance(each, dict)}
             field, for_tools = named.get("default"), named.get("tool_use")
         source = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else field
         if not isinstance(source, str):

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-import orjson
 
+from tercet.frontend.model_json import read_object
+
+_Form = TypeVar("_Form")
 Activation = Callable[[Sequence[float]], list[float]]
 
 
@@ -45,19 +47,26 @@ class SentenceFiles:
     """Files of the wrong form raise ValueError; those that are not there say nothing."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        prompts = msgspec.json.decode(files.get("config_sentence_transformers.json", b"{}"), type=_Prompts)
+        prompts = _read(files, "config_sentence_transformers.json", _Prompts)
         self.prompts = {name: text for name, text in (prompts.prompts or {}).items() if text}
         """Put before a text, by name."""
         self.default_prompt = self.prompts.get(prompts.default_prompt_name or "", "")
-        transformer = msgspec.json.decode(files.get("sentence_bert_config.json", b"{}"), type=_Transformer)
+        transformer = _read(files, "sentence_bert_config.json", _Transformer)
         self.lowers = bool(transformer.do_lower_case)
         """Whether texts are put into lower case first."""
-        self.activation = _activation(orjson.loads(files.get("config.json", b"{}")))
+        self.activation = _activation(read_object(files, "config.json"))
         """Makes scores of what the model's head gives; None leaves that to the number of labels."""
 
     def activate(self, scores: Sequence[float]) -> list[float]:
         """What a client is told of a head's numbers."""
         return (self.activation or (sigmoid if len(scores) == 1 else softmax))(scores)
+
+
+def _read(files: Mapping[str, bytes], name: str, form: type[_Form]) -> _Form:
+    try:
+        return msgspec.convert(read_object(files, name), form)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _activation(config: Mapping[str, Any]) -> Activation | None:
