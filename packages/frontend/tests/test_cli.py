@@ -1,3 +1,4 @@
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -175,6 +176,13 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name(
         (["--frontend.shutdown-grace", "soon"], "--shutdown-grace"),
         (["--frontend.routing-policy", "nearest"], "--routing-policy"),
         (["--frontend.keep-allive", "3"], "--keep-allive"),
+        (["--frontend.keep-alive", "-1"], "--keep-alive"),
+        (["--frontend.max-body-bytes", "0"], "--max-body-bytes"),
+        (["--frontend.tokenizer-threads", "0"], "--tokenizer-threads"),
+        (["--frontend.recovery-timeout", "nan"], "--recovery-timeout"),
+        (["--frontend.api-key-file", "/nowhere/keys"], "--api-key-file /nowhere/keys: No such file or directory"),
+        (["--served-model-name", ""], "--served-model-name must be printable"),
+        (["--served-model-name", "caf\udce9"], "--served-model-name must be printable"),
         (["--reasoning-field-name", "content"], "--reasoning-field-name cannot be 'content'"),
         (["--model", ""], "MODEL"),
         (["--config", "/no/such/file"], "/no/such/file"),
@@ -270,6 +278,12 @@ def test_an_adapter_that_is_there_or_may_be_at_hugging_face_is_left_to_the_sched
     for name in ADAPTER_FILES:
         (tmp_path / name).touch()
     require_adapters({"haiku": str(tmp_path), "sonnet": "org/sonnet-lora"})
+
+
+def test_what_is_opened_gets_no_streams_number_where_there_is_no_stream() -> None:
+    code = "import os, sys; from tercet.frontend import cli; cli.main(['version']); os._exit(os.open('/', os.O_RDONLY))"
+    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} <&- >&- 2>&-"
+    assert subprocess.run(["/bin/sh", "-c", command], check=False, timeout=60).returncode >= 3
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

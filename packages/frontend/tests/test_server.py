@@ -212,6 +212,8 @@ def test_a_server_that_anybody_can_use_is_warned_of(start: Start, monkeypatch: p
 def test_an_unknown_host_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid"):
         listen("no.such.host.invalid", 0)
+    with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 --port 0: Cannot assign requested address$"):
+        listen("192.0.2.1", 0)
 
 
 def test_ipv6_can_be_listened_on() -> None:

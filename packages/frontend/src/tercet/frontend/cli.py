@@ -1,5 +1,6 @@
 """The `tercet` command. Each subcommand imports what it needs when it runs."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,11 +127,19 @@ def version() -> int:
     return 0
 
 
+def _open_streams() -> None:
+    """A stream that this process was started without leads nowhere: else a socket would get the stream's number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # for as long as it runs
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code, and says in one line what went wrong.
 
     2 is an option that cannot be meant, 1 what the machine does not give: files, memory, a place for them.
     """
+    _open_streams()
     try:
         result = app(arguments, exit_on_error=False, print_error=False)
         if isinstance(result, ServeConfig):

@@ -48,7 +48,7 @@ class HttpConfig:
 
     host: str = "127.0.0.1"
     """Address to listen on, unless --fd is given."""
-    port: int = 8000
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8000
     """Port to listen on; 0 takes any that is free."""
     fd: int | None = None
     """A listening socket inherited from the parent."""
@@ -66,11 +66,11 @@ class HttpConfig:
     """Answer /metrics without a key."""
     allowed_origin: Repeatable = ()
     """Origin of web pages that may read answers, or * for all pages; repeatable. Without any, none may."""
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: Annotated[int, Parameter(validator=Number(gte=1))] = 32 * 1024 * 1024
     """Longest request body that is read."""
-    max_header_bytes: int = 64 * 1024
+    max_header_bytes: Annotated[int, Parameter(validator=Number(gte=1))] = 64 * 1024
     """Longest request head that is read."""
-    keep_alive: int = 75
+    keep_alive: Annotated[int, Parameter(validator=Number(gte=0))] = 75
     """Seconds an idle connection stays open."""
     shutdown_grace: Annotated[int, Parameter(validator=Number(gte=0))] = 30
     """Seconds that requests in flight have to finish after SIGTERM."""
@@ -83,10 +83,14 @@ class HttpConfig:
         check_origins("--allowed-origin", self.allowed_origin)
 
     def api_keys(self) -> tuple[str, ...]:
-        """Every key, also those of the file. Raises OSError, and ValueError for a file of none or of bad ones."""
+        """Every key, also those of the file. Raises ValueError for a file of none or of bad ones."""
         if self.api_key_file is None:
             return self.api_key
-        keys = tuple(self.api_key_file.read_text().split())
+        try:
+            keys = tuple(self.api_key_file.read_text(encoding="utf-8").split())
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ValueError(f"--api-key-file {self.api_key_file}: {reason}") from None
         if not keys:
             raise ValueError(f"{self.api_key_file} holds no key, and an open server is not what it was meant for")
         check_keys(f"{self.api_key_file}: a key", keys)
@@ -104,11 +108,11 @@ class ServingConfig:
     """NAME=PATH of an adapter that requests can name, as schedulers find it; repeatable."""
     routing_policy: Literal["cache_aware", "least_loaded", "power_of_two", "round_robin"] = "cache_aware"
     """How requests are spread over schedulers, where there is more than one."""
-    recovery_timeout: float = 60.0
+    recovery_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 60.0
     """Seconds a request waits for a part that takes it."""
-    max_waiting: int = 256
+    max_waiting: Annotated[int, Parameter(validator=Number(gte=0))] = 256
     """New requests that may wait while no scheduler takes any; more are turned away."""
-    tokenizer_threads: int = 2
+    tokenizer_threads: Annotated[int, Parameter(validator=Number(gte=1, lte=1024))] = 2
     """Threads that render templates and tokenize."""
     tool_call_parser: str = "auto"
     """Notation of the model's tool calls: a parser's name, auto for what its chat template uses, or none."""
@@ -119,6 +123,9 @@ class ServingConfig:
 
     def __post_init__(self) -> None:
         read_adapters(self.lora)
+        for name in self.served_model_name:
+            if not name.isprintable() or not name.strip():
+                raise ValueError(f"--served-model-name must be printable, and not empty, which {name!r} is not")
 
 
 @Parameter(name="*")

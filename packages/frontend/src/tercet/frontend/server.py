@@ -1,6 +1,5 @@
 """`tercet serve` from its options to its exit code: a port, a directory, the parts, and a supervisor over them."""
 
-import errno
 import importlib.util
 import ipaddress
 import json
@@ -38,8 +37,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         # create_server words its errors at length; a resolver's numbers are not the system's.
-        taken = error.errno == errno.EADDRINUSE
-        reason = "Address already in use" if taken else error.strerror or str(error)
+        its_own = isinstance(error, socket.gaierror) or error.errno is None
+        reason = error.strerror or str(error) if its_own else os.strerror(error.errno)
         raise ConfigError(f"--host {host} --port {port}: {reason}") from None
 
 
@@ -84,10 +83,11 @@ def as_frontends_read_it(config: ServeConfig) -> FrontendConfig:
 
     try:
         _, bound, _ = app.parse_args(frontend_flags(config), exit_on_error=False, print_error=False)
+        bound.apply_defaults()
+        frontend: FrontendConfig = bound.arguments["config"]
+        frontend.http.api_keys()
     except (CycloptsError, ValueError) as error:
-        raise ConfigError(f"--frontend: {' '.join(str(error).split())}") from None
-    bound.apply_defaults()
-    frontend: FrontendConfig = bound.arguments["config"]
+        raise ConfigError(f"frontend: {' '.join(str(error).split())}") from None
     return frontend
 
 
