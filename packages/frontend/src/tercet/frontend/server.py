@@ -37,8 +37,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         # create_server words its errors at length; a resolver's numbers are not the system's.
-        its_own = isinstance(error, socket.gaierror) or error.errno is None
-        reason = error.strerror or str(error) if its_own else os.strerror(error.errno)
+        number = None if isinstance(error, socket.gaierror) else error.errno
+        reason = os.strerror(number) if number else error.strerror or str(error)
         raise ConfigError(f"--host {host} --port {port}: {reason}") from None
 
 
