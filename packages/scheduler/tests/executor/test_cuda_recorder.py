@@ -26,15 +26,31 @@ class Recording:
 
     pools: ClassVar[dict[int, int]] = {}
     """How many graphs each of them has."""
+    open: ClassVar[list[int]] = []
+    """Those that memory is taken from: torch's allocator is recording."""
+    broken: ClassVar[bool] = False
+    """Whether the device breaks recordings off."""
 
-    def capture_begin(self, pool: int | None = None, **_: Any) -> None:
-        self._pool = len(self.pools) if pool is None else pool
-        if self.pools.get(self._pool) == 0:
+    def capture_begin(self, pool: int, **_: Any) -> None:
+        self._pool = pool
+        if self.pools.get(pool) == 0:
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
-        self.pools[self._pool] = self.pools.get(self._pool, 0) + 1
-        finalize(self, self._release, self._pool)
+        self.pools[pool] = self.pools.get(pool, 0) + 1
+        self.open.append(pool)
 
-    def capture_end(self) -> None: ...
+    def capture_end(self) -> None:
+        if self.broken:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        self.end(0, self._pool)
+        finalize(self, self._release, 0, self._pool)
+
+    @classmethod
+    def end(cls, device: int, pool: int) -> None:
+        """As torch's allocator does."""
+        assert device == 0
+        if pool not in cls.open:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        cls.open.remove(pool)
 
     def pool(self) -> int:
         return self._pool
@@ -42,7 +58,8 @@ class Recording:
     def replay(self) -> None: ...
 
     @classmethod
-    def _release(cls, pool: int) -> None:
+    def _release(cls, device: int, pool: int) -> None:
+        assert device == 0
         cls.pools[pool] -= 1
 
 
@@ -51,6 +68,11 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Stream, Stream]:
     """The current one, and that on which is recorded."""
     current, side = Stream(), Stream()
     monkeypatch.setattr(Recording, "pools", {})
+    monkeypatch.setattr(Recording, "open", [])
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: len(Recording.pools))
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch._C._cuda_endAllocateToPool", Recording.end)
+    monkeypatch.setattr("torch._C._cuda_releasePool", Recording._release)
     monkeypatch.setattr("torch.cuda.Stream", lambda: side)
     monkeypatch.setattr("torch.cuda.current_stream", lambda: current)
     monkeypatch.setattr("torch.cuda.stream", nullcontext)
@@ -98,6 +120,43 @@ def test_after_a_first_recording_without_memory_others_share_a_pool(dropped: boo
     assert max(Recording.pools.values()) >= len(kept)
 
 
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("shared", [False, True])
+def test_torch_takes_no_memory_for_a_recording_that_was_broken_off(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next one is a recording like any other, also in the pool of those before."""
+    recorder = CudaRecorder()
+    kept = [recorder.record(lambda: torch.zeros(1))] if shared else []
+    monkeypatch.setattr(Recording, "broken", True)
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        recorder.record(lambda: torch.zeros(1))
+    assert Recording.open == []
+    assert [*Recording.pools.values()] == [len(kept)]
+    monkeypatch.setattr(Recording, "broken", False)
+    kept.append(recorder.record(lambda: torch.zeros(1)))
+    assert Recording.open == []
+    assert max(Recording.pools.values()) == len(kept)
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_went_wrong_first_is_what_is_told(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there was no memory smaller graphs are recorded, whatever became of that recording."""
+    monkeypatch.setattr(Recording, "broken", broken)
+    answers = iter([torch.zeros(1)])
+
+    def run() -> torch.Tensor:
+        answer = next(answers, None)
+        if answer is None:
+            raise torch.OutOfMemoryError
+        return answer
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaRecorder().record(run)
+    assert Recording.open == []
+
+
 @pytest.mark.parametrize("wary", [False, True])
 @pytest.mark.usefixtures("streams")
 def test_what_waits_for_the_device_is_refused_before_it_is_recorded(
@@ -109,6 +168,7 @@ def test_what_waits_for_the_device_is_refused_before_it_is_recorded(
     monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: mode[-1])
     monkeypatch.setattr("torch.cuda.set_sync_debug_mode", mode.append)
     monkeypatch.setattr(Recording, "capture_begin", lambda self, **_: begun.append(self))
+    monkeypatch.setattr(Recording, "capture_end", lambda _: None)
 
     def run() -> torch.Tensor:
         if mode[-1] == "error":

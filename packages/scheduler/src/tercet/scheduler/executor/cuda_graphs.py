@@ -19,6 +19,7 @@ the recorded kernels then read.
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -53,10 +54,7 @@ class CudaRecorder:
     """Records on a stream of its own; all graphs share one memory pool."""
 
     def __init__(self, *, wary: bool = False) -> None:
-        """`wary` is for models of others, which may wait for the device.
-
-        A recording that is broken off by that would leave torch's allocator recording for ever (in 2.11).
-        """
+        """`wary` is for models of others, which may wait for the device: that is found out before it breaks off."""
         self._wary = wary
         self._newest: torch.cuda.CUDAGraph | None = None
         """Whose pool the next one shares. Torch takes none into a pool again that all others have left (in 2.11)."""
@@ -69,7 +67,8 @@ class CudaRecorder:
         Also where it raises, what comes next waits for what was launched, which reads memory that steps write into.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
-        graph, pool = torch.cuda.CUDAGraph(), None if self._newest is None else self._newest.pool()
+        graph = torch.cuda.CUDAGraph()
+        pool = torch.cuda.graph_pool_handle() if self._newest is None else self._newest.pool()
         try:
             with torch.cuda.stream(self._stream):
                 run()
@@ -78,12 +77,31 @@ class CudaRecorder:
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     output = run()
-                finally:
-                    graph.capture_end()
+                except BaseException:
+                    with suppress(RuntimeError):  # which would only say that it was broken off
+                        _end(graph, pool)
+                    raise
+                _end(graph, pool)
         finally:
             torch.cuda.current_stream().wait_stream(self._stream)
         self._newest = graph
         return graph.replay, output
+
+
+def _end(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+    """End a recording. Raises RuntimeError where the device has broken it off, or cannot make a graph of it.
+
+    Torch (2.11 to 2.13) has its allocator go on recording for ever if it was broken off: memory that streams share is
+    then never free again, and to give back what is free fails. So that is ended here, too.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        device = torch.cuda.current_device()
+        with suppress(RuntimeError):  # the allocator had ended
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
 
 
 def _without_waiting(run: Callable[[], torch.Tensor]) -> None:
