@@ -22,13 +22,13 @@ def test_a_chat_is_answered(client: OpenAI, model: str) -> None:
 
 
 def test_a_streamed_chat_is_the_same_text_in_pieces(client: OpenAI, model: str) -> None:
-    whole = client.chat.completions.create(model=model, messages=[QUESTION], temperature=0, max_tokens=40)
+    whole = client.chat.completions.create(model=model, messages=[QUESTION], temperature=0, max_tokens=200)
     chunks = list(
         client.chat.completions.create(
             model=model,
             messages=[QUESTION],
             temperature=0,
-            max_tokens=40,
+            max_tokens=200,
             stream=True,
             stream_options={"include_usage": True},
         )

@@ -50,7 +50,7 @@ def test_a_stream_is_the_same_text_in_pieces(said: dict[str, Any], either: Serve
     assert said["text"]
     assert either is not server or "three" in said["text"]
     assert said["streamed"] == said["text"]
-    assert said["pieces"] > 2
+    assert said["pieces"] > 1, "of 200 tokens: on a busy machine many come at once"
     assert said["usage"][0] == said["usage"][1] > 0
 
 
@@ -75,7 +75,7 @@ def test_a_call_that_streams_follows_its_schema(said: dict[str, Any]) -> None:
 
 def test_a_response_streams_in_order(said: dict[str, Any]) -> None:
     response = said["response"]
-    assert response["text"] == said["text"]
+    assert response["text"] == said["short"]
     assert response["status"] in {"completed", "incomplete"}
     assert response["events"] == list(range(len(response["events"])))
     assert len(response["events"]) > 2

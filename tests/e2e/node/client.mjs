@@ -4,14 +4,16 @@ import OpenAI from "openai";
 const [baseURL, model] = process.argv.slice(2);
 const client = new OpenAI({ baseURL, apiKey: "any", maxRetries: 0 });
 const messages = [{ role: "user", content: "What is a tercet?" }];
-const asked = { model, messages, temperature: 0, max_completion_tokens: 40 };
+const asked = { model, messages, temperature: 0, max_completion_tokens: 200 };
+const long = { ...asked, ignore_eos: true };
 
 const models = [];
 for await (const each of client.models.list()) models.push(each.id);
 
-const whole = await client.chat.completions.create(asked);
+const whole = await client.chat.completions.create(long);
+const short = await client.chat.completions.create(asked);
 
-const runner = client.chat.completions.stream({ ...asked, stream_options: { include_usage: true } });
+const runner = client.chat.completions.stream({ ...long, stream_options: { include_usage: true } });
 let pieces = 0;
 runner.on("content", () => (pieces += 1));
 const streamed = await runner.finalChatCompletion();
@@ -27,21 +29,19 @@ const schema = {
 };
 const structured = await client.chat.completions.create({
   ...asked,
-  max_completion_tokens: 200,
   response_format: { type: "json_schema", json_schema: { name: "answer", strict: true, schema } },
 });
 
 const tool = { name: "keep", description: "Keeps what is wanted", parameters: schema, strict: true };
 const calling = client.chat.completions.stream({
   ...asked,
-  max_completion_tokens: 200,
   tools: [{ type: "function", function: tool }],
   tool_choice: "required",
   parallel_tool_calls: false,
 });
 const called = (await calling.finalChatCompletion()).choices[0];
 
-const responding = client.responses.stream({ model, input: messages, temperature: 0, max_output_tokens: 40 });
+const responding = client.responses.stream({ model, input: messages, temperature: 0, max_output_tokens: 200 });
 const events = [];
 responding.on("event", (event) => events.push(event.sequence_number));
 const response = await responding.finalResponse();
@@ -55,7 +55,7 @@ try {
 
 const aborted = new AbortController();
 const left = await client.chat.completions.create(
-  { ...asked, max_completion_tokens: 400, ignore_eos: true, stream: true },
+  { ...long, max_completion_tokens: 400, stream: true },
   { signal: aborted.signal },
 );
 for await (const chunk of left) {
@@ -66,6 +66,7 @@ console.log(
   JSON.stringify({
     models,
     text: whole.choices[0].message.content,
+    short: short.choices[0].message.content,
     streamed: streamed.choices[0].message.content,
     pieces,
     usage: [whole.usage.total_tokens, usage.total_tokens],
