@@ -89,7 +89,7 @@ def test_ordinary_steps_run_and_are_of_every_usual_kind(chained: bool, attending
     kinds = {(init.sampling.temperature, init.sampling.top_p) for plan in plans for init in plan.introduce}
     assert kinds == {(0.0, 1.0), (1.0, 1.0), (1.0, 0.9)}
     assert {init.top_logprobs for plan in plans for init in plan.introduce} == {-1, 5, 20}
-    assert max(attending.calls) == 16
+    assert max(attending.calls) == 30
     assert {len(plan.rows) for plan in plans} == {1, 2, 3}
     assert any(plan.assumed for plan in plans) == chained
 
@@ -115,7 +115,7 @@ def test_adapters_are_tried_where_there_may_be_some_and_nobody_keeps_one() -> No
 
 def test_no_ordinary_step_is_longer_than_the_context_or_a_step() -> None:
     assert [*ordinary_plans(4, 64, 2, chained=True, adapted=True)] == []
-    for tokens, context, longest in ((64, 9, 4), (5, 500, 4), (1, 500, 1)):
+    for tokens, context, longest in ((64, 9, 7), (5, 500, 5), (1, 500, 1)):
         plans = [*ordinary_plans(4, tokens, context, chained=True, adapted=False)]
         assert max(row.start + row.count for plan in plans for row in plan.rows) <= context
         assert max(row.count for plan in plans for row in plan.rows) == longest

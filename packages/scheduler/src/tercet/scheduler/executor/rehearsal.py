@@ -71,7 +71,7 @@ def ordinary_plans(slots: int, tokens: int, context_length: int, *, chained: boo
 
 def _texts(longest: int, *, chained: bool) -> Iterator[Plan]:
     """Prompts of every length for which kernels are cut up in ways of their own, and a decode after each."""
-    for length, sampling in zip(_doubled(1, longest), cycle(_ORDINARY)):
+    for length, sampling in zip([*_doubled(1, longest - 1), longest], cycle(_ORDINARY)):
         yield _begun([_prompt(0, length, sampling)])
         decode = Row(0, length, 1, sample=True)
         yield Plan(step=0, rows=[decode])
