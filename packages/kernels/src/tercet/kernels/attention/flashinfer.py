@@ -97,13 +97,14 @@ class GraphMemory:
         return self._workspace
 
     def buffers(self, table: torch.Tensor) -> dict[str, torch.Tensor]:
-        """For decodes of a page table [rows, pages]. The largest graph is recorded first, and has room for all."""
+        """For decodes of a page table [rows, pages]. One that is larger than those before gets more, as those after it.
+
+        Those before keep what they have. The largest graph of a sort is recorded first: there are few such.
+        """
         rows, pages = table.shape
-        if not self._buffers:
+        if not self._buffers or len(self._buffers[2]) < rows or len(self._buffers[1]) < rows * pages:
             self._buffers = [table.new_zeros(size) for size in (rows + 1, rows * pages, rows)]
         begin, indices, tail = self._buffers
-        if len(tail) < rows or len(indices) < rows * pages:
-            raise ValueError(f"a graph of {rows} rows is larger than the first, of {len(tail)}")
         return {
             "paged_kv_indptr_buffer": begin[: rows + 1],
             "paged_kv_indices_buffer": indices,
