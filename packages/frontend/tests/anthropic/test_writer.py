@@ -81,6 +81,9 @@ def test_a_call_without_its_end_asks_for_nothing(matched: int | str, reason: str
     told(writer, [*SAID[4:8], *SAID[4:6]], FinishReason(FinishType.STOP, matched))
     assert [block["input"] for block in writer.body["content"]] == [{"city": "Oslo"}, {}]
     assert (writer.body["stop_reason"], writer.body["stop_sequence"]) == (reason, sequence)
+    writer = MessageWriter("msg_1", "m")
+    told(writer, [*SAID[4:6], TextDelta("What was it?")], FinishReason(FinishType.STOP, matched))
+    assert (writer.body["stop_reason"], writer.body["stop_sequence"]) == (reason, sequence)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,9 @@ def test_a_call_that_a_stop_string_cut_off_is_incomplete() -> None:
     changes = told(writer, SAID[:6], FinishType.STOP)
     assert [item["status"] for item in writer.body["output"]] == ["completed", "completed", "incomplete"]
     assert changes[-1]["type"] == "response.completed"
+    writer = ResponseWriter(body())
+    told(writer, [*SAID[:6], TextDelta("What was it?")], FinishType.STOP)
+    assert [item["status"] for item in writer.body["output"]] == [*["completed"] * 2, "incomplete", "completed"]
 
 
 @pytest.mark.parametrize("said", [[], [TextDelta(""), TextDelta(" \n")]])

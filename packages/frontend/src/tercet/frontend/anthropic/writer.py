@@ -42,6 +42,8 @@ class MessageWriter:
         self._texts: list[str] = []
         self._blank = ""
         """White space that is text only if text follows."""
+        self._in_call = False
+        """Whether the last call has no end."""
 
     def begin(self, usage: dict[str, Any]) -> list[Change]:
         """The message exists."""
@@ -66,19 +68,19 @@ class MessageWriter:
                     self._texts.append(text)
                     changes.append(self._delta({"type": "input_json_delta", "partial_json": text}))
                 case ToolCallEnd():
+                    self._in_call = False
                     changes += self._close()
                 case _:
                     assert_never(finding)
         return changes
 
     def end(self, finish: FinishReason, usage: dict[str, Any]) -> list[Change]:
-        """The model has said all it says. A call that has no end asks for nothing: none of it can be relied on."""
+        """The model has said all it says. A call without an end asks for nothing: it cannot be relied on."""
         changes = []
         if self._blank and not self.body["content"]:
             changes += self._into_text(self._blank)
-        in_call = self._open == "tool_use"
         changes += self._close()
-        called = not in_call and any(block["type"] == "tool_use" for block in self.body["content"])
+        called = not self._in_call and any(block["type"] == "tool_use" for block in self.body["content"])
         if finish.type is FinishType.LENGTH:
             self.body["stop_reason"] = "max_tokens"
         elif called:
@@ -107,7 +109,7 @@ class MessageWriter:
         return [*changes, self._delta({"type": "text_delta", "text": text})]
 
     def _call(self, start: ToolCallStart) -> list[Change]:
-        self._blank = ""
+        self._blank, self._in_call = "", True
         changes = self._close()
         block: dict[str, Any] = {"type": "tool_use", "id": start.id or self._call_id(), "name": start.name, "input": {}}
         return [*changes, *self._into("tool_use", block)]

@@ -83,8 +83,7 @@ class ResponseWriter:
                 changes += self._begin(Message(self._id(Message.prefix), 0))
         if isinstance(self._open, Message):
             self._open.score(logprobs)
-        # A call ends where its notation says so, and not where a stop string cuts it off.
-        changes += self._close("incomplete" if cut or isinstance(self._open, Call) else "completed")
+        changes += self._leave("incomplete" if cut else "completed")
         self.body["usage"] = usage
         if cut:
             self.body["status"] = "incomplete"
@@ -117,14 +116,14 @@ class ResponseWriter:
         """More text of the open item, or of a new one unless that is of this kind."""
         changes: list[Change] = []
         if not isinstance(self._open, kind):
-            changes += self._close("completed")
+            changes += self._leave("completed")
             changes += self._begin(kind(self._id(kind.prefix), len(self.body["output"])))
         assert self._open is not None
         return [*changes, *self._open.more(text, logprobs)]
 
     def _call(self, start: ToolCallStart) -> list[Change]:
         self._forget_blank()
-        changes, place = self._close("completed"), len(self.body["output"])
+        changes, place = self._leave("completed"), len(self.body["output"])
         call_id = self._call_ids.get(place) or start.id or self._id("call")
         return [*changes, *self._begin(Call(self._id(Call.prefix), place, start.name, call_id))]
 
@@ -135,6 +134,10 @@ class ResponseWriter:
         self._open = item
         self.body["output"].append(item.shape("in_progress"))
         return item.opening()
+
+    def _leave(self, status: str) -> list[Change]:
+        """Close what is open. A call ends where its notation says so, and is not complete before that."""
+        return self._close("incomplete" if isinstance(self._open, Call) else status)
 
     def _close(self, status: str) -> list[Change]:
         if self._open is None:
