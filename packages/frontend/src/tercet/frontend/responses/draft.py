@@ -11,11 +11,8 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.generate_request import ParamNames
 from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.spec import Constraint, JsonObject, JsonSchema
-from tercet.frontend.openai.logprobs import chat_logprobs, without_end
 from tercet.frontend.openai.sampling_schema import SamplingFields, stop_strings
-from tercet.frontend.parsers.events import TextDelta
 from tercet.frontend.parsers.port import ToolSpec
-from tercet.frontend.req_state import Update
 from tercet.frontend.responses.body import new_body, usage_of
 from tercet.frontend.responses.conversation import Item, messages_of, shaped
 from tercet.frontend.responses.output_items import Change
@@ -27,6 +24,7 @@ from tercet.frontend.responses.schema import (
     NamedFunction,
     Prompted,
 )
+from tercet.frontend.responses.scored_text import ScoredText
 from tercet.frontend.responses.store import ResponseStore
 from tercet.frontend.responses.writer import ResponseWriter
 from tercet.frontend.served_model import ServedModel
@@ -61,28 +59,25 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     async def changes(self, writer: ResponseWriter, generation: Generation) -> AsyncIterator[list[Change]]:
         """What each arrival changes, to the last. Raises ApiError."""
         [reader] = self.plan.readers(generation)
-        logprobs: list[dict[str, Any]] = []
+        scored = self._scored()
         begun = False
         async for arrivals in generation.arrivals():
             changes = [] if begun else writer.progress()
             begun = True
             for update in (arrival.update for arrival in arrivals):
-                findings = reader.read(update)
-                logprobs += self._logprobs(update)
-                changes += writer.take(findings, logprobs)
-                if any(isinstance(each, TextDelta) for each in findings):
-                    logprobs = []
+                for piece in scored.pieces(update) if scored else [update]:
+                    findings = reader.read(piece)
+                    changes += writer.take(findings, scored.told(findings, reader.reasoning_tokens) if scored else ())
                 if update.finish is not None:
-                    usage = usage_of(generation, reader.reasoning_tokens)
-                    changes += writer.end(update.finish.type, usage, int(time.time()), logprobs)
+                    usage, rest = usage_of(generation, reader.reasoning_tokens), scored.rest if scored else ()
+                    changes += writer.end(update.finish.type, usage, int(time.time()), rest)
             yield changes
 
-    def _logprobs(self, update: Update) -> list[dict[str, Any]]:
+    def _scored(self) -> ScoredText | None:
         if not self.wants_logprobs:
-            return []
-        ids = without_end(update.token_ids, update.finish)
-        content: list[dict[str, Any]] = chat_logprobs(self.model.files.token_bytes, ids, update.logprobs)["content"]
-        return content
+            return None
+        hidden = self.model.tokenizer.special_ids if self.plan.request.skip_special_tokens else frozenset[int]()
+        return ScoredText(self.model.files.token_bytes, hidden)
 
 
 class Drafter:
