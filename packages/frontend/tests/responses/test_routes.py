@@ -153,6 +153,31 @@ async def test_calls_of_functions(engine_of: EngineOf, openai_of: OpenAIOf, limi
         assert "rain in Oslo" in prompt_of(served, served.engine)
 
 
+@pytest.mark.parametrize("options", [{}, {"exclude_none": True}, {"by_alias": True}], ids=str)
+async def test_items_come_back_however_a_client_writes_them_down(
+    options: Any, engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, limits: ModelLimits
+) -> None:
+    roomy = msgspec.structs.replace(limits, context_length=2048)
+    parameters = {**(WEATHER["parameters"] or {}), "additionalProperties": False}
+    parsing: Any = {**WEATHER, "strict": True, "parameters": parameters}
+    async with serving(engine_of(saying(*CALL), limits=roomy), store=store) as served:
+        client = openai_of(served, strict=False)
+        async with client.responses.stream(**BODY, tools=[parsing]) as stream:
+            parsed = await stream.get_final_response()
+        [call] = parsed.output
+        assert call.type == "function_call"
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+        went_on = await client.responses.create(model="tiny", input=[result], previous_response_id=parsed.id)
+        listed = await client.responses.input_items.list(went_on.id, order="asc")
+        dumped: list[Any] = [{"role": "user", "content": "hello"}, call.model_dump(**options), result]
+        tools: list[Any] = [tool.model_dump(**options) for tool in parsed.tools]
+        await client.responses.create(model="tiny", input=dumped, tools=tools)
+        again: list[Any] = [item.model_dump(**options) for item in listed.data]
+        await client.responses.create(model="tiny", input=again)
+        went, *_ = [request.input_ids for request in served.engine.requests()[1:]]
+        assert served.engine.requests()[-1].input_ids == went
+
+
 async def test_reasoning_is_an_item_that_is_counted_and_goes_on(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, tokenizer: Tokenizer
 ) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AliasChoices, Discriminator, Field, Tag
 
 from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.openai.sampling_schema import Name, Strict
@@ -10,6 +10,8 @@ from tercet.frontend.openai.text_only import refuse_what_is_no_text
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 Status = Literal["in_progress", "completed", "incomplete"]
+ASYNC = AliasChoices("async", "async_")
+"""A keyword of Python's, which OpenAI's clients write with a line where an item is dumped under its own names."""
 
 
 class TextPart(Strict):
@@ -63,7 +65,7 @@ class ReasoningItem(Strict):
 
 
 class FunctionCallItem(Strict):
-    """A call that the model made."""
+    """A call that the model made; `parsed_arguments` is what OpenAI's clients made of it."""
 
     type: Literal["function_call"]
     call_id: Name
@@ -73,7 +75,9 @@ class FunctionCallItem(Strict):
     status: Status | None = None
     namespace: None = None
     caller: Any = None
-    async_: bool | None = Field(None, alias="async", exclude=True)
+    async_: bool | None = Field(None, alias="async", validation_alias=ASYNC, exclude=True)
+    parsed_arguments: Any = Field(None, exclude=True)
+    created_by: Name | None = Field(None, exclude=True)
 
 
 class FunctionOutputItem(Strict):
@@ -87,6 +91,7 @@ class FunctionOutputItem(Strict):
     name: Name | None = None
     namespace: None = None
     caller: Any = None
+    created_by: Name | None = Field(None, exclude=True)
 
 
 class ItemReference(Strict):

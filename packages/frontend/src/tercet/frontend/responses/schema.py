@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.openai.sampling_schema import Count, Name, StopString, Strict, refuse
-from tercet.frontend.responses.input_schema import InputItem, Text, known_types
+from tercet.frontend.responses.input_schema import ASYNC, InputItem, Text, known_types
 
 Anything = dict[str, Any]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
@@ -37,7 +37,7 @@ class FunctionTool(Strict):
         None, exclude=True
     )
     defer_loading: bool | None = Field(None, exclude=True)
-    async_: bool | None = Field(None, alias="async", exclude=True)
+    async_: bool | None = Field(None, alias="async", validation_alias=ASYNC, exclude=True)
 
     @model_validator(mode="after")
     def _can_be_called_at_once(self) -> "FunctionTool":
