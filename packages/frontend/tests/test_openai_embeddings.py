@@ -204,6 +204,25 @@ async def test_a_model_that_embeds_ranks_by_cosine_and_embeds_each_text_once(htt
         assert [each["score"] for each in score.json()["data"]] == pytest.approx([0.6, -1])
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("rerank", {"query": "cat " * 15, "documents": ["a", "dog"]}, "query"),
+        ("rerank", {"query": "cat " * 7, "documents": ["a", "cat " * 7]}, "documents[1]"),
+        ("score", {"text_1": ["a", "cat " * 15], "text_2": ["a", "dog"]}, "text_1[1]"),
+        ("score", {"text_1": ["cat " * 15], "text_2": ["a", "dog"]}, "text_1[0]"),
+        ("score", {"text_1": "cat", "text_2": ["a", "cat " * 15]}, "text_2[1]"),
+        ("score", {"text_1": "cat", "text_2": "cat " * 15}, "text_2"),
+    ],
+)
+async def test_a_pair_that_is_too_long_is_refused_by_name(
+    path: str, body: dict[str, Any], param: str, http_of: Http
+) -> None:
+    async with serving(classifier("LABEL_0")) as served:
+        answer = await http_of(served).post(f"/v1/{path}", json={"model": "encoder", **body})
+        assert answer.json()["error"]["param"] == param
+
+
 async def test_scores_are_given_pair_by_pair(http_of: Http) -> None:
     async with serving(classifier("LABEL_0", vector=second_of_pair)) as served:
         http = http_of(served)

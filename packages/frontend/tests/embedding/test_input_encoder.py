@@ -37,7 +37,7 @@ def types(encoded: EncodedInput) -> list[int]:
 def test_texts_and_pairs_are_what_the_tokenizer_makes_of_them(template: str) -> None:
     model, reference = served(template), encoders.tokenizer(template)
     for first, second in [("The cat sat on the mat", "rain"), ("dogs", "a Dog fell on the rain"), ("strange", "cats")]:
-        [single, pair] = encode(model, TextInput(first), PairInput(first, second))
+        [single, pair] = encode(model, TextInput(first), PairInput(first, second, "query"))
         wanted = reference.encode(first)
         assert (ids(single), types(single)) == (wanted.ids, wanted.type_ids)
         wanted = reference.encode(first, second)
@@ -52,7 +52,7 @@ def test_what_is_cut_is_what_the_tokenizer_cuts(template: str, limit: int) -> No
     chance = random.Random(limit)
     for _ in range(20):
         first, second = (" ".join(chance.choices(["cat", "dog", "rain"], k=chance.randrange(1, 14))) for _ in range(2))
-        [single, pair] = encode(model, TextInput(first), PairInput(first, second), truncate=limit)
+        [single, pair] = encode(model, TextInput(first), PairInput(first, second, "query"), truncate=limit)
         assert ids(single) == reference.encode(first).ids
         wanted = reference.encode(first, second)
         assert (ids(pair), types(pair)) == (wanted.ids, wanted.type_ids)
@@ -60,7 +60,7 @@ def test_what_is_cut_is_what_the_tokenizer_cuts(template: str, limit: int) -> No
 
 def test_a_typed_special_token_is_text() -> None:
     [encoded, plain, pair] = encode(
-        served(), TextInput("the [SEP] cat"), TextInput("the cat"), PairInput("cat [SEP] dog", "rain")
+        served(), TextInput("the [SEP] cat"), TextInput("the cat"), PairInput("cat [SEP] dog", "rain", "query")
     )
     special = 3
     assert ids(plain).count(special) == ids(encoded).count(special) == 1
@@ -90,12 +90,27 @@ def test_what_is_too_long_is_refused_by_name(wrong: Input) -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "param"),
+    [
+        ("cat " * 14, "dog", "query"),
+        ("cat " * 4000, "dog", "query"),
+        ("cat " * 13, "dog", "input[0]"),
+        ("cat", "dog " * 4000, "input[0]"),
+    ],
+)
+def test_a_pair_that_is_too_long_is_refused_by_the_text_that_does_not_fit(first: str, second: str, param: str) -> None:
+    with pytest.raises(ContextLengthExceededError) as caught:
+        encode(served(), PairInput(first, second, "query"))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
     ("wrong", "options", "param"),
     [
         (TokenInput([20]), {}, "input[0]"),
         (TextInput("cat"), {"truncate": 17}, "truncate_prompt_tokens"),
         (TextInput("cat"), {"truncate": 2}, "truncate_prompt_tokens"),
-        (PairInput("cat", "dog"), {"truncate": 3}, "truncate_prompt_tokens"),
+        (PairInput("cat", "dog", "query"), {"truncate": 3}, "truncate_prompt_tokens"),
         (TextInput("cat"), {"prompt_name": "nobody's"}, "prompt_name"),
     ],
 )
@@ -116,10 +131,10 @@ def test_prompts_stand_before_a_text() -> None:
     reference = encoders.tokenizer()
     [named] = encode(model, TextInput("the cat"), prompt_name="query")
     assert ids(named) == reference.encode("query: the cat").ids
-    [plain, pair] = encode(model, TextInput("the cat"), PairInput("cat", "dog"))
+    [plain, pair] = encode(model, TextInput("the cat"), PairInput("cat", "dog", "query"))
     assert ids(plain) == reference.encode("the cat").ids
     model = served(config_sentence_transformers={**prompts, "default_prompt_name": "query"})
-    assert encode(model, TextInput("the cat"), PairInput("cat", "dog")) == [named, pair]
+    assert encode(model, TextInput("the cat"), PairInput("cat", "dog", "query")) == [named, pair]
 
 
 def test_texts_are_put_into_lower_case_where_sentence_transformers_does() -> None:

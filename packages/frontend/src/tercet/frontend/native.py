@@ -70,7 +70,7 @@ class Native:
         """Text of ids."""
         body = await read_model(request, Detokenize, self._body_limit)
         skip = bool(body.skip_special_tokens)
-        text = await (await self._model(body.model)).decoded(body.tokens, skip_special_tokens=skip)
+        text = await (await self._model(body.model)).decoded(body.tokens, skip_special_tokens=skip, param="tokens")
         return _json({"prompt": text, "text": text})
 
     async def server_info(self, request: Request) -> Response:  # noqa: ARG002

@@ -96,11 +96,11 @@ class PromptTokenizer:
             return [token_id for token_id in ids if token_id != self._mark_id]
         return ids
 
-    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Text of ids. Raises BadRequestError for an id the tokenizer does not have."""
+    def decode(self, ids: list[int], *, skip_special_tokens: bool, param: str | None = None) -> str:
+        """Text of ids. Raises BadRequestError, naming `param`, for an id the tokenizer does not have."""
         for token_id in ids:
             if not self.has(token_id):
-                raise BadRequestError(f"{token_id} is not a token id of this model.")
+                raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
         [text] = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return str(text)
 

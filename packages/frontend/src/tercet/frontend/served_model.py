@@ -115,9 +115,10 @@ class ServedModel:
         """The end of a chat as its template renders it, right before the answer. Raises ApiError."""
         return await self._text_work.run(lambda: self._rendered(prompt)[-_PROMPT_END:])
 
-    async def decoded(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of any ids. Raises ApiError."""
-        return await self._text_work.run(partial(self.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens))
+    async def decoded(self, ids: list[int], *, skip_special_tokens: bool, param: str | None = None) -> str:
+        """The text of any ids. Raises ApiError, naming `param` where the ids are at fault."""
+        work = partial(self.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens, param=param)
+        return await self._text_work.run(work)
 
     def prompt_ids(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
         """Render and tokenize. Long work for long prompts: called off the event loop. Raises BadRequestError.

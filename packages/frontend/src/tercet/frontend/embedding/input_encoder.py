@@ -31,13 +31,15 @@ class InputEncoder:
                 layout = self._tokenizer.layout
                 ids = self._ids(self._prompt, text, param)
                 piece = layout.fill(ids[: self._room(layout.added, param)])
-            case PairInput(first, second):
+            case PairInput(first, second, first_param):
                 layout = self._tokenizer.pair_layout
                 firsts = self._firsts.get(first)
                 if firsts is None:
-                    firsts = self._firsts[first] = self._ids("", first, param)
+                    firsts = self._firsts[first] = self._ids("", first, first_param)
                 seconds = self._ids("", second, param)
                 piece = layout.fill(*_fitted(firsts, seconds, self._room(layout.added, param)))
+                if layout.added + len(firsts) > self._model.context:  # no second text would fit
+                    param = first_param
             case TokenInput(ids):
                 for token_id in ids:
                     if not 0 <= token_id < self._model.limits.vocab_size:

@@ -22,6 +22,8 @@ class PairInput(msgspec.Struct, frozen=True):
 
     first: str
     second: str
+    first_param: str
+    """What the client called the first of them."""
 
 
 Input = TextInput | TokenInput | PairInput
@@ -33,7 +35,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     inputs: list[Input]
     params: list[str]
-    """What the client called each input, for error messages."""
+    """What the client called each input, for error messages; of a pair the second text."""
     prompt_name: str | None = None
     """A prompt of the model's own to put before each text; None takes the model's default, if it has one."""
     truncate: int | None = None

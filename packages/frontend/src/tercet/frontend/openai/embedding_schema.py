@@ -119,12 +119,22 @@ class ScoreRequest(_Encoded):
         """The pairs in order. A lone text on the left stands in every pair."""
         left = [self.text_1] if isinstance(self.text_1, str) else self.text_1
         right = [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        params = _params("text_1", self.text_1)
         if len(left) == 1:
-            left = left * len(right)
+            left, params = left * len(right), params * len(right)
         if len(left) != len(right):
             message = f"'text_1' has {len(left)} texts and 'text_2' has {len(right)}: one, or as many, are possible."
             raise BadRequestError(message, param="text_1")
-        return [PairInput(first, second) for first, second in zip(left, right, strict=True)]
+        return [PairInput(*each) for each in zip(left, right, params, strict=True)]
+
+    def params(self) -> list[str]:
+        """What the second text of each pair is called."""
+        return _params("text_2", self.text_2)
+
+
+def _params(name: str, given: str | list[str]) -> list[str]:
+    """What the client called each of its texts."""
+    return [name] if isinstance(given, str) else [f"{name}[{place}]" for place in range(len(given))]
 
 
 def _inputs(given: str | list[int] | list[str] | list[list[int]]) -> list[Input]:

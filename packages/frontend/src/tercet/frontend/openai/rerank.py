@@ -38,10 +38,10 @@ class OpenAIServingRerank:
         """Documents by their relevance, the best first."""
         body = await read_model(request, RerankRequest, self._body_limit)
         texts = body.texts()
-        pairs = [PairInput(body.query, text) for text in texts]
-        names = [("query", f"documents[{place}]") for place in range(len(texts))]
+        pairs = [PairInput(body.query, text, "query") for text in texts]
+        params = [f"documents[{place}]" for place in range(len(texts))]
         rid = self._manager.new_id()
-        scores, batch = await self._scores(request, body, pairs, names, rid)
+        scores, batch = await self._scores(request, body, pairs, params, rid)
         results = []
         for place in sorted(range(len(texts)), key=lambda place: -scores[place])[: body.top_n]:
             document = {} if body.return_documents is False else {"document": {"text": texts[place]}}
@@ -52,12 +52,8 @@ class OpenAIServingRerank:
     async def score(self, request: Request) -> Response:
         """A score for each pair."""
         body = await read_model(request, ScoreRequest, self._body_limit)
-        pairs = body.pairs()
-        names = [
-            (_name("text_1", body.text_1, place), _name("text_2", body.text_2, place)) for place in range(len(pairs))
-        ]
         rid = self._manager.new_id()
-        scores, batch = await self._scores(request, body, pairs, names, rid)
+        scores, batch = await self._scores(request, body, body.pairs(), body.params(), rid)
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
         head = {"id": f"score-{rid}", "object": "list", "created": int(time.time())}
         return answered({**head, "model": body.model, "data": data, "usage": usage(batch)})
@@ -67,20 +63,20 @@ class OpenAIServingRerank:
         request: Request,
         body: RerankRequest | ScoreRequest,
         pairs: Sequence[PairInput],
-        names: Sequence[tuple[str, str]],
+        params: list[str],
         rid: str,
     ) -> tuple[list[float], EmbeddingBatch]:
-        """The score of each pair; `names` are what the client called its two texts."""
+        """The score of each pair; `params` are what the client called the second texts."""
         model = await served_for(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
         if model.limits.task is Task.EMBED:
-            params = _texts(pairs, names)
-            asked = body.request([TextInput(text) for text in params], list(params.values()))
+            texts = _texts(pairs, params)
+            asked = body.request([TextInput(text) for text in texts], list(texts.values()))
             batch = await unless_gone(request, self._manager.embed(asked, rid))
-            return await asyncio.to_thread(_cosines, pairs, dict(zip(params, batch.vectors, strict=True))), batch
+            return await asyncio.to_thread(_cosines, pairs, dict(zip(texts, batch.vectors, strict=True))), batch
         if model.limits.width != 1:
             message = f"The model {model.name!r} tells {model.limits.width} labels apart: it is no reranker."
             raise BadRequestError(message, param="model")
-        asked = body.request(list(pairs), [second for _, second in names])
+        asked = body.request(list(pairs), params)
         batch = await unless_gone(request, self._manager.embed(asked, rid))
         scores = [score for vector in batch.vectors for score in numbers(vector)]
         if body.use_activation is False:
@@ -101,15 +97,10 @@ def _cosines(pairs: Sequence[PairInput], vectors: Mapping[str, bytes]) -> list[f
     return [sum(map(operator.mul, units[pair.first], units[pair.second])) for pair in pairs]
 
 
-def _texts(pairs: Sequence[PairInput], names: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _texts(pairs: Sequence[PairInput], params: Sequence[str]) -> dict[str, str]:
     """Each text once, and what the client called it first."""
-    params: dict[str, str] = {}
-    for pair, (first, second) in zip(pairs, names, strict=True):
-        params.setdefault(pair.first, first)
-        params.setdefault(pair.second, second)
-    return params
-
-
-def _name(param: str, given: str | list[str], place: int) -> str:
-    """What the client called its text in the pair at `place`."""
-    return param if isinstance(given, str) else f"{param}[{place if len(given) > 1 else 0}]"
+    texts: dict[str, str] = {}
+    for pair, param in zip(pairs, params, strict=True):
+        texts.setdefault(pair.first, pair.first_param)
+        texts.setdefault(pair.second, param)
+    return texts
