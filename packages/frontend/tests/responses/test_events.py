@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,27 @@ async def test_a_response_is_the_same_however_it_is_asked_for_and_cut(
             assert whole["usage"]["output_tokens"] == (most or len(tokens))
             for part in (item["content"][0] for item in whole["output"] if item["type"] == "message"):
                 assert spelt(part) == part["text"], "the log-probabilities are those of the text and of nothing else"
+
+
+@pytest.mark.parametrize(
+    ("finish", "told"),
+    [(None, "no such table: responses"), (FinishReason(FinishType.ERROR, message="it broke"), "it broke")],
+    ids=["whole", "broken"],
+)
+async def test_a_store_that_fails_is_told_of_behind_all_that_was_said(
+    finish: FinishReason | None, told: str, tmp_path: Path, engine_of: EngineOf, http_of: HttpOf
+) -> None:
+    tokens = [Token(10, "Hello"), Token(11, " world", finish)]
+    store = StoreConfig(response_store=str(tmp_path / "r.sqlite"))
+    async with serving(engine_of(lambda _request, _index: tokens), store=store) as served:
+        with sqlite3.connect(store.response_store) as connection:
+            connection.execute("DROP TABLE responses")
+        connection.close()
+        body = {"model": "tiny", "input": "hello", "stream": True}
+        last = checked(await streamed(http_of(served), "POST", "/v1/responses", json=body))
+    assert (last["status"], last["completed_at"]) == ("failed", None)
+    assert told in last["error"]["message"]
+    assert last["output"][0]["content"][0]["text"] == "Hello world"
 
 
 @pytest.mark.parametrize("after", [2, 7, 12, 20])

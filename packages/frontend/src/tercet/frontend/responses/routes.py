@@ -188,17 +188,22 @@ class _Work:
                 yield await self._told(log, changes)
         except ApiError as error:
             yield await self._told(log, self._writer.fail(error))
-        except StoreError as error:
-            logger.error("%s", error)
-            yield _encoded(log, self._writer.fail(ServerError(str(error))))
         except Exception:
             logger.exception("the stream of %s failed", self._writer.body["id"])
             yield _encoded(log, self._writer.fail(ServerError("The server failed this response.")))
 
     async def _told(self, log: EventLog, changes: list[Change]) -> bytes:
-        """Events for the client, who may come back for the response once it has read the last."""
+        """Events for the client, who may come back for the response once it has read the last.
+
+        Where it cannot, the last says so, unless that tells of a failure anyhow.
+        """
         if self._writer.ended:
-            await self._keep()
+            try:
+                await self._keep()
+            except StoreError as error:
+                logger.error("%s", error)
+                if self._writer.body["status"] != "failed":
+                    changes = [*changes[:-1], *self._writer.fail(ServerError(str(error)))]
         return _encoded(log, changes)
 
     async def _keep(self) -> None:

@@ -97,7 +97,7 @@ class ResponseWriter:
         """It comes to nothing more. The code is among the few that OpenAI has for a response."""
         code = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(error.status, "server_error")
         changes = self._close("incomplete")
-        self.body["status"] = "failed"
+        self.body |= {"status": "failed", "completed_at": None, "incomplete_details": None}
         self.body["error"] = {"code": code, "message": error.message}
         return [*changes, self._about("response.failed")]
 
