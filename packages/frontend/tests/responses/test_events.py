@@ -1,5 +1,6 @@
 """However a response is asked for, and wherever it is cut, it is the same; its events lead to it step by step."""
 
+import asyncio
 import dataclasses
 import json
 import sqlite3
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 from tokenizers import Tokenizer
 
@@ -20,6 +22,7 @@ from tercet.protocol.values import FinishReason, FinishType, ModelLimits
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
 
+ADDED = "response.output_item.added"
 THOUGHT = "<think>\nhmm, rain?\n</think>"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 BODY: dict[str, Any] = {
@@ -27,7 +30,6 @@ BODY: dict[str, Any] = {
     "input": "hello",
     "tools": [{"type": "function", "name": "weather"}],
     "include": ["message.output_text.logprobs"],
-    "seed": 4,
 }
 CONFIG = ServingConfig(reasoning_parser="qwen3", tool_call_parser="hermes")
 
@@ -59,6 +61,7 @@ def said(body: Event) -> Event:
 
 async def every_way(http: httpx2.AsyncClient, body: dict[str, Any]) -> Event:
     """The response, asked for at once, as a stream, in the background, and once more by its id."""
+    body = {**body, "seed": 4}
     whole: Event = (await http.post("/v1/responses", json=body)).json()
     stream = checked(await streamed(http, "POST", "/v1/responses", json={**body, "stream": True}))
     events = await streamed(http, "POST", "/v1/responses", json={**body, "stream": True, "background": True})
@@ -128,6 +131,53 @@ async def test_a_store_that_fails_is_told_of_behind_all_that_was_said(
     assert (last["status"], last["completed_at"]) == ("failed", None)
     assert told in last["error"]["message"]
     assert last["output"][0]["content"][0]["text"] == "Hello world"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 16, 40, 100])
+async def test_what_is_cancelled_keeps_what_it_has_said(
+    steps: int,
+    tmp_path: Path,
+    engine_of: EngineOf,
+    openai_of: Callable[..., openai.AsyncOpenAI],
+    files: dict[str, bytes],
+    limits: ModelLimits,
+    tokenizer: Tokenizer,
+) -> None:
+    tokens = spoken(tokenizer, f"{THOUGHT}I look at it.\n{CALL}")
+    engine = tool_chat.tool_engine(engine_of, files, limits, lambda _request, _index: tokens)
+    engine.auto = False
+    async with serving(engine, config=CONFIG, store=StoreConfig(response_store=str(tmp_path / "r.sqlite"))) as served:
+        responses = openai_of(served).responses
+        stream = await responses.create(**BODY, stream=True, background=True)
+        told: list[Event] = [(await anext(stream)).to_dict(mode="json")]
+        response = told[0]["response"]["id"]
+        while not engine.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        for _ in range(steps):
+            engine.step()
+            await asyncio.sleep(0.002)
+        if steps:
+            while (running := await responses.retrieve(response)).status == "queued":  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            assert running.output == []
+        cancelled = await responses.cancel(response)
+        told += [event.to_dict(mode="json") async for event in stream]
+        await served.until_idle()
+        assert cancelled.status == "cancelled"
+        assert await responses.retrieve(response) == cancelled
+        items: list[Event] = [item.to_dict(mode="json") for item in cancelled.output]
+        assert [item["id"] for item in items] == [event["item"]["id"] for event in told if event["type"] == ADDED]
+        for place, item in enumerate(items):
+            own = [event for event in told if event.get("output_index") == place]
+            done = own[-1]["type"] == "response.output_item.done"
+            assert item["status"] == ("completed" if done else "incomplete")
+            text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+            assert text == "".join(event.get("delta", "") for event in own)
+        engine.auto = True
+        await responses.create(model="tiny", input="go on", previous_response_id=response)
+        prompt = tool_chat.prompt_of(served, engine.requests()[-1])
+        said = [item["content"][0]["text"] for item in items if item["type"] == "message"]
+        assert all(text in prompt for text in said)
 
 
 @pytest.mark.parametrize("after", [2, 7, 12, 20])

@@ -130,8 +130,10 @@ class Background:
         first = log.next
         events = [orjson.dumps(event) for event in log.add(changes)]
         news = any(change["type"] in _STANDINGS for change in changes)
+        # What it has said while it runs its events tell; half an item would stay as it was until the end.
+        body = writer.body if writer.ended else {**writer.body, "output": []}
         if events or news:
-            await self._store.add(lease, first, events, writer.body if news else None)
+            await self._store.add(lease, first, events, body if news else None)
         if woken := self._news.pop(lease.id, None):
             woken.set()
 

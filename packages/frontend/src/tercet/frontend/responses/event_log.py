@@ -39,6 +39,27 @@ class EventLog:
         return numbered
 
 
+def items_told(events: Iterable[Change]) -> list[dict[str, Any]]:
+    """The items that the events of a response tell of, each as far as it is told. They become parts of the items."""
+    items: list[dict[str, Any]] = []
+    for event in events:
+        match event["type"]:
+            case "response.output_item.added":
+                items.append(event["item"] | {"status": "incomplete"})
+            case "response.content_part.added":
+                items[-1]["content"] = [event["part"]]
+            case "response.function_call_arguments.delta":
+                items[-1]["arguments"] += event["delta"]
+            case "response.reasoning_text.delta":
+                items[-1]["content"][0]["text"] += event["delta"]
+            case "response.output_text.delta":
+                items[-1]["content"][0]["text"] += event["delta"]
+                items[-1]["content"][0]["logprobs"] += event["logprobs"]
+            case "response.output_item.done":
+                items[-1] = event["item"]
+    return items
+
+
 def _steps(change: Change) -> int:
     delta: str | None = change.get("delta")
     return 1 if delta is None else len(delta)

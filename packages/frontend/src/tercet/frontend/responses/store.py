@@ -15,6 +15,7 @@ import orjson
 
 from tercet.frontend.database import Database
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError
+from tercet.frontend.responses.event_log import items_told
 
 Item = dict[str, Any]
 Body = dict[str, Any]
@@ -86,7 +87,10 @@ class ResponseStore:
         await self._database.run(work)
 
     async def cancel(self, owner: str, response: str) -> Body:
-        """End one that runs in the background. One that has ended stays as it is. Raises ApiError."""
+        """End one that runs in the background, with what it has said. One that has ended stays as it is.
+
+        Raises ApiError.
+        """
         since = self._since
 
         def work(connection: sqlite3.Connection) -> Body:
@@ -94,8 +98,8 @@ class ResponseStore:
             if not body["background"]:
                 raise BadRequestError("Only a response that runs in the background can be cancelled.")
             if body["status"] in _RUNNING:
-                body |= {"status": "cancelled"}
-                _update(connection, response, body)
+                body |= {"status": "cancelled", "output": items_told(_emitted(connection, response))}
+                _ended(connection, response, body)
             return body
 
         return await self._database.run(work)
@@ -136,12 +140,11 @@ class ResponseStore:
             self._require(connection, lease)
             rows = [(lease.id, first + place, event) for place, event in enumerate(events)]
             connection.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", rows)
-            if body is not None:
+            if body is not None and body["status"] in _RUNNING:
                 _update(connection, lease.id, body)
-                if body["status"] not in _RUNNING:
-                    place = connection.execute("SELECT count(*) FROM items WHERE response = ?", (lease.id,))
-                    _add_items(connection, lease.id, place.fetchone()[0], body["output"], given=False)
-                    self._database.prune(connection, self._clock())
+            elif body is not None:
+                _ended(connection, lease.id, body)
+                self._database.prune(connection, self._clock())
 
         await self._database.run(work)
 
@@ -197,9 +200,7 @@ class ResponseStore:
 
     async def emitted(self, response: str) -> list[dict[str, Any]]:
         """Every event so far."""
-        query = "SELECT data FROM events WHERE response = ? ORDER BY number"
-        rows = await self._database.read(lambda each: each.execute(query, (response,)).fetchall())
-        return [orjson.loads(data) for (data,) in rows]
+        return await self._database.read(lambda each: _emitted(each, response))
 
     # Inside.
 
@@ -248,6 +249,18 @@ def _body(connection: sqlite3.Connection, owner: str, response: str, since: floa
 def _update(connection: sqlite3.Connection, response: str, body: Body) -> None:
     query = "UPDATE responses SET status = ?, body = ? WHERE id = ?"
     connection.execute(query, (body["status"], orjson.dumps(body), response))
+
+
+def _ended(connection: sqlite3.Connection, response: str, body: Body) -> None:
+    """A response of the background stands as it will: others may go on from it."""
+    _update(connection, response, body)
+    place = connection.execute("SELECT count(*) FROM items WHERE response = ?", (response,)).fetchone()[0]
+    _add_items(connection, response, place, body["output"], given=False)
+
+
+def _emitted(connection: sqlite3.Connection, response: str) -> list[dict[str, Any]]:
+    query = "SELECT data FROM events WHERE response = ? ORDER BY number"
+    return [orjson.loads(data) for (data,) in connection.execute(query, (response,))]
 
 
 def _add_items(
