@@ -172,7 +172,10 @@ async def test_what_is_cancelled_keeps_what_it_has_said(
             done = own[-1]["type"] == "response.output_item.done"
             assert item["status"] == ("completed" if done else "incomplete")
             text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
-            assert text == "".join(event.get("delta", "") for event in own)
+            deltas = [event for event in own if "delta" in event]
+            assert text == "".join(event["delta"] for event in deltas)
+            if item["type"] == "message":
+                assert item["content"][0]["logprobs"] == [each for event in deltas for each in event["logprobs"]]
         engine.auto = True
         await responses.create(model="tiny", input="go on", previous_response_id=response)
         prompt = tool_chat.prompt_of(served, engine.requests()[-1])

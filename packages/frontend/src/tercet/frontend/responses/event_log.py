@@ -42,21 +42,24 @@ class EventLog:
 def items_told(events: Iterable[Change]) -> list[dict[str, Any]]:
     """The items that the events of a response tell of, each as far as it is told. They become parts of the items."""
     items: list[dict[str, Any]] = []
+    texts: list[str] = []
     for event in events:
         match event["type"]:
             case "response.output_item.added":
                 items.append(event["item"] | {"status": "incomplete"})
             case "response.content_part.added":
                 items[-1]["content"] = [event["part"]]
-            case "response.function_call_arguments.delta":
-                items[-1]["arguments"] += event["delta"]
-            case "response.reasoning_text.delta":
-                items[-1]["content"][0]["text"] += event["delta"]
-            case "response.output_text.delta":
-                items[-1]["content"][0]["text"] += event["delta"]
-                items[-1]["content"][0]["logprobs"] += event["logprobs"]
             case "response.output_item.done":
                 items[-1] = event["item"]
+                texts.clear()
+        if "delta" in event:
+            texts.append(event["delta"])
+            if event.get("logprobs"):
+                items[-1]["content"][0]["logprobs"] += event["logprobs"]
+    if texts and "arguments" in items[-1]:
+        items[-1]["arguments"] = "".join(texts)
+    elif texts:
+        items[-1]["content"][0]["text"] = "".join(texts)
     return items
 
 
