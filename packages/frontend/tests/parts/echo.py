@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from tercet.protocol.lifecycle import exit_with_parent
+from tercet.protocol.lifecycle import exit_with_parent, on_signals
 from tercet.protocol.messages import (
     AbortReq,
     BatchStrOutput,
@@ -144,7 +144,7 @@ def main() -> None:
     options = parser.parse_args()
     exit_with_parent(options.parent_fd)
     stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    on_signals([signal.SIGTERM], stopped.set)
     is_scheduler = options.peer.startswith("scheduler")
     role = Role.SCHEDULER if is_scheduler else Role.DETOKENIZER
     running: list[object] = []

@@ -18,6 +18,7 @@ parent      serves, with a child process of its own whose id it writes to --once
 
 import argparse
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -27,7 +28,7 @@ import threading
 import time
 from pathlib import Path
 
-from tercet.protocol.lifecycle import exit_with_parent
+from tercet.protocol.lifecycle import exit_with_parent, on_signals
 from tercet.protocol.messages import Heartbeat, Progress, Ready, SupervisorInbox
 from tercet.protocol.node import NodeConfig, PeerUp, ThreadNode
 from tercet.protocol.values import ModelLimits, Phase, Role, Task
@@ -92,14 +93,13 @@ def main() -> None:
     if options.mode == "crash":
         raise RuntimeError("the weights are torn")
     stopped = threading.Event()
-    asked: list[int] = []
+    asked = itertools.count(1)
 
-    def stop(number: int, _: object) -> None:
-        asked.append(number)
-        if options.mode != "twice" or len(asked) == 2:
+    def stop() -> None:
+        if next(asked) == (2 if options.mode == "twice" else 1) and options.mode != "stubborn":
             stopped.set()
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.mode == "stubborn" else stop)
+    on_signals([signal.SIGTERM], stop)
     misbehaves = options.mode in {"hang", "stuck", "die"} and is_first_start(options.once)
     phase, began = Phase.IDLE, time.monotonic()
 
