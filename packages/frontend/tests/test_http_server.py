@@ -94,6 +94,50 @@ async def test_a_refusal_does_not_stand_in_an_answer_to_another_request(engine_o
         await served.until_idle()
 
 
+COMPLETION = b'{"model": "tiny", "prompt": "hello"}'
+OFFER = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"connection: upgrade\r\nupgrade: %b\r\n"
+)
+LAST = b"GET /live HTTP/1.0\r\n\r\n"
+
+
+@pytest.mark.parametrize("offered", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("cut", [0, 1, 20, None])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_offer_to_change_the_protocol_is_a_header_like_any_other(
+    engine_of: EngineOf, offered: bytes, cut: int | None, chunked: bool
+) -> None:
+    """Java's client makes it with every request, whose body then was lost, or read as the next request."""
+    size = len(COMPLETION)
+    if chunked:
+        head, body = b"transfer-encoding: chunked\r\n\r\n", b"%x\r\n%b\r\n0\r\n\r\n" % (size, COMPLETION)
+    else:
+        head, body = b"content-length: %d\r\n\r\n" % size, COMPLETION
+    whole = OFFER % offered + head + body + LAST
+    at = len(whole) if cut is None else len(OFFER % offered + head) + cut
+    async with serving(engine_of()) as served:
+        answer = await talk(served, whole[:at], whole[at:])
+    assert b"Hello world!" in answer
+    assert answer.count(b"HTTP/1.1 200") == 2
+    assert answer.endswith(b'{"status":"ok"}')
+
+
+async def test_what_is_within_a_body_is_no_request_whatever_is_offered(engine_of: EngineOf) -> None:
+    body = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with serving(engine_of()) as served:
+        answer = await talk(served, OFFER % b"h2c" + b"content-length: %d\r\n\r\n" % len(body), body, LAST)
+    assert (answer.count(b"HTTP/1.1 400"), answer.count(b"HTTP/1.1 200")) == (1, 1)
+    assert b"max_model_len" not in answer
+
+
+async def test_a_request_without_a_body_may_offer_too(engine_of: EngineOf) -> None:
+    ask = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    async with serving(engine_of()) as served:
+        answer = await talk(served, ask, ask + LAST)
+    assert answer.count(b"HTTP/1.1 200") == 3
+
+
 async def test_a_head_that_begins_behind_a_long_body_is_counted_by_itself(engine_of: EngineOf) -> None:
     body = json.dumps({"prompt": "a" * 4000}).encode()
     ask = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"

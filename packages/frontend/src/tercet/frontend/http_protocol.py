@@ -6,6 +6,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tercet.frontend.errors import ApiError, BadRequestError, HeadersTooLongError
 from tercet.frontend.event_stream import WRITE, Write
+from tercet.frontend.http_parser import OneProtocolParser
 from tercet.frontend.request_id import new_request_id
 
 _HEAD_SECONDS = 30.0
@@ -16,7 +17,7 @@ _TOO_LONG = "The headers of the request are too long."
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, which has no such bounds.
+    """uvicorn's, which has no such bounds, and takes the body of a request that offers another protocol for the next.
 
     Hangs up on request heads that are too long, or take too long to arrive, and on clients that do not read.
     """
@@ -37,6 +38,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The time for its first request runs."""
         super().connection_made(transport)
+        self._reading = OneProtocolParser(self)
+        self.parser = self._reading  # type: ignore[assignment]
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -77,11 +80,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A head begins."""
+        if self._reading.resumes:
+            return
         self._header_bytes, self._idle_bytes, self._in_head = 0, 0, True
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        if not self._reading.resumes:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header; or a trailer, which nobody reads."""
+        if self._reading.resumes:
+            return
         self._header_bytes += len(name) + len(value)
         self._check_length()
         if self._in_head:
@@ -89,6 +101,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A head is whole."""
+        if self._reading.resumes:
+            return
         self._progressed, self._in_head = True, False
         self._head_came()
         self._check_length()
@@ -103,6 +117,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request is whole."""
+        if self._reading.offers:
+            return
         self._progressed = True
         super().on_message_complete()
 
