@@ -68,3 +68,16 @@ async def test_no_answer_lets_a_page_of_another_origin_read_it(
         [405, 405, 200, 404, 200, 200] if key else [401, 405, 200] + [401] * 3
     )
     assert not [name for each in answers for name in each.headers if name.startswith("access-control-")]
+
+
+async def test_an_error_does_not_say_again_all_that_was_sent(engine_of: EngineOf, http_of: HttpOf) -> None:
+    long = "x" * 1_000_000
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        unknown = await http.post("/v1/completions", json={"model": long, "prompt": "hello"})
+        strange = await http.post("/v1/completions", json={"model": "tiny", "prompt": "hello", long: 1})
+    for answer in (unknown, strange):
+        assert answer.status_code == 400
+        assert len(answer.content) < 5000
+        assert answer.json()["error"]["message"]
+    assert len(strange.json()["error"]["param"]) == 256

@@ -94,6 +94,17 @@ async def test_history_is_everything_before(stores: Stores) -> None:
         await store.input_items("me", "r2")
 
 
+async def test_history_that_is_too_long_is_not_read(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = stores("a")
+    await store.keep("me", body("r1"), [item("i" * 600)])
+    await store.keep("me", body("r2", previous_response_id="r1"), [item("j" * 600)])
+    monkeypatch.setattr("tercet.frontend.responses.store.MOST_HISTORY", 1000)
+    assert len(await store.history("me", "r1")) == 2
+    with pytest.raises(BadRequestError, match="more than 1000 bytes") as refused:
+        await store.history("me", "r2")
+    assert refused.value.param == "previous_response_id"
+
+
 async def test_a_response_that_still_runs_is_no_history(stores: Stores) -> None:
     store = stores("a")
     await store.begin("me", body(status="queued"), [], {})

@@ -25,6 +25,10 @@ Every one of them ends one request and nothing else.
 
 import orjson
 
+_LONGEST_MESSAGE = 2048
+_LONGEST_PARAM = 256
+"""Characters: what is wrong may be named in words of the client's, as long as it likes."""
+
 
 class ApiError(Exception):
     """One OpenAI error body; `code` is a string or null, `retry_after` is in seconds."""
@@ -36,9 +40,10 @@ class ApiError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
     ) -> None:
+        message = shortened(message, _LONGEST_MESSAGE)
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = None if param is None else shortened(param, _LONGEST_PARAM)
         self.code = code or type(self).code
         self.retry_after = retry_after
 
@@ -191,6 +196,11 @@ class UnavailableError(ApiError):
 
     status = 503
     code = "service_unavailable"
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, or the beginning of it."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def from_rejection(code: str, message: str, param: str | None = None) -> ApiError:

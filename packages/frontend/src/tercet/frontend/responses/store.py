@@ -21,6 +21,8 @@ Item = dict[str, Any]
 Body = dict[str, Any]
 
 LEASE_SECONDS = 10.0
+MOST_HISTORY = 32 * 1024 * 1024
+"""Bytes of all that a response goes on from: it is read into memory at once, whatever a prompt may have of it."""
 _RUNNING = ("queued", "in_progress")
 _HELD = "SELECT 1 FROM responses WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
 _RENEW = (
@@ -282,8 +284,12 @@ def _history(
     """The items of a response and of all before it. Raises `missing` for one that is not there."""
     parts: list[list[Item]] = []
     step: str | None = response
+    size = 0
     while step is not None:
-        query = "SELECT previous, status FROM responses WHERE id = ? AND owner = ? AND created >= ?"
+        query = (
+            "SELECT previous, status, (SELECT sum(length(data)) FROM items WHERE response = responses.id)"
+            " FROM responses WHERE id = ? AND owner = ? AND created >= ?"
+        )
         row = connection.execute(query, (step, owner, since)).fetchone()
         if row is None:
             raise missing(
@@ -293,6 +299,11 @@ def _history(
             )
         if row[1] in _RUNNING:
             raise BadRequestError(f"The response '{step}' has not ended yet.", param="previous_response_id")
+        size += row[2] or 0
+        if size > MOST_HISTORY:
+            raise BadRequestError(
+                f"The responses to go on from hold more than {MOST_HISTORY} bytes.", param="previous_response_id"
+            )
         parts.append([item for item, _ in _items(connection, step)])
         step = row[0]
     return [item for part in reversed(parts) for item in part]
