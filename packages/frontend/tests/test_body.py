@@ -5,11 +5,13 @@ import sys
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import Message
 
 from tercet.frontend.body import MAX_VALUES, read_json, read_model
+from tercet.frontend.body_room import BodyRoom
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.native_schema import Detokenize, NativeGenerate
 from tercet.frontend.openai.chat_schema import ChatRequest
@@ -25,7 +27,9 @@ def asking(value: Any) -> Request:
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")]}
+    app = FastAPI()
+    app.state.body_room = BodyRoom(LIMIT)
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")], "app": app}
     return Request(scope, receive)
 
 

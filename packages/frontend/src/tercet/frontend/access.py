@@ -12,6 +12,7 @@ from tercet.frontend.anthropic.errors import ANTHROPIC_ROUTES, anthropic_error
 from tercet.frontend.counters import Exchange
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
 from tercet.frontend.event_stream import ClientGoneError
+from tercet.frontend.host_names import HostNames
 from tercet.frontend.keys import Keys, remember, shows_key
 from tercet.frontend.request_id import identify, request_id_of
 
@@ -27,7 +28,10 @@ _WRONG_KEY = "Incorrect API key provided."
 
 
 class Access:
-    """ASGI middleware around the whole app. Counts in `exchanges` how requests were answered."""
+    """ASGI middleware around the whole app. Counts in `exchanges` how requests were answered.
+
+    Without `hosts` a server may be called by any name.
+    """
 
     def __init__(
         self,
@@ -35,13 +39,15 @@ class Access:
         keys: Keys,
         leaving: Callable[[], bool],
         exchanges: Counter[Exchange],
-        open_routes: frozenset[str] = OPEN_ROUTES,
+        open_routes: frozenset[str],
+        hosts: HostNames | None = None,
     ) -> None:
         self.app = app
         self._keys = keys
         self._leaving = leaving
         self._exchanges = exchanges
         self._open_routes = open_routes
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -71,11 +77,7 @@ class Access:
             await send(message)
 
         try:
-            visitor = self._keys.visitor(headers)
-            if visitor is None and scope["path"] not in self._open_routes:
-                raise UnauthorizedError(_WRONG_KEY if shows_key(headers) else _NO_KEY)
-            if visitor is not None:
-                remember(scope, visitor)
+            self._admit(scope, headers)
             await self.app(scope, receive, send_with_id)
         except ClientGoneError:
             return
@@ -88,6 +90,17 @@ class Access:
                 await error_response(failure, scope)(scope, receive, send_with_id)
             elif not ended:
                 raise
+
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Let a request in, or raise ApiError."""
+        visitor = self._keys.visitor(headers)
+        if scope["path"] not in self._open_routes:
+            if visitor is None:
+                raise UnauthorizedError(_WRONG_KEY if shows_key(headers) else _NO_KEY)
+            if self._hosts is not None:
+                self._hosts.check(headers)
+        if visitor is not None:
+            remember(scope, visitor)
 
 
 def _exchange(scope: Scope, status: int) -> Exchange:

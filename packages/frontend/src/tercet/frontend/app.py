@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tercet.frontend.access import METRICS, OPEN_ROUTES, ROUTE, Access, error_response
+from tercet.frontend.body_room import BodyRoom
 from tercet.frontend.config import HttpConfig, ServingConfig
 from tercet.frontend.database import StoreError
 from tercet.frontend.errors import (
@@ -21,6 +22,7 @@ from tercet.frontend.errors import (
     ServerError,
 )
 from tercet.frontend.event_stream import ClientGoneError
+from tercet.frontend.host_names import HostNames
 from tercet.frontend.kept import Kept
 from tercet.frontend.keys import Keys
 from tercet.frontend.routes import Endpoint, routes
@@ -33,9 +35,16 @@ _SHOWN_TO_PAGES = ("x-request-id", "request-id", "retry-after")
 
 
 def build_app(
-    manager: TokenizerManager, config: HttpConfig, serving: ServingConfig = ServingConfig(), kept: Kept | None = None
+    manager: TokenizerManager,
+    config: HttpConfig,
+    serving: ServingConfig = ServingConfig(),
+    kept: Kept | None = None,
+    *,
+    local: bool = False,
 ) -> ASGIApp:
     """The application. Its routes read and write their own bytes; FastAPI routes and no more.
+
+    `local`: only this machine reaches it.
 
     Raises ValueError for options that cannot work.
     """
@@ -59,8 +68,17 @@ def build_app(
     app.add_exception_handler(StoreError, _on_store_error)
     app.add_exception_handler(Exception, _on_failure)
     open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
-    keys = Keys(config.api_keys(), config.admin_key)
-    guarded = Access(app, keys, lambda: manager.draining, manager.counters.exchanges, open_routes)
+    api_keys = config.api_keys()
+    app.state.body_room = BodyRoom(config.max_body_bytes)
+    hosts = HostNames(config.allowed_origin) if local and not api_keys else None
+    guarded = Access(
+        app,
+        Keys(api_keys, config.admin_key),
+        lambda: manager.draining,
+        manager.counters.exchanges,
+        open_routes,
+        hosts,
+    )
     if not config.allowed_origin:
         return guarded
     # Browsers ask whether a page may send its key, and show none then: that is answered before keys are looked at.

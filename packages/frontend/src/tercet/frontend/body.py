@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
+from tercet.frontend.body_room import BodyRoom
 from tercet.frontend.errors import (
     BadRequestError,
     PayloadTooLargeError,
@@ -20,6 +21,7 @@ from tercet.frontend.errors import (
     UnsupportedMediaTypeError,
 )
 from tercet.frontend.event_stream import ClientGoneError
+from tercet.frontend.keys import visitor_of
 
 BODY_SECONDS = 60.0
 """Time a body has to arrive in, so that slow senders hold no connection for ever."""
@@ -45,7 +47,7 @@ async def read_model(request: Request, schema: type[_Model], limit: int) -> _Mod
 
 
 async def read_json(request: Request, limit: int) -> object:
-    """The body, of at most `limit` bytes, parsed. NaN and Infinity are no JSON."""
+    """The body, of at most `limit` bytes, parsed. NaN and Infinity are no JSON. Raises ApiError or ClientGoneError."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaTypeError("The body must be JSON: send 'Content-Type: application/json'.")
@@ -55,17 +57,7 @@ async def read_json(request: Request, limit: int) -> object:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limit:
-                    raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
-    except TimeoutError:
-        raise RequestTimeoutError(f"The body did not arrive within {BODY_SECONDS:g} seconds.") from None
-    except ClientDisconnect:
-        raise ClientGoneError from None
+    body = await _received(request, limit)
     brackets = body.count(b"{") + body.count(b"[")
     if brackets > _MOST_BRACKETS:
         raise BadRequestError(f"The body has more than {MAX_VALUES} values.")
@@ -76,6 +68,25 @@ async def read_json(request: Request, limit: int) -> object:
     if brackets + body.count(b":") > MAX_DEPTH:
         _check_shape(data)
     return data
+
+
+async def _received(request: Request, limit: int) -> bytearray:
+    """The bytes of a body. Raises ApiError, and ClientGoneError."""
+    body, room = bytearray(), request.app.state.body_room
+    assert isinstance(room, BodyRoom)
+    try:
+        with room.space(visitor_of(request).owner) as space:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > limit:
+                        raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
+                    space.grow(len(body))
+    except TimeoutError:
+        raise RequestTimeoutError(f"The body did not arrive within {BODY_SECONDS:g} seconds.") from None
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    return body
 
 
 def _check_shape(data: object) -> None:

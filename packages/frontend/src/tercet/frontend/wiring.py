@@ -12,6 +12,7 @@ from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.app import build_app
 from tercet.frontend.config import FrontendConfig
 from tercet.frontend.database import Database
+from tercet.frontend.host_names import is_local
 from tercet.frontend.http_server import HttpServer
 from tercet.frontend.kept import Kept
 from tercet.frontend.launch import is_own
@@ -91,7 +92,7 @@ class Frontend:
             adapter_names=AdaptersInFile(database) if database else None,
         )
         self._kept = Kept(self._manager, TurnPlanner(serving), database) if database else None
-        app = build_app(self._manager, config.http, serving, self._kept)
+        app = build_app(self._manager, config.http, serving, self._kept, local=is_local(self._listener))
         self._server = HttpServer(app, config.http, self._listener, self._on_started)
 
     async def run(self) -> None:

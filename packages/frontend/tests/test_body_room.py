@@ -1,0 +1,73 @@
+"""Long bodies of many clients take no more memory than they may together, and short ones have room beside them."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import httpx2
+import pytest
+
+from tercet.frontend.body_room import BodyRoom
+from tercet.frontend.config import HttpConfig
+from tercet.frontend.errors import UnavailableError
+from tercet.frontend.testing import FakeEngine, Served, serving
+
+EngineOf = Callable[..., FakeEngine]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+
+LONGEST = 1 << 20
+JSON = {"content-type": "application/json"}
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    % LONGEST
+)
+SHORT = {"model": "tiny", "prompt": "hello"}
+
+
+async def begun(served: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client that sends nearly all of a long body, and waits."""
+    host, port = served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(HEAD + b" " * (LONGEST - 1))
+    await writer.drain()
+    return reader, writer
+
+
+async def test_what_many_clients_send_is_bounded_and_free_again_when_they_leave(
+    engine_of: EngineOf, http_of: HttpOf
+) -> None:
+    async with serving(engine_of(), HttpConfig(max_body_bytes=LONGEST)) as served:
+        clients = [await begun(served) for _ in range(24)]
+        heads = [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in clients]
+        async with asyncio.timeout(20):  # 17 have room, for the first 64 KiB of each are not counted
+            while len(refused := [each.result() for each in heads if each.done()]) < 7:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert len(refused) < 24
+        assert all(b"HTTP/1.1 503" in each and b"retry-after: 1" in each for each in refused)
+        http = http_of(served)
+        assert (await http.post("/v1/completions", json=SHORT)).status_code == 200
+        for head, (_, writer) in zip(heads, clients, strict=True):
+            head.cancel()
+            writer.close()
+        body = json.dumps(SHORT).encode().ljust(LONGEST)
+        async with asyncio.timeout(10):
+            while (await http.post("/v1/completions", content=body, headers=JSON)).is_error:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+def test_one_key_leaves_half_of_the_room_to_others() -> None:
+    room = BodyRoom(1 << 20)
+    with room.space("mine") as mine, room.space("yours") as yours:
+        mine.grow(room.most // 2)
+        with pytest.raises(UnavailableError, match="long requests"):
+            mine.grow(room.most)
+        yours.grow(room.most // 2)
+    assert room.taken == 0
+
+
+def test_a_body_is_counted_once_however_it_arrives() -> None:
+    room = BodyRoom(1 << 20)
+    with room.space("") as space:
+        for length in range(0, 1 << 20, 10_000):
+            space.grow(length)
+        assert room.taken == length - 65_536
