@@ -19,7 +19,6 @@ from packages.frontend.tests.tool_chat import (
 )
 from tercet.frontend.config import ServingConfig
 from tercet.frontend.testing import FakeEngine, Token, serving
-from tercet.frontend.turn.plan import TurnPlanner
 from tercet.protocol.values import ModelLimits, unpack_ints
 
 TEMPLATE = (
@@ -97,7 +96,7 @@ async def test_a_chat_is_tokenized_with_the_reasoning_that_it_would_be_answered_
 @pytest.mark.parametrize("name", ["content", "two words", ""])
 def test_a_field_that_messages_cannot_have_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="--reasoning-field-name"):
-        TurnPlanner(ServingConfig(reasoning_field_name=name))
+        ServingConfig(reasoning_field_name=name)
 
 
 async def test_an_answer_without_reasoning_has_no_such_field(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
@@ -264,6 +263,6 @@ async def test_an_effort_among_the_variables_is_a_word_of_the_api(
 
 def test_parsers_that_there_are_not_are_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match=r"--tool-call-parser must be one of auto, none, .*, not 'x'"):
-        TurnPlanner(ServingConfig(tool_call_parser="x"))
+        ServingConfig(tool_call_parser="x")
     with pytest.raises(ValueError, match=r"--reasoning-parser must be one of auto, none, .*, not 'x'"):
-        TurnPlanner(ServingConfig(reasoning_parser="x"))
+        ServingConfig(reasoning_parser="x")

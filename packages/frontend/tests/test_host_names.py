@@ -8,7 +8,7 @@ import pytest
 
 from tercet.frontend.app import build_app
 from tercet.frontend.config import HttpConfig
-from tercet.frontend.host_names import is_local
+from tercet.frontend.listener import is_local
 from tercet.frontend.testing import FakeEngine, Served, serving
 
 EngineOf = Callable[..., FakeEngine]

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tercet.protocol.values import FinishReason, FinishType, ModelLimits
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
+Saying = Callable[[list[Token]], AbstractAsyncContextManager[Served]]
 
 ADDED = "response.output_item.added"
 THOUGHT = "<think>\nhmm, rain?\n</think>"
@@ -32,6 +34,17 @@ BODY: dict[str, Any] = {
     "include": ["message.output_text.logprobs"],
 }
 CONFIG = ServingConfig(reasoning_parser="qwen3", tool_call_parser="hermes")
+
+
+@pytest.fixture
+def saying(tmp_path: Path, engine_of: EngineOf, files: dict[str, bytes], limits: ModelLimits) -> Saying:
+    """A frontend that keeps responses, before a model that says these tokens."""
+
+    def serve(tokens: list[Token]) -> AbstractAsyncContextManager[Served]:
+        engine = tool_chat.tool_engine(engine_of, files, limits, lambda _request, _index: tokens)
+        return serving(engine, config=CONFIG, store=StoreConfig(response_store=str(tmp_path / "r.sqlite")))
+
+    return serve
 
 
 def spoken(tokenizer: Tokenizer, text: str) -> list[Token]:
@@ -92,17 +105,10 @@ def spelt(part: dict[str, Any]) -> str:
     ],
 )
 async def test_a_response_is_the_same_however_it_is_asked_for_and_cut(
-    text: str,
-    tmp_path: Path,
-    engine_of: EngineOf,
-    http_of: HttpOf,
-    files: dict[str, bytes],
-    limits: ModelLimits,
-    tokenizer: Tokenizer,
+    text: str, saying: Saying, http_of: HttpOf, tokenizer: Tokenizer
 ) -> None:
     tokens = spoken(tokenizer, text)
-    engine = tool_chat.tool_engine(engine_of, files, limits, lambda _request, _index: tokens)
-    async with serving(engine, config=CONFIG, store=StoreConfig(response_store=str(tmp_path / "r.sqlite"))) as served:
+    async with saying(tokens) as served:
         http = http_of(served)
         for most in (*range(1, len(tokens), 6), None):
             whole = await every_way(http, {**BODY, "max_output_tokens": most})
@@ -135,18 +141,11 @@ async def test_a_store_that_fails_is_told_of_behind_all_that_was_said(
 
 @pytest.mark.parametrize("steps", [0, 1, 16, 40, 100])
 async def test_what_is_cancelled_keeps_what_it_has_said(
-    steps: int,
-    tmp_path: Path,
-    engine_of: EngineOf,
-    openai_of: Callable[..., openai.AsyncOpenAI],
-    files: dict[str, bytes],
-    limits: ModelLimits,
-    tokenizer: Tokenizer,
+    steps: int, saying: Saying, openai_of: Callable[..., openai.AsyncOpenAI], tokenizer: Tokenizer
 ) -> None:
-    tokens = spoken(tokenizer, f"{THOUGHT}I look at it.\n{CALL}")
-    engine = tool_chat.tool_engine(engine_of, files, limits, lambda _request, _index: tokens)
-    engine.auto = False
-    async with serving(engine, config=CONFIG, store=StoreConfig(response_store=str(tmp_path / "r.sqlite"))) as served:
+    async with saying(spoken(tokenizer, f"{THOUGHT}I look at it.\n{CALL}")) as served:
+        engine = served.engine
+        engine.auto = False
         responses = openai_of(served).responses
         stream = await responses.create(**BODY, stream=True, background=True)
         told: list[Event] = [(await anext(stream)).to_dict(mode="json")]
@@ -185,17 +184,10 @@ async def test_what_is_cancelled_keeps_what_it_has_said(
 
 @pytest.mark.parametrize("after", [2, 7, 12, 20])
 async def test_a_stop_string_ends_it_in_every_way(
-    after: int,
-    tmp_path: Path,
-    engine_of: EngineOf,
-    http_of: HttpOf,
-    files: dict[str, bytes],
-    limits: ModelLimits,
-    tokenizer: Tokenizer,
+    after: int, saying: Saying, http_of: HttpOf, tokenizer: Tokenizer
 ) -> None:
     tokens = spoken(tokenizer, f"{THOUGHT}I look.\n{CALL}")[:after]
     tokens[-1] = dataclasses.replace(tokens[-1], text="", finish=FinishReason(FinishType.STOP, "STOP"))
-    engine = tool_chat.tool_engine(engine_of, files, limits, lambda _request, _index: tokens)
-    async with serving(engine, config=CONFIG, store=StoreConfig(response_store=str(tmp_path / "r.sqlite"))) as served:
+    async with saying(tokens) as served:
         whole = await every_way(http_of(served), {**BODY, "stop": "STOP"})
     assert whole["status"] == "completed"

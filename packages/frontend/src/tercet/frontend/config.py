@@ -9,6 +9,7 @@ from cyclopts.validators import Number
 
 from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.key_text import check_keys
+from tercet.frontend.notations import check_notations
 from tercet.frontend.origin_text import check_origins
 from tercet.protocol.endpoints import default_peer
 from tercet.protocol.values import Role
@@ -123,6 +124,9 @@ class ServingConfig:
 
     def __post_init__(self) -> None:
         read_adapters(self.lora)
+        check_notations(
+            tools=self.tool_call_parser, reasoning=self.reasoning_parser, reasoning_field=self.reasoning_field_name
+        )
         for name in self.served_model_name:
             if not name.isprintable() or not name.strip():
                 raise ValueError(f"--served-model-name must be printable, and not empty, which {name!r} is not")

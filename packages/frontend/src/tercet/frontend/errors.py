@@ -40,10 +40,10 @@ class ApiError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
     ) -> None:
-        message = shortened(message, _LONGEST_MESSAGE)
+        message = _shortened(message, _LONGEST_MESSAGE)
         super().__init__(message)
         self.message = message
-        self.param = None if param is None else shortened(param, _LONGEST_PARAM)
+        self.param = None if param is None else _shortened(param, _LONGEST_PARAM)
         self.code = code or type(self).code
         self.retry_after = retry_after
 
@@ -198,7 +198,7 @@ class UnavailableError(ApiError):
     code = "service_unavailable"
 
 
-def shortened(text: str, longest: int) -> str:
+def _shortened(text: str, longest: int) -> str:
     """The text, or the beginning of it."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 

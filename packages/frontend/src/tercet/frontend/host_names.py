@@ -6,7 +6,6 @@ from a client of this machine is the name in the Host header.
 """
 
 import ipaddress
-import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -38,12 +37,6 @@ class HostNames:
             f"not as {name[:_SHOWN]!r}. Start it with --api-key, or with the page's origin as --allowed-origin.",
             code="unknown_host",
         )
-
-
-def is_local(listener: socket.socket) -> bool:
-    """Whether only this machine reaches what listens there."""
-    host = listener.getsockname()[0]
-    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def _name(host: str) -> str:

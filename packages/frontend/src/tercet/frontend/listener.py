@@ -1,5 +1,6 @@
 """The socket that HTTP comes to: inherited from the supervisor, or one of our own, and where clients reach it."""
 
+import ipaddress
 import socket
 
 from tercet.frontend.config import HttpConfig
@@ -11,6 +12,12 @@ def listening_socket(config: HttpConfig) -> socket.socket:
         return socket.socket(fileno=config.fd)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     return socket.create_server((config.host, config.port), family=family, backlog=2048)
+
+
+def is_local(listener: socket.socket) -> bool:
+    """Whether only this machine reaches it."""
+    host = listener.getsockname()[0]
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def url_of(listener: socket.socket) -> str:

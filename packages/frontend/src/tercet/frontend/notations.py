@@ -11,9 +11,7 @@ _OTHER_FIELDS = frozenset({"role", "content", "refusal", "tool_calls", "function
 """What chat messages have besides reasoning."""
 
 
-def check_notations(
-    *, tools: str = AUTOMATIC, reasoning: str = AUTOMATIC, reasoning_field: str = "reasoning_content"
-) -> None:
+def check_notations(*, tools: str, reasoning: str, reasoning_field: str) -> None:
     """Raise ValueError, naming the option, for a notation that there is not and a field that cannot hold reasoning."""
     _check("--tool-call-parser", tools, TOOL_FORMATS)
     _check("--reasoning-parser", reasoning, REASONING_FORMATS)

@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.key_text import check_keys
-from tercet.frontend.origin_text import check_origins
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -104,22 +103,9 @@ class FrontendOptions:
         try:
             check_keys("--api-key", self.api_key)
             check_keys("--admin-key", self.admin_key)
-            check_origins("--allowed-origin", self.allowed_origin)
             read_adapters(self.lora)
-            self._check_notations()
         except ValueError as error:
             raise ConfigError(str(error)) from None
-
-    def _check_notations(self) -> None:
-        given = {
-            "tools": self.tool_call_parser,
-            "reasoning": self.reasoning_parser,
-            "reasoning_field": self.reasoning_field_name,
-        }
-        if told := {name: value for name, value in given.items() if value is not None}:
-            from tercet.frontend.notations import check_notations
-
-            check_notations(**told)
 
 
 @Parameter(name="*")

@@ -1,7 +1,6 @@
 """`tercet serve` from its options to its exit code: a port, a directory, the parts, and a supervisor over them."""
 
 import importlib.util
-import ipaddress
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from cyclopts import CycloptsError
 from tercet.frontend.config import FrontendConfig
 from tercet.frontend.display import choose_display
 from tercet.frontend.launch import Part, Patience, frontend_flags, local_parts
-from tercet.frontend.listener import url_of
+from tercet.frontend.listener import is_local, url_of
 from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import ConfigError, ServeConfig
 from tercet.frontend.supervisor import Supervisor
@@ -120,7 +119,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
         )
         ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         on_signals([number for number in ends if signal.getsignal(number) is not signal.SIG_IGN], supervisor.stop)
-        if not config.frontend.api_key and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+        if not config.frontend.api_key and not is_local(listener):
             display.line(f"tercet: warning: without --api-key everybody who reaches {url} may use it")
         display.line(f"tercet: starting {len(parts)} parts for {config.model} at {url}")
         return supervisor.run()

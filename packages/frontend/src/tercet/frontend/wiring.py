@@ -12,11 +12,10 @@ from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.app import build_app
 from tercet.frontend.config import FrontendConfig
 from tercet.frontend.database import Database
-from tercet.frontend.host_names import is_local
 from tercet.frontend.http_server import HttpServer
 from tercet.frontend.kept import Kept
 from tercet.frontend.launch import is_own
-from tercet.frontend.listener import listening_socket, url_of
+from tercet.frontend.listener import is_local, listening_socket, url_of
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.routing_policy import POLICIES

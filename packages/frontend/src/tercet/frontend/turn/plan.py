@@ -10,7 +10,7 @@ from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.generate_request import ChatPrompt, GenerateRequest
 from tercet.frontend.generation import Generation
 from tercet.frontend.json_depth import DEEPEST, is_within
-from tercet.frontend.notations import AUTOMATIC, NONE, check_notations
+from tercet.frontend.notations import AUTOMATIC, NONE
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import ParserNames, make_parser, reasoning_format, tool_format
 from tercet.frontend.req_state import ReqState
@@ -44,13 +44,12 @@ class TurnPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnPlanner:
-    """Plans turns for every model of this frontend. Raises ValueError for options that cannot work."""
+    """Plans turns for every model of this frontend."""
 
     def __init__(self, config: ServingConfig = ServingConfig()) -> None:
         self._tools, self._reasoning = config.tool_call_parser, config.reasoning_parser
         self.reasoning_field = config.reasoning_field_name
         """Field of a chat's messages that has reasoning."""
-        check_notations(tools=self._tools, reasoning=self._reasoning, reasoning_field=self.reasoning_field)
 
     def parsers(self, model: ServedModel) -> ParserNames:
         """The notations in which this model sets reasoning and calls apart."""
