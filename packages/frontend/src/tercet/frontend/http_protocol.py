@@ -4,6 +4,7 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from tercet.frontend.connections import Connections
 from tercet.frontend.errors import ApiError, BadRequestError, HeadersTooLongError
 from tercet.frontend.event_stream import WRITE, Write
 from tercet.frontend.http_parser import OneProtocolParser
@@ -22,6 +23,8 @@ class BoundedProtocol(HttpToolsProtocol):
     Hangs up on request heads that are too long, or take too long to arrive, and on clients that do not read.
     """
 
+    crowd: Connections
+    """All of the server's."""
     head_limit = 0
     """Bytes of a head, trailers included; and of what else surrounds a body, at a stretch."""
     _in_head = False
@@ -40,12 +43,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._reading = OneProtocolParser(self)
         self.parser = self._reading  # type: ignore[assignment]
+        self.crowd.opened(self, len(self.connections))
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
         self._head_came()
         self._has_read()
+        self.crowd.gone(self)
         super().connection_lost(exc)
 
     @property
@@ -120,6 +125,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._reading.offers:
             return
         self._progressed = True
+        if self._answering:
+            self.crowd.works(self)
         super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -137,6 +144,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is whole, and may have been the last."""
         super().on_response_complete()
+        if not self._answering:
+            self.crowd.waits(self)
         if self.transport.is_closing():
             self._await_reader()
 
@@ -206,9 +215,9 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
 
 
-def bounded_by(limit: int) -> type[BoundedProtocol]:
-    """The protocol with this `head_limit`."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit})
+def bounded_by(limit: int, crowd: Connections) -> type[BoundedProtocol]:
+    """The protocol of one server, with this `head_limit`."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit, "crowd": crowd})
 
 
 def _writer(cycle: RequestResponseCycle) -> Write:

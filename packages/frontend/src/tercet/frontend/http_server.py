@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tercet.frontend.config import HttpConfig
+from tercet.frontend.connections import Connections, room_for_connections
 from tercet.frontend.http_protocol import BoundedProtocol, bounded_by
 
 _TICK = 1.0
@@ -45,7 +46,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=bounded_by(config.max_header_bytes),
+                http=bounded_by(config.max_header_bytes, Connections(room_for_connections())),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
