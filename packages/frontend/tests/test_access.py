@@ -81,3 +81,19 @@ async def test_an_error_does_not_say_again_all_that_was_sent(engine_of: EngineOf
         assert len(answer.content) < 5000
         assert answer.json()["error"]["message"]
     assert len(strange.json()["error"]["param"]) == 256
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
+async def test_what_a_page_may_send_without_asking_first_is_not_read(
+    engine_of: EngineOf, http_of: HttpOf, kind: str | None
+) -> None:
+    """To a server that wants no key, where only the answer is kept from pages of other origins."""
+    headers = {"origin": "https://elsewhere.example"} | ({} if kind is None else {"content-type": kind})
+    content = b'{"model": "tiny", "text": "hello", "input": "hello", "lora_name": "a", "lora_path": "/a", "rid": "a"}'
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        for path in ("/generate", "/v1/completions", "/v1/responses", "/abort_request", "/open_session"):
+            assert (await http.post(path, content=content, headers=headers)).status_code == 415
+        for path in ("/flush_cache", "/pause_generation", "/load_lora_adapter", "/update_weights_from_disk"):
+            assert (await http.post(path, content=content, headers=headers)).status_code == 403
+        assert not served.engine.requests()
