@@ -9,11 +9,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tercet.frontend.anthropic.errors import ANTHROPIC_ROUTES, anthropic_error
+from tercet.frontend.body_room import BodyRoom
 from tercet.frontend.counters import Exchange
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
 from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.host_names import HostNames
-from tercet.frontend.keys import Keys, remember, shows_key
+from tercet.frontend.keys import Keys, Visitor, remember, shows_key
+from tercet.frontend.paced_send import PacedSend
 from tercet.frontend.request_id import identify, request_id_of
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ _WRONG_KEY = "Incorrect API key provided."
 class Access:
     """ASGI middleware around the whole app. Counts in `exchanges` how requests were answered.
 
-    Without `hosts` a server may be called by any name.
+    Without `hosts` a server may be called by any name. Answers that wait to be read are in the room for `answers`.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Access:
         leaving: Callable[[], bool],
         exchanges: Counter[Exchange],
         open_routes: frozenset[str],
+        answers: BodyRoom,
         hosts: HostNames | None = None,
     ) -> None:
         self.app = app
@@ -47,6 +50,7 @@ class Access:
         self._leaving = leaving
         self._exchanges = exchanges
         self._open_routes = open_routes
+        self._answers = answers
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,8 +81,7 @@ class Access:
             await send(message)
 
         try:
-            self._admit(scope, headers)
-            await self.app(scope, receive, send_with_id)
+            await self._answer(self._admit(scope, headers), scope, receive, send_with_id)
         except ClientGoneError:
             return
         except ApiError as error:
@@ -91,8 +94,16 @@ class Access:
             elif not ended:
                 raise
 
-    def _admit(self, scope: Scope, headers: Headers) -> None:
-        """Let a request in, or raise ApiError."""
+    async def _answer(self, visitor: Visitor | None, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the app answer, as fast as its client reads. Raises UnavailableError where too much is unread."""
+        with self._answers.space(visitor.owner if visitor is not None else "") as space:
+            paced = PacedSend(send, space)
+            await self.app(scope, receive, paced)
+        if paced.refusal is not None:
+            raise paced.refusal
+
+    def _admit(self, scope: Scope, headers: Headers) -> Visitor | None:
+        """Let a request in, or raise ApiError. None for whoever shows no key where it needs none."""
         visitor = self._keys.visitor(headers)
         if scope["path"] not in self._open_routes:
             if visitor is None:
@@ -101,6 +112,7 @@ class Access:
                 self._hosts.check(headers)
         if visitor is not None:
             remember(scope, visitor)
+        return visitor
 
 
 def _exchange(scope: Scope, status: int) -> Exchange:

@@ -25,6 +25,7 @@ from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.host_names import HostNames
 from tercet.frontend.kept import Kept
 from tercet.frontend.keys import Keys
+from tercet.frontend.paced_send import room_for_answers
 from tercet.frontend.routes import Endpoint, routes
 from tercet.frontend.tokenizer_manager import TokenizerManager
 
@@ -77,6 +78,7 @@ def build_app(
         lambda: manager.draining,
         manager.counters.exchanges,
         open_routes,
+        room_for_answers(config.max_body_bytes),
         hosts,
     )
     if not config.allowed_origin:
