@@ -151,6 +151,21 @@ def test_the_directory_is_made_private(context: Context, address: str, tmp_path:
     assert not list((tmp_path / "run").iterdir()), "its path goes with the inbox"
 
 
+def test_nobody_else_may_connect_whatever_the_umask(context: Context, tmp_path: Path) -> None:
+    """Others may enter a directory of mode 0755, and whoever may write to a socket there is taken for a part."""
+    before = os.umask(0)
+    try:
+        (tmp_path / "run").mkdir(mode=0o755)
+        inbox = Inbox(context, f"ipc://{tmp_path}/run/a.0123456789abcdef.ipc")
+    finally:
+        os.umask(before)
+    try:
+        [path] = (tmp_path / "run").iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    finally:
+        inbox.close()
+
+
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 def test_a_directory_others_can_write_to_is_refused(context: Context, address: str, tmp_path: Path, mode: int) -> None:
     (tmp_path / "run").mkdir()

@@ -114,7 +114,9 @@ class Inbox:
             self._socket.zap_enforce_domain = True
         try:
             self._socket.bind(address)
-        except zmq.ZMQError as error:
+            if self._path:  # whatever the umask: its directory may be one that others can enter
+                self._path.chmod(0o600)
+        except (zmq.ZMQError, OSError) as error:
             self.close()
             raise ChannelError(f"cannot listen on {address}: {error}") from error
         self.address = address if self._path else self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
