@@ -89,9 +89,20 @@ def test_a_template_that_misbehaves_ends_one_request_and_tells_nothing(attack: s
         render(attack, ("user", "a"))
 
 
-def test_a_template_that_does_not_parse_is_refused_at_once() -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for %}",
+        "{% for a in b %}" * 25 + "{% endfor %}" * 25,
+        "{% if a %}" * 150 + "{% endif %}" * 150,
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{{ 1" + "+1" * 20_000 + " }}",
+    ],
+    ids=["of no grammar", "loops", "conditions", "brackets", "a sum"],
+)
+def test_a_template_that_does_not_parse_is_refused_at_once(source: str) -> None:
     with pytest.raises(ValueError, match="does not parse"):
-        TemplateManager("{% for %}", {})
+        TemplateManager(source, {})
 
 
 def test_every_text_of_a_client_is_guarded_and_nothing_else() -> None:

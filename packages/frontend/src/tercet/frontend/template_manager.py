@@ -119,7 +119,7 @@ class TemplateManager:
     def __init__(self, source: str, special_tokens: dict[str, str], for_tools: str | None = None) -> None:
         try:
             self._template = _environment().from_string(source)
-        except TemplateSyntaxError as error:
+        except (TemplateSyntaxError, SyntaxError, RecursionError) as error:  # templates become Python
             raise ValueError(f"the chat template does not parse: {error}") from error
         self._special_tokens = special_tokens
         self.variables = frozenset(re.findall(r"[A-Za-z_]\w*", source))
