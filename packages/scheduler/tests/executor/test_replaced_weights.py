@@ -199,12 +199,17 @@ def test_what_does_not_fit_is_refused_before_anything_is_lost(
         for name, value in {"rope_theta": 5.0, "rms_norm_eps": 0.1}.items():
             (new / "config.json").write_text(json.dumps({**config, "rope_parameters": None, name: value}))
             assert refusal(run, new).startswith(f"{new}/config.json is of another model: ")
+        (new / "config.json").write_text(json.dumps({**config, "rope_parameters": {"rope_type": ["linear"]}}))
+        assert "rope_parameters: type" in refusal(run, new)
         (new / "config.json").write_text(json.dumps({**config, "dtype": "float16", "eos_token_id": 5}))
         assert refusal(run, new) == ""
         (new / "config.json").unlink()
         assert refusal(run, new) == ""
         (new / "model.safetensors").write_bytes((new / "model.safetensors").read_bytes()[:-5])
         assert "while its header describes" in refusal(run, new)
+        nested = b'{"a":' * 100_000
+        (new / "model.safetensors").write_bytes(len(nested).to_bytes(8, "little") + nested)
+        assert "its header cannot be read" in refusal(run, new)
         assert ask(run, "r") == alone(model, attention_backend=backend)
 
 

@@ -243,6 +243,7 @@ def changed(directory: Path, target: Path, changes: dict[str, Any]) -> Path:
         ({"architectures": ["T5Model"], "model_type": "t5"}, "is not supported: transformers has no decoder for it"),
         ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "cannot be given another attention"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: weights in few bits"),
+        ({"use_cache": 1.5}, "transformers cannot read it: .*use_cache"),
         ({"auto_map": {"AutoConfig": "evil.Config"}, "model_type": "evil"}, "transformers cannot read it"),
         ({"layer_types": ["full_attention", "conv"] * 2}, "layer_types: conv is not supported"),
         ({"num_hidden_layers": 5}, "does not fit its config.json: missing: .*layers.4"),

@@ -205,6 +205,7 @@ def test_dtypes() -> None:
         ({"hidden_size": "64"}, "hidden_size: '64' is not a positive integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: 0 is not"),
         ({"num_hidden_layers": True}, "num_hidden_layers: True is not"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000 are more than"),
         ({"vocab_size": 2**40}, "vocab_size: "),
         ({"num_attention_heads": -4}, "num_attention_heads: -4"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide the 4"),
@@ -219,6 +220,7 @@ def test_dtypes() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: "),
         ({"rope_theta": -1}, "rope_theta: -1"),
         ({"rope_scaling": {"type": "bent"}}, "rope_scaling: type 'bent'"),
+        ({"rope_scaling": {"type": ["bent"]}}, "rope_scaling: type .* is not supported"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_scaling.short_factor: is missing"),
         ({"rope_scaling": {"type": "su", "short_factor": [1, 0]}}, "rope_scaling.short_factor: is not a list of pos"),
         (

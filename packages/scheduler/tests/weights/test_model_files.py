@@ -192,7 +192,11 @@ def test_only_safetensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "weight_map", [None, {}, [], {"a": 1}, {"a": "../b.safetensors"}, {"a": "/b.safetensors"}, {"a": "b.bin"}]
+    "weight_map",
+    [
+        *(None, {}, [], {"a": 1}, {"a": "../b.safetensors"}, {"a": "/b.safetensors"}, {"a": "b.bin"}),
+        {"a": f"{'b' * 300}.safetensors"},
+    ],
 )
 def test_an_index_that_points_outside(tmp_path: Path, weight_map: Any) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -234,6 +238,7 @@ def test_a_header_is_read(tmp_path: Path) -> None:
         ({"a": 1}, 0),
         ([], 0),
         (b"{", 0),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, 0),
         (b"\xff", 0),
     ],
 )

@@ -4,6 +4,7 @@ import hashlib
 import importlib.resources
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 _HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]
 _HUB_TIMEOUT = 5.0  # seconds to answer at all; the files themselves may take as long as they need
 _MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
+_LONGEST_NAME = 255  # bytes, as in most file systems
 _SAMPLE = 1024  # bytes hashed of each tensor
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
 _ITEM_SIZES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -165,7 +167,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         tensors = {
             name: _stored_tensor(name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path}: its header cannot be read: {error}") from error
     end = 8 + length
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
@@ -263,7 +265,9 @@ def _stored_tensor(name: str, entry: Any, data_start: int) -> StoredTensor:
 
 
 def _is_plain_name(name: Any) -> bool:
-    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+    if not isinstance(name, str) or not name.endswith(".safetensors") or len(os.fsencode(name)) > _LONGEST_NAME:
+        return False
+    return Path(name).name == name
 
 
 def _revision(directory: Path) -> str:

@@ -8,6 +8,7 @@ from tercet.scheduler.model_files import ModelError
 
 _LARGEST = 2**31 - 1
 _MISSING: Any = object()
+MOST_LAYERS = 10_000
 
 
 class Fields:
@@ -23,6 +24,13 @@ class Fields:
         if type(value) is not int or not least <= value <= _LARGEST:
             raise self._wrong(name, f"{value!r} is not a positive integer")
         return value
+
+    def layers(self) -> int:
+        """How many layers there are: few enough for something to be kept of each."""
+        layers = self.count("num_hidden_layers")
+        if layers > MOST_LAYERS:
+            raise self._wrong("num_hidden_layers", f"{layers} are more than {MOST_LAYERS}")
+        return layers
 
     def number(self, name: str, default: float = _MISSING) -> float:
         """A positive, finite number."""

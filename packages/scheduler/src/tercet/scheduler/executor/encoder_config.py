@@ -5,9 +5,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from tercet.scheduler.executor.config_fields import MOST_LAYERS
 from tercet.scheduler.model_files import ModelError
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
 Real = Annotated[float, msgspec.Meta(gt=0)]
 LayerType = Literal["full_attention", "sliding_attention"]
 _Shape = TypeVar("_Shape", bound=msgspec.Struct)
@@ -18,7 +20,7 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
 
     vocab_size: Size
     hidden_size: Size = 768
-    num_hidden_layers: Size = 12
+    num_hidden_layers: Layers = 12
     num_attention_heads: Size = 12
     intermediate_size: Size = 3072
     hidden_act: str = "gelu"
@@ -42,7 +44,7 @@ class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
 
     vocab_size: Size
     hidden_size: Size = 768
-    num_hidden_layers: Size = 22
+    num_hidden_layers: Layers = 22
     num_attention_heads: Size = 12
     intermediate_size: Size = 1152
     hidden_activation: str = "gelu"

@@ -90,7 +90,7 @@ def _layer_types(plain: Mapping[str, Any], architecture: str) -> Any:
         return plain["layer_types"]
     fields = Fields(plain)
     every = 2 if architecture == "Gemma2ForCausalLM" else fields.count("sliding_window_pattern", 6)
-    layers = range(1, fields.count("num_hidden_layers") + 1)
+    layers = range(1, fields.layers() + 1)
     return ["sliding_attention" if layer % every else "full_attention" for layer in layers]
 
 

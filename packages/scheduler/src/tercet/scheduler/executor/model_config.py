@@ -128,7 +128,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         raise wrong("hidden_act", f"{act!r} is not supported, only silu")
     heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
-    layers = fields.count("num_hidden_layers")
+    layers = fields.layers()
     rope = parse_rope(config, family)
     bias = family.attention_bias
     result = ModelConfig(

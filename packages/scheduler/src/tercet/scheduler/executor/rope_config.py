@@ -38,7 +38,7 @@ def parse_rope(config: Mapping[str, Any], family: Family) -> RopeConfig:
             raise wrong(name, "layer types that rotate differently are not supported")
         values = by_layer[0]
     kind = values.get("rope_type", values.get("type", "default"))
-    kind = family.rope_names.get(kind, kind)
+    kind = family.rope_names.get(kind, kind) if isinstance(kind, str) else str(kind)
     if kind not in ROPE_TYPES or "mrope_section" in values:
         raise wrong(name, f"type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
     outside = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}

@@ -48,7 +48,7 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
     ends = config if config.get("eos_token_id") is not None else fields.values
     return DecoderShape(
         architecture=architecture,
-        layers=fields.count("num_hidden_layers"),
+        layers=fields.layers(),
         kv_heads=fields.count("num_key_value_heads", heads),
         head_dim=fields.count("head_dim", fields.count("hidden_size") // heads),
         vocab_size=fields.count("vocab_size"),
@@ -185,7 +185,7 @@ def _config(directory: Path) -> "PreTrainedConfig":
 
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except Exception as error:  # each of its configs raises what it likes
         reason = " ".join(str(error).split())
         raise ModelError(f"config.json: transformers cannot read it: {reason}") from error
 
