@@ -97,3 +97,16 @@ async def test_what_a_page_may_send_without_asking_first_is_not_read(
         for path in ("/flush_cache", "/pause_generation", "/load_lora_adapter", "/update_weights_from_disk"):
             assert (await http.post(path, content=content, headers=headers)).status_code == 403
         assert not served.engine.requests()
+
+
+async def test_every_route_wants_a_key_but_those_that_are_open(engine_of: EngineOf, http_of: HttpOf) -> None:
+    """A route that is added is closed until somebody opens it."""
+    async with serving(engine_of(), KEYS) as served:
+        http = http_of(served)
+        paths = (await http.get("/openapi.json", headers={"x-api-key": "user"})).json()["paths"]
+        asked = [(method.upper(), path) for path, methods in paths.items() for method in methods]
+        answers = {each: (await http.request(*each, json={})).status_code for each in asked}
+        wrong = {each: (await http.request(*each, json={}, headers={"x-api-key": "x"})).status_code for each in asked}
+    assert len(asked) > 30
+    assert answers == wrong
+    assert {path for (_, path), status in answers.items() if status != 401} == {"/health", "/live"}

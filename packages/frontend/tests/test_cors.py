@@ -36,14 +36,20 @@ async def test_a_page_that_is_named_may_ask_with_its_key_and_read_answers_and_er
     for answer in (first, streamed, refused):
         assert answer.headers["access-control-allow-origin"] == PAGE
         assert "access-control-allow-credentials" not in answer.headers
+        assert "origin" in answer.headers["vary"].lower(), "no cache hands it to another page"
     assert "x-request-id" in refused.headers["access-control-expose-headers"]
 
 
 @pytest.mark.parametrize("allowed", [(), (PAGE,)])
-async def test_no_other_page_may_read_anything(engine_of: EngineOf, http_of: HttpOf, allowed: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "origin", ["https://elsewhere.example.org", "null", f"{PAGE}.evil.org", "http://chat.example.org", f"{PAGE}:1", ""]
+)
+async def test_no_other_page_may_read_anything(
+    engine_of: EngineOf, http_of: HttpOf, allowed: tuple[str, ...], origin: str
+) -> None:
     async with serving(engine_of(), HttpConfig(allowed_origin=allowed)) as served:
         http = http_of(served)
-        other = {**ASKED_FIRST, "origin": "https://elsewhere.example.org"}
+        other = {**ASKED_FIRST, "origin": origin}
         first = await http.options("/v1/chat/completions", headers=other)
         answer = await http.post("/v1/chat/completions", json=CHAT, headers={"origin": other["origin"]})
     assert first.status_code == (400 if allowed else 405)
