@@ -32,13 +32,14 @@ RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt \
 
 FROM python:3.12-slim-bookworm AS run-cpu
 
-# Triton compiles a small C launcher for every kernel.
+# Triton compiles a small C launcher for every kernel, and loads it from where it keeps what it has compiled. That has to be
+# a volume: Docker lets nothing be run from a tmpfs.
 FROM python:3.12-slim-bookworm AS run-cuda
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/kernels
 
 # hadolint ignore=DL3006
 FROM build-${ACCELERATOR} AS built
@@ -47,7 +48,7 @@ FROM build-${ACCELERATOR} AS built
 FROM run-${ACCELERATOR}
 RUN groupadd --gid 10001 tercet \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp tercet \
-    && install --directory --owner=10001 --group=10001 --mode=0700 /keys /models
+    && install --directory --owner=10001 --group=10001 --mode=0700 /keys /models /kernels
 COPY --from=built /opt/tercet /opt/tercet
 # Models named rather than mounted are downloaded into /models.
 ENV PATH=/opt/tercet/bin:$PATH PYTHONUNBUFFERED=1 HF_HOME=/models

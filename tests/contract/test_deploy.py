@@ -175,6 +175,23 @@ def test_frontends_of_compose_keep_responses_where_they_may_write() -> None:
     assert re.search(rf"--owner=10001 .*{state['target']}\b", made)
 
 
+def test_compiled_kernels_are_kept_where_they_can_be_run() -> None:
+    """A tmpfs of Docker's lets nothing be run, and the root is read-only."""
+    dockerfile = Dockerfile("scheduler")
+    (folder,) = re.findall(r"TRITON_CACHE_DIR=(\S+)", " ".join(dockerfile.values("ENV")))
+    made = next(run for run in dockerfile.values("RUN") if "install --directory" in run)
+    assert re.search(rf"--owner=10001 .*{folder}\b", made)
+    volumes = {volume["target"]: volume for volume in SERVICES["scheduler-gpu"]["volumes"]}
+    kernels = volumes.pop(folder)
+    assert kernels == {"type": "volume", "source": "kernels", "target": folder}
+    assert kernels["source"] in compose()["volumes"]
+    assert [*volumes.values()] == SERVICES["scheduler"]["volumes"]
+    (patch,) = kustomization("kubernetes-gpu")["patches"]
+    steps = {step["path"].rpartition("/spec/")[2]: step["value"] for step in yaml.safe_load(patch["patch"])}
+    mount, volume = steps["containers/0/volumeMounts/-"], steps["volumes/-"]
+    assert (mount["mountPath"], mount["name"]) == (folder, volume["name"])
+
+
 def test_what_is_off_on_kubernetes_is_told_with_how_to_turn_it_on() -> None:
     """The patch of the README fits what it patches, and without it nothing is stored."""
     assert not [word for word in container("frontend")["args"] if word.startswith("--response-store")]
