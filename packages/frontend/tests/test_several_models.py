@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx2
 import msgspec
 
+from tercet.frontend.config import StoreConfig
 from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.protocol.values import unpack_ints
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -55,3 +58,35 @@ async def test_a_name_belongs_to_the_weights_that_had_it_first_until_they_are_go
         served.engine.down("scheduler-0")
         assert (await ask(http, "tiny")).status_code == 200
         assert went_to(served.engine)[4:] == ["scheduler-1"]
+
+
+async def test_a_session_goes_on_with_models_of_one_tokenizer_alone(
+    engine_of: EngineOf, http_of: HttpOf, tmp_path: Path
+) -> None:
+    async with serving(engine_of(), store=StoreConfig(response_store=str(tmp_path / "kept.sqlite"))) as served:
+        http, engine = http_of(served), served.engine
+        await another(served, "scheduler-1", "alike", "weights-2")
+        engine.files = {**engine.files, "tokenizer.json": engine.files["tokenizer.json"] + b"\n"}
+        await another(served, "scheduler-2", "stranger", "weights-3")
+        session = {"id": (await http.post("/open_session", json={"capacity_of_str_len": 100})).json()}
+        first = await http.post("/generate", json={"model": "tiny", "input_ids": [1], "session_params": session})
+        going_on = {"input_ids": [2], "session_params": {**session, "rid": first.json()["meta_info"]["id"]}}
+        assert (await http.post("/generate", json={**going_on, "model": "alike"})).status_code == 200
+        assert list(unpack_ints(engine.requests()[-1].input_ids)) == [1, 10, 11, 12, 13, 2]
+        refused = await http.post("/generate", json={**going_on, "model": "stranger"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "session_params.rid")
+        assert "another tokenizer than 'stranger'" in refused.json()["error"]["message"]
+
+
+async def test_a_response_goes_on_with_any_model(engine_of: EngineOf, http_of: HttpOf, tmp_path: Path) -> None:
+    async with serving(engine_of(), store=StoreConfig(response_store=str(tmp_path / "kept.sqlite"))) as served:
+        http, engine = http_of(served), served.engine
+        engine.files = {**engine.files, "tokenizer.json": engine.files["tokenizer.json"] + b"\n"}
+        await another(served, "scheduler-1", "other", "weights-2")
+        first = (await http.post("/v1/responses", json={"model": "tiny", "input": "hello"})).json()["id"]
+        body = {"model": "other", "input": "and you?", "previous_response_id": first}
+        assert (await http.post("/v1/responses", json=body)).status_code == 200
+        prompt = list(unpack_ints(engine.requests()[-1].input_ids))
+        assert "assistant\nHello world!" in served.manager.models.get("other").tokenizer.decode(
+            prompt, skip_special_tokens=False
+        )

@@ -15,7 +15,10 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _FORMAT = 1
-"""`PRAGMA user_version` of the tables below. Another number is another program's file, and left alone."""
+"""`PRAGMA user_version` of the tables below. Another number is another program's file, and left alone.
+
+Tables are added, and never changed: frontends of another version may share the file.
+"""
 _BUSY_SECONDS = 10.0
 _WAL_BYTES = 16 * 1024 * 1024
 _TABLES = """
@@ -69,6 +72,14 @@ CREATE TABLE IF NOT EXISTS turns (
     FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS turns_by_parent ON turns (owner, session, parent);
+CREATE TABLE IF NOT EXISTS turn_tokenizers (
+    owner TEXT NOT NULL,
+    session TEXT NOT NULL,
+    rid TEXT NOT NULL,
+    tokenizer TEXT NOT NULL,
+    PRIMARY KEY (owner, session, rid),
+    FOREIGN KEY (owner, session, rid) REFERENCES turns (owner, session, rid) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS adapters (
     base TEXT NOT NULL,
     name TEXT NOT NULL,

@@ -48,6 +48,12 @@ class Sessions:
             raise BadRequestError("A turn of a session has one choice.", param="sampling_params.n")
         owner = visitor_of(request).owner
         capacity, parent = await self._store.turn(owner, params.id, params.rid or None)
+        tokenizer = model.files.tokenizer_sha
+        if parent is not None and parent.tokenizer not in {None, tokenizer}:
+            raise BadRequestError(
+                f"The request '{parent.rid}' was of a model with another tokenizer than {model.name!r} has.",
+                param="session_params.rid",
+            )
         ids = await _own_ids(work, model, first=parent is None)
         if parent is not None:
             ids = _gone_on_from(parent, params) + ids
@@ -59,8 +65,13 @@ class Sessions:
 
         async def keep(generation: Generation) -> None:
             [state] = generation.states
-            parent_id = parent.rid if parent else None
-            turn = Turn(state.rid, parent_id, list(unpack_ints(state.prompt_ids)), list(state.choices[0].token_ids))
+            turn = Turn(
+                rid=state.rid,
+                parent=parent.rid if parent else None,
+                prompt_ids=list(unpack_ints(state.prompt_ids)),
+                output_ids=list(state.choices[0].token_ids),
+                tokenizer=tokenizer,
+            )
             await self._store.add(owner, params.id, turn, replace=bool(params.replace))
 
         return msgspec.structs.replace(work, prompt=TokenPrompt(ids, param=work.prompt.param)), keep

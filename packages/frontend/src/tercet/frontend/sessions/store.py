@@ -34,6 +34,8 @@ class Turn(msgspec.Struct, frozen=True):
     parent: str | None
     prompt_ids: list[int]
     output_ids: list[int]
+    tokenizer: str | None = None
+    """SHA-256 of the tokenizer.json that the ids are of; none for a turn that version 0.1.0 kept."""
 
 
 class SessionStore:
@@ -78,11 +80,14 @@ class SessionStore:
                 raise BadRequestError(f"A session has at most {_MOST_TURNS} turns.", param="session_params.id")
             if rid is None:
                 return capacity, None
-            query = "SELECT parent, prompt_ids, output_ids FROM turns WHERE owner = ? AND session = ? AND rid = ?"
+            query = (
+                "SELECT parent, prompt_ids, output_ids, tokenizer FROM turns"
+                " LEFT JOIN turn_tokenizers USING (owner, session, rid) WHERE owner = ? AND session = ? AND rid = ?"
+            )
             row = connection.execute(query, (owner, session, rid)).fetchone()
             if row is None:
                 raise BadRequestError(f"The session has no finished request '{rid}'.", param="session_params.rid")
-            return capacity, Turn(rid, row[0], list(unpack_ints(row[1])), list(unpack_ints(row[2])))
+            return capacity, Turn(rid, row[0], list(unpack_ints(row[1])), list(unpack_ints(row[2])), row[3])
 
         return await self._database.read(work)
 
@@ -101,6 +106,9 @@ class SessionStore:
                 connection.execute(_DESCENDANTS, names)
             row = (owner, session, turn.rid, turn.parent, pack_ints(turn.prompt_ids), pack_ints(turn.output_ids))
             connection.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", row)
+            if turn.tokenizer is not None:
+                of_what = (owner, session, turn.rid, turn.tokenizer)
+                connection.execute("INSERT INTO turn_tokenizers VALUES (?, ?, ?, ?)", of_what)
             self._database.prune(connection, self._clock())
 
         await self._database.run(work)
