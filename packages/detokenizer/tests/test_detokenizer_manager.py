@@ -184,6 +184,24 @@ def test_no_stop_string_ends_the_text_before_min_tokens(script: Script) -> None:
     assert row.finish == FinishReason(FinishType.STOP, "b")
 
 
+@pytest.mark.parametrize("size", [1, 8])
+def test_no_stop_string_is_in_or_reaches_over_a_special_token_that_is_not_shown(
+    script: Script, byte_level: Vocabulary, size: int
+) -> None:
+    special = byte_level.tokenizer.token_to_id("<|im_end|>")
+    assert special is not None
+    ids = [*script.ids("ca"), special, *script.ids("b ab")]
+    for apart, text, count in ((True, "ca<|im_end|>b ", 7), (False, "ca<|", 3)):
+        spec = DecodeSpec(
+            stop=["ab", "im"], skip_special_tokens=False, stops_in_special_tokens=not apart, tokenizer="sha"
+        )
+        rows, rid = list[Row](), f"apart {apart}"
+        for at in range(0, count, size):
+            rows += script.send(Row(rid, ids[at : at + size], at, spec=None if at else spec))
+        assert ("".join(row.text for row in rows), sum(len(row.ids) for row in rows)) == (text, count)
+        assert rows[-1].finish == FinishReason(FinishType.STOP, "ab" if apart else "im")
+
+
 def test_a_resumed_choice_counts_its_earlier_tokens_towards_min_tokens(script: Script) -> None:
     resume = [Resume(0, pack_ints(script.ids("ab")))]
     spec = DecodeSpec(stop=["b"], min_tokens=4, tokenizer="sha", resume=resume, chars_sent={0: 1})

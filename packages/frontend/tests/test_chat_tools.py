@@ -157,6 +157,7 @@ async def test_markers_that_are_special_tokens_are_decoded_and_others_go(
         with_tools, without = served.engine.requests()
     assert answer.choices[0].message.content == "Hi there. "
     assert not decode_spec(with_tools).skip_special_tokens
+    assert not decode_spec(with_tools).stops_in_special_tokens, "the client sees none of them"
     assert decode_spec(without).skip_special_tokens
     assert answer.choices[0].message.tool_calls is not None
     assert len(answer.choices[0].message.tool_calls[0].id) == 9

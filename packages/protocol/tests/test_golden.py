@@ -155,7 +155,13 @@ MESSAGES: list[m.Message] = [
 ]  # fmt: skip
 
 DECODE_SPEC = m.DecodeSpec(
-    stop=["\n\n"], prompt_tail=pack_ints([3]), resume=[Resume(1, b"")], tokenizer="0f", min_tokens=3, chars_sent={1: 5}
+    stop=["\n\n"],
+    prompt_tail=pack_ints([3]),
+    resume=[Resume(1, b"")],
+    tokenizer="0f",
+    min_tokens=3,
+    stops_in_special_tokens=False,
+    chars_sent={1: 5},
 )
 ENVELOPE = Envelope(source="frontend-0", incarnation="00112233445566ff", target="ffeeddccbbaa9988")
 

@@ -59,6 +59,7 @@ class Choice:
     """The state of one choice. A resumed one has read its earlier ids and goes on behind the characters sent."""
 
     __slots__ = (
+        "_apart",
         "_carry",
         "_ended",
         "_include_stop",
@@ -86,6 +87,8 @@ class Choice:
         self._stops = StopMatcher(plan.stops, spec.include_stop) if plan.stops else None
         self._include_stop = spec.include_stop
         self._min_tokens = spec.min_tokens
+        self._apart = frozenset[int]() if spec.stops_in_special_tokens else vocabulary.special_ids
+        """Ids whose text is no stop string's."""
         self._ended: FinishReason | None = None
         self._carry = ""
         """Text of earlier ids that the client does not have yet."""
@@ -131,7 +134,9 @@ class Choice:
         texts = []
         for count, token_id in enumerate(ids, 1):
             text = "" if count == silent else self._status.push(token_id)
-            if self._stops and text:
+            if self._stops and token_id in self._apart:
+                text = self._stops.flush() + text
+            elif self._stops and text:
                 fed = self._stops.feed(text, may_end=self.next + count >= self._min_tokens)
                 text = fed.text
                 if fed.matched is not None:

@@ -110,8 +110,9 @@ class Vocabulary:
             joining = joining_of(msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder)
         except Exception as error:  # tokenizers raises plain Exception for anything it cannot read
             raise TokenizerError(f"not a tokenizer.json: {error}") from error
-        added = self.tokenizer.get_added_tokens_decoder().values()
-        self._special = {token.content for token in added if token.special}
+        special = {i: token for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.special_ids = frozenset(special)
+        self._special = {token.content for token in special.values()}
         self._anchor = 0
         self._anchor_chars = 0
         if joining is not None and not joining.byte_level and not self._find_anchor():

@@ -78,6 +78,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_stop: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    stops_in_special_tokens: bool = True
+    """False where special tokens have text for parsers, which the client does not see."""
     logprobs: LogprobParams | None = None
     shows_logprobs: bool = True
     """False if log-probabilities are computed only to choose the best answers, and not shown."""

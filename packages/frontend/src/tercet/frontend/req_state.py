@@ -277,6 +277,7 @@ class ReqState(InFlight):
             resume=resume,
             tokenizer=self.model.files.tokenizer_sha,
             min_tokens=self.sampling.min_new_tokens,
+            stops_in_special_tokens=request.stops_in_special_tokens,
             chars_sent={each.index: self.choices[each.index].chars for each in resume},
         )
         return TokenizedGenerateReqInput(

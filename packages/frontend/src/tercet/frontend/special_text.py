@@ -1,6 +1,6 @@
 """Special tokens in a text that had to be decoded with them, because some are a parser's markers: the rest go.
 
-A special token is one token, yet a held-back stop string can cut its text in two, so what may be its beginning waits.
+A special token is one token, yet a model can spell its text out in others, so what may be its beginning waits.
 """
 
 import re

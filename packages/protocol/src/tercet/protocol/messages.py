@@ -362,5 +362,8 @@ class DecodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of the tokenizer.json that made the ids; empty means the detokenizer's own."""
     min_tokens: int = 0
     """No stop string ends the text before so many output tokens. Since 1.1."""
+    stops_in_special_tokens: bool = True
+    """False where special tokens have text that only the frontend reads: no stop string is in it, nor reaches over it.
+    Since 1.1."""
     chars_sent: dict[int, int] = {}
     """Characters of each resumed choice's text that the client already has."""

@@ -72,12 +72,13 @@ class TurnPlanner:
             )
         prompt = _prompt(turn, model, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
+        hidden = special and turn.skip_special_tokens
 
         def make_reader(state: ReqState) -> ChoiceReader:
             end = _end_of_prompt(state) if names.reasoning else ""
             return ChoiceReader(
                 make_parser(names, tools, end),
-                SpecialText(model.files.special_texts) if special and turn.skip_special_tokens else None,
+                SpecialText(model.files.special_texts) if hidden else None,
                 _reasoning_tokens(names, model, end),
                 one_call=not turn.parallel_tool_calls,
                 short_ids=bool(names.tools and tool_format(names.tools).framing.short_ids),
@@ -95,6 +96,7 @@ class TurnPlanner:
                 include_stop=turn.include_stop,
                 skip_special_tokens=turn.skip_special_tokens and not special,
                 spaces_between_special_tokens=turn.spaces_between_special_tokens,
+                stops_in_special_tokens=not hidden,
                 logprobs=turn.logprobs,
                 grammar=await _grammar(turn, model, names, tools, prompt),
                 prediction=turn.prediction,
