@@ -46,15 +46,19 @@ async def test_its_client_goes_from_page_to_page_in_both_directions(client: anth
 async def test_its_client_asks_for_one_model(client: anthropic.AsyncAnthropic, three: Served) -> None:
     assert (await client.models.retrieve("org/one")).id == "org/one"
     assert (await client.models.retrieve("two")).max_input_tokens == three.manager.models.get("two").context
-    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+    with pytest.raises(anthropic.NotFoundError, match="does not exist") as unknown:
         await client.models.retrieve("four")
+    error: Any = unknown.value.body
+    assert (error["type"], error["error"]["type"]) == ("error", "not_found_error")
+    assert unknown.value.request_id == error["request_id"]
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=many", "limit=1001", "after_id=four", "before_id="])
 async def test_pages_that_there_are_not_are_refused_by_name(three: Served, http_of: HttpOf, query: str) -> None:
     refused = await http_of(three).get(f"/v1/models?{query}", headers=HEADERS)
     assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == query.partition("=")[0]
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert refused.json()["error"]["message"].startswith(query.partition("=")[0] + ": ")
 
 
 async def test_others_have_openais_shape(three: Served, http_of: HttpOf) -> None:
@@ -62,3 +66,4 @@ async def test_others_have_openais_shape(three: Served, http_of: HttpOf) -> None
     assert listed["object"] == "list"
     assert [card["object"] for card in listed["data"]] == ["model"] * 3
     assert (await http_of(three).get("/v1/models/two")).json() == listed["data"][1]
+    assert (await http_of(three).get("/v1/models/four")).json()["error"]["code"] == "model_not_found"

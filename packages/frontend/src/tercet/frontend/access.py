@@ -8,7 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tercet.frontend.anthropic.errors import ANTHROPIC_ROUTES, anthropic_error
+from tercet.frontend.anthropic.errors import anthropic_error, asks_anthropic
 from tercet.frontend.body_room import BodyRoom
 from tercet.frontend.counters import Exchange
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
@@ -72,7 +72,7 @@ class Access:
                 self._exchanges[_exchange(scope, message["status"])] += 1
                 answer = MutableHeaders(scope=message)
                 answer["x-request-id"] = request_id
-                if scope["path"].startswith(ANTHROPIC_ROUTES):
+                if asks_anthropic(scope):
                     answer["request-id"] = request_id
                 if self._leaving():
                     answer["connection"] = "close"
@@ -122,7 +122,6 @@ def _exchange(scope: Scope, status: int) -> Exchange:
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """An error as its own response, in the words that clients of this path know."""
-    theirs = scope["path"].startswith(ANTHROPIC_ROUTES)
-    body = anthropic_error(error, request_id_of(scope)) if theirs else error.body()
+    """An error as its own response, in the words that its client knows."""
+    body = anthropic_error(error, request_id_of(scope)) if asks_anthropic(scope) else error.body()
     return Response(body, error.status, error.headers(), media_type="application/json")

@@ -1,11 +1,15 @@
 """Errors in Anthropic's words."""
 
 import orjson
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from tercet.frontend.errors import ApiError, ContextLengthExceededError
 
 ANTHROPIC_ROUTES = "/v1/messages"
 """Routes that begin so answer in these words."""
+_ROUTES_OF_BOTH = "/v1/models"
+"""Routes that begin so answer in these words where Anthropic's client asks, and else in OpenAI's."""
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -14,6 +18,14 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+
+def asks_anthropic(scope: Scope) -> bool:
+    """Whether a request is to be answered in these words: all of Anthropic's client have the header, no others do."""
+    path = scope["path"]
+    if path.startswith(_ROUTES_OF_BOTH):
+        return "anthropic-version" in Headers(scope=scope)
+    return bool(path.startswith(ANTHROPIC_ROUTES))
 
 
 def anthropic_error(error: ApiError, request_id: str) -> bytes:

@@ -14,11 +14,6 @@ _MOST = 1000
 """Models on a page, by default, too: who asks once is to see all that there are."""
 
 
-def is_anthropic(request: Request) -> bool:
-    """Whether Anthropic's client asks: all of its requests have this header, and none of OpenAI's."""
-    return "anthropic-version" in request.headers
-
-
 def model_info(model: ServedModel) -> dict[str, Any]:
     """One model."""
     return {

@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.adapters import Adapters
-from tercet.frontend.anthropic.models import is_anthropic, model_info, model_page
+from tercet.frontend.anthropic.errors import asks_anthropic
+from tercet.frontend.anthropic.models import model_info, model_page
 from tercet.frontend.model_registry import ModelRegistry
 from tercet.frontend.served_model import ServedModel
 
@@ -22,14 +23,14 @@ class OpenAIServingModels:
     async def list(self, request: Request) -> Response:
         """Every model."""
         models = [*self._models, *await self._adapters.served()]
-        if is_anthropic(request):
+        if asks_anthropic(request.scope):
             return _json(model_page(models, request))
         return _json({"object": "list", "data": [_card(model) for model in models]})
 
     async def retrieve(self, request: Request) -> Response:
         """One model; its name may hold slashes."""
         model = await self._adapters.model(request.path_params["model"])
-        return _json(model_info(model) if is_anthropic(request) else _card(model))
+        return _json(model_info(model) if asks_anthropic(request.scope) else _card(model))
 
 
 def _card(model: ServedModel) -> dict[str, Any]:
