@@ -254,6 +254,11 @@ PICTURED: Any = {
         ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20250825"]}]}, "tools.allowed_callers"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "'x'"),
         ({"messages": []}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text: Missing required parameter: 'messages.0.content.0.text'.",
+        ),
+        ({"messages": [{"role": "user", "content": "hi", "mood": 1}]}, "messages.0.mood: Unknown"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "max_tokens"),

@@ -1,5 +1,7 @@
 """Errors in Anthropic's words."""
 
+import re
+
 import orjson
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -10,6 +12,8 @@ ANTHROPIC_ROUTES = "/v1/messages"
 """Routes that begin so answer in these words."""
 _ROUTES_OF_BOTH = "/v1/models"
 """Routes that begin so answer in these words where Anthropic's client asks, and else in OpenAI's."""
+_INDEX = re.compile(r"\[(\d+)\]")
+"""Of a list, as OpenAI writes it in the path of a field; Anthropic has a dot before it."""
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -32,8 +36,10 @@ def anthropic_error(error: ApiError, request_id: str) -> bytes:
     """The JSON of an error, also as the data of an event in the middle of a stream."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     message = _words(error)
-    told = f"{error.param}: {message}" if error.param else message
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": told}, "request_id": request_id})
+    if error.param:
+        path = _INDEX.sub(r".\1", error.param)
+        message = f"{path}: " + message.replace(f"'{error.param}'", f"'{path}'")
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
 
 
 def _words(error: ApiError) -> str:
