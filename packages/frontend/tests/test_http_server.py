@@ -60,6 +60,13 @@ async def test_what_is_no_request_is_refused_as_json(engine_of: EngineOf) -> Non
         assert refused(await talk(served, b"nonsense\r\n\r\n")) == (400, None)
 
 
+async def test_nonsense_is_logged_within_bounds(engine_of: EngineOf, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(engine_of()) as served:
+        for _ in range(40):
+            await talk(served, b"nonsense\r\n\r\n")
+    assert 1 <= sum("nvalid HTTP" in record.getMessage() for record in caplog.records) <= 10
+
+
 CHUNKED = (
     b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     b'f\r\n{"prompt": "a"}\r\n'

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from httptools import HttpParserUpgrade, HttpRequestParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 
 class OneProtocolParser:
@@ -12,7 +12,7 @@ class OneProtocolParser:
     Its own would take the request to end there: the body, whatever a client of another has put into it, would be read
     as the next request. Here a parser that knows nothing of the offer goes on with the body. `protocol` is called as
     httptools calls it, but twice for the end of a head that offers: it passes over what comes while `resumes` is set,
-    and over the end of a message while `offers` is.
+    and over the end of a message while `offers` is. What is no HTTP ends in `on_nonsense`.
     """
 
     def __init__(self, protocol: Any) -> None:
@@ -26,16 +26,19 @@ class OneProtocolParser:
         return bool(self._parser.should_upgrade())
 
     def feed_data(self, data: bytes) -> None:
-        """As httptools'. Raises HttpParserError."""
+        """As httptools', but what it raises the protocol is told."""
         rest = memoryview(data)
-        while True:
-            try:
-                self._parser.feed_data(rest)
-            except HttpParserUpgrade as offer:
-                rest = rest[offer.args[0] :]
-                self._resume()
-            else:
-                return
+        try:
+            while True:
+                try:
+                    self._parser.feed_data(rest)
+                except HttpParserUpgrade as offer:
+                    rest = rest[offer.args[0] :]
+                    self._resume()
+                else:
+                    return
+        except HttpParserError:
+            self._protocol.on_nonsense()
 
     def get_http_version(self) -> str:
         """Of the present request."""

@@ -1,6 +1,7 @@
 """HTTP of one connection, as uvicorn speaks it, within bounds of size and time."""
 
 import asyncio
+import logging
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -8,7 +9,10 @@ from tercet.frontend.connections import Connections
 from tercet.frontend.errors import ApiError, BadRequestError, HeadersTooLongError
 from tercet.frontend.event_stream import WRITE, Write
 from tercet.frontend.http_parser import OneProtocolParser
+from tercet.frontend.log_limit import LogLimit
 from tercet.frontend.request_id import new_request_id
+
+logger = logging.getLogger(__name__)
 
 _HEAD_SECONDS = 30.0
 """Time that the head of a request has to arrive in, the first of a connection and every later one."""
@@ -27,6 +31,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """All of the server's."""
     head_limit = 0
     """Bytes of a head, trailers included; and of what else surrounds a body, at a stretch."""
+    complaints: LogLimit
+    """Of what is no HTTP, at any of the connections."""
     _in_head = False
     _header_bytes = 0
     """Of the headers and trailers of the request that arrives."""
@@ -153,10 +159,14 @@ class BoundedProtocol(HttpToolsProtocol):
         """No next request has come."""
         self._hang_up()
 
-    def send_400_response(self, msg: str) -> None:
-        """In the words of every other error, unless there is an answer already."""
+    def on_nonsense(self) -> None:
+        """What arrives is no HTTP. The answer is in the words of every other error, unless there is one already."""
+        left_out = self.complaints.admit()
+        if left_out is not None:
+            before = f" ({left_out} before it were not logged)" if left_out else ""
+            logger.warning("invalid HTTP request received%s", before)
         if not self.transport.is_closing():
-            self._refuse(BadRequestError(msg))
+            self._refuse(BadRequestError("Invalid HTTP request received."))
 
     def _wait_for_head(self) -> None:
         self._deadline = self.loop.call_later(_HEAD_SECONDS, self._hang_up)
@@ -217,7 +227,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def bounded_by(limit: int, crowd: Connections) -> type[BoundedProtocol]:
     """The protocol of one server, with this `head_limit`."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit, "crowd": crowd})
+    return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit, "crowd": crowd, "complaints": LogLimit()})
 
 
 def _writer(cycle: RequestResponseCycle) -> Write:
