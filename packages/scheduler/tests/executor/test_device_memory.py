@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tercet.scheduler.executor import device_memory
-from tercet.scheduler.executor.device_memory import available_bytes
+from tercet.scheduler.executor.device_memory import available_bytes, total_bytes
 
 STAT = "anon 300\nfile 250\ninactive_file 150\nactive_file 90\nslab 10\n"
 """Of 560 bytes: files that are mapped into memory, weights among them, are given up for whoever needs theirs."""
@@ -28,14 +28,20 @@ def available() -> int:
     return available_bytes(torch.device("cpu"))
 
 
+def total() -> int:
+    return total_bytes(torch.device("cpu"))
+
+
 def test_what_files_take_is_free(cgroup: Path) -> None:
     write(cgroup, memory__max="1000\n", memory__current="560\n", memory__stat=STAT)
     assert available() == 1000 - 560 + 150 + 90
+    assert total() == 1000
 
 
 def test_the_first_version_of_cgroups_has_other_names(cgroup: Path) -> None:
     write(cgroup / "memory", memory__limit_in_bytes="1000\n", memory__usage_in_bytes="560\n", memory__stat=STAT)
     assert available() == 680
+    assert total() == 1000
 
 
 def test_beyond_the_limit_there_is_nothing(cgroup: Path) -> None:
@@ -47,3 +53,4 @@ def test_without_a_limit_it_is_what_the_machine_has(cgroup: Path) -> None:
     alone = available()
     write(cgroup, memory__max="max\n", memory__current="560\n", memory__stat=STAT)
     assert min(alone, available()) > 1 << 20
+    assert total() > available()

@@ -98,6 +98,18 @@ def test_what_cannot_be_built_is_refused(options: WorkerOptions, changes: dict[s
         TpModelWorker(replace(options, **changes))  # type: ignore[arg-type]
 
 
+def test_a_cache_that_there_is_no_memory_for_is_refused(
+    options: WorkerOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux promises any: it would be the first requests that find out, when their pages are touched."""
+    monkeypatch.setattr("tercet.scheduler.executor.tp_worker.total_bytes", lambda _: 5 * PAGE_BYTES)
+    TpModelWorker(replace(options, kv_cache_bytes=6 * PAGE_BYTES - 1)).close()
+    with pytest.raises(ValueError, match=rf"a KV cache of {6 * PAGE_BYTES} bytes is more than all memory"):
+        TpModelWorker(replace(options, kv_cache_bytes=6 * PAGE_BYTES))
+    more_than_slots_fill = replace(options, slots=1, context_length=40, kv_cache_bytes=900 << 30)
+    TpModelWorker(more_than_slots_fill).close()
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -1,4 +1,4 @@
-"""How much memory a device still has to give."""
+"""How much memory a device has, and still has to give."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,12 @@ from pathlib import Path
 import torch
 
 _CGROUP = Path("/sys/fs/cgroup")
+_LIMITS_AND_USES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Of the second version of cgroups, and of the first."""
+_UNLIMITED = 1 << 62
 
 
 def available_bytes(device: torch.device) -> int:
@@ -13,32 +19,39 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
-    return min(_machine(), _cgroup())
+    return min(_machine("MemAvailable:"), _cgroup()[1])
 
 
-def _machine() -> int:
+def total_bytes(device: torch.device) -> int:
+    """Bytes that can never be more: of the accelerator, or of this machine within this process's cgroup."""
+    if device.type == "cuda":
+        total: int = torch.cuda.mem_get_info(device)[1]
+        return total
+    return min(_machine("MemTotal:"), _cgroup()[0])
+
+
+def _machine(name: str) -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:  # not Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    kibibytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    kibibytes = next(line.split()[1] for line in lines if line.startswith(name))
     return int(kibibytes) * 1024
 
 
-def _cgroup() -> int:
-    """What a container's limit leaves, page cache counted as free; without a limit, no bound."""
-    unlimited = 1 << 62
-    for limit_name, used_name in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "")):
+def _cgroup() -> tuple[int, int]:
+    """A container's limit, and what that leaves, page cache counted as free; without a limit, no bounds."""
+    for limit_name, used_name in _LIMITS_AND_USES:
         try:
             limit = (_CGROUP / limit_name).read_text(encoding="ascii").strip()
             if limit == "max":
-                return unlimited
-            used_path = _CGROUP / (used_name or "memory/memory.usage_in_bytes")
+                return _UNLIMITED, _UNLIMITED
+            used_path = _CGROUP / used_name
             stat = dict(
                 line.split() for line in (used_path.parent / "memory.stat").read_text(encoding="ascii").splitlines()
             )
             files = sum(int(stat.get(name, 0)) for name in ("inactive_file", "active_file"))
-            return max(0, int(limit) - int(used_path.read_text(encoding="ascii")) + files)
+            return int(limit), max(0, int(limit) - int(used_path.read_text(encoding="ascii")) + files)
         except OSError:
             continue
-    return unlimited
+    return _UNLIMITED, _UNLIMITED

@@ -20,7 +20,7 @@ from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.adapter_desk import AdapterDesk
 from tercet.scheduler.executor.adapters import Adapters, desk_of
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
-from tercet.scheduler.executor.device_memory import available_bytes
+from tercet.scheduler.executor.device_memory import available_bytes, total_bytes
 from tercet.scheduler.executor.devices import take_device
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
@@ -86,6 +86,7 @@ class TpModelWorker:
         self._options, self._config, self._shape, self._device = options, config, shape, device
         self._backend, self._native, self._shard = backend, native, shard
         self._conduct, self._advance, self._progress = conduct_of(shard), advance, progress
+        _check_room(options, config, context_length, shape, device, shard)
         self._grammars = _grammars(options, config)
         loaded = self._load(options)
         given = options.kv_cache_bytes
@@ -351,6 +352,25 @@ def _kv_bytes(
     )
     free = partial(available_bytes, device)
     return measured_kv_bytes(free, run, options.kv_cache_share or _GPU_SHARE, options.step_tokens)
+
+
+def _check_room(
+    options: WorkerOptions,
+    config: DecoderShape,
+    context_length: int,
+    shape: KVShape,
+    device: torch.device,
+    shard: Shard,
+) -> None:
+    """Raises ValueError for a KV cache beyond all memory: a system may promise it, and end who takes it."""
+    given = options.kv_cache_bytes
+    if given is None:
+        return
+    wanted = _pages(given, options, shape, config.layers, context_length) * shape.page_bytes * config.layers
+    if device.type != "cuda":
+        wanted *= shard.size
+    if wanted > (total := total_bytes(device)):
+        raise ValueError(f"kv_cache_bytes {given}: a KV cache of {wanted} bytes is more than all memory, {total} bytes")
 
 
 def _pages(given: int, options: WorkerOptions, shape: KVShape, layers: int, context_length: int) -> int:
