@@ -224,23 +224,16 @@ def test_an_argument_too_many_is_named(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == "tercet: error: that is more than it takes: two three\n"
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (OSError(24, "Too many open files"), 1, "tercet: error: [Errno 24] Too many open files\n"),
-        (KeyboardInterrupt(), 130, ""),
-    ],
-)
 def test_what_keeps_the_server_from_starting_is_one_line(
-    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def serve(_: ServeConfig) -> int:
-        raise error
+        raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("tercet.frontend.server.require_parts", lambda: None)
     monkeypatch.setattr("tercet.frontend.server.serve", serve)
-    assert cli.main(["serve"]) == code
-    assert capsys.readouterr().err == said
+    assert cli.main(["serve"]) == 1
+    assert capsys.readouterr().err == "tercet: error: [Errno 24] Too many open files\n"
 
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _SERVE = ServeOptions()
 _FRONTEND = FrontendOptions()
 _SCHEDULER = SchedulerOptions()
-_INTERRUPTED = 130
-"""Exit code after a Ctrl-C that came before anything was there to stop."""
 
 
 def _fill_from_file(app: App, commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:
@@ -137,7 +135,8 @@ def _open_streams() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code, and says in one line what went wrong.
 
-    2 is an option that cannot be meant, 1 what the machine does not give: files, memory, a place for them.
+    2 is an option that cannot be meant, 1 what the machine does not give: files, memory, a place for them. Raises
+    KeyboardInterrupt.
     """
     _open_streams()
     try:
@@ -149,8 +148,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             require_parts()
             require_adapters(result.lora)
             result = run(result)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     except (CycloptsError, ConfigError) as error:
         line = " ".join(str(error).split())
         if isinstance(error, UnusedCliTokensError):
