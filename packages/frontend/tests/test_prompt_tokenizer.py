@@ -202,3 +202,18 @@ def test_ids_behind_a_gap_are_decoded() -> None:
     assert prompts.decode([5, 0], skip_special_tokens=False) == "c a"
     with pytest.raises(BadRequestError, match="3 is not a token id"):
         prompts.decode([3], skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("specials", [[], ["<s>"]])
+def test_the_mark_takes_nobodys_id(specials: list[str]) -> None:
+    """The library would give it the number of tokens, which here is the id of `c`."""
+    last = 3 + len(specials)
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": last}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in specials])
+    prompts = PromptTokenizer(tokenizer.to_str())
+    assert prompts.decode([last], skip_special_tokens=True) == "c"
+    unknown = [0] * (1 + len(specials))  # a special token that is typed comes in two parts
+    assert prompts.encode(prompts.guard("b <s> c"), add_special_tokens=False) == [1, *unknown, last]
+    assert prompts.encode("b <s> c", add_special_tokens=False) == tokenizer.encode("b <s> c").ids
+    assert prompts.special_ids == {tokenizer.token_to_id(text) for text in specials}

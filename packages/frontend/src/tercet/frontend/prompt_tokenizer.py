@@ -33,9 +33,7 @@ class PromptTokenizer:
     """
 
     def __init__(self, tokenizer_json: str) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer_json)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = _read(tokenizer_json)
         self.layout = layout_of(self._tokenizer, pair=False)
         """How one input of an encoder is put together."""
         self.pair_layout = layout_of(self._tokenizer, pair=True)
@@ -54,7 +52,7 @@ class PromptTokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._most_chars = max([_LONG_TOKEN, *map(len, vocabulary)])
-        self._tokenizer.add_special_tokens([AddedToken(self._mark, normalized=False, special=True)])
+        self._tokenizer = _marked(self._tokenizer, tokenizer_json, self._mark)
         self._mark_id = self._tokenizer.token_to_id(self._mark)
         has_offsets = bool(self._normalized)
         self._encode_batch = self._tokenizer.encode_batch if has_offsets else self._tokenizer.encode_batch_fast
@@ -111,6 +109,30 @@ class PromptTokenizer:
     def token(self, token_id: int) -> str:
         """A token as the vocabulary spells it; empty for an id that it does not have, such as that of the mark."""
         return (self._tokenizer.id_to_token(token_id) or "") if self.has(token_id) else ""
+
+
+def _read(tokenizer_json: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _marked(tokenizer: Tokenizer, tokenizer_json: str, mark: str) -> Tokenizer:
+    """The tokenizer with the mark as one more added token, of an id that no other has.
+
+    The library gives it the number of tokens there are. Where ids have gaps that may be somebody's, and the mark has to
+    be in the vocabulary, behind all: what that holds keeps its id. So added tokens are put there, too.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    added = AddedToken(mark, normalized=False, special=True)
+    tokenizer.add_special_tokens([added])
+    if tokenizer.token_to_id(mark) in set(vocabulary.values()):
+        file = json.loads(tokenizer_json)
+        file["model"]["vocab"] = {**vocabulary, mark: max(vocabulary.values()) + 1}
+        tokenizer = _read(json.dumps(file))
+        tokenizer.add_special_tokens([added])
+    return tokenizer
 
 
 def _lookahead(texts: Iterable[str]) -> re.Pattern[str] | None:
