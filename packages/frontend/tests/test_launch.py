@@ -341,6 +341,7 @@ def test_adapters_that_are_named_are_run(
         "--lora=org=org/sonnet",
         "--lora=there=/on/other/machines",
     ]
+    assert frontend.at_first == ("--require-lora",), "and not once it has served"
     offline, _ = local_parts(config, Path("/run/x"), frontends=False)
     assert offline.command == scheduler.command
 

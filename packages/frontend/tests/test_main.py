@@ -95,6 +95,8 @@ class Peers:
         self.forgetful = False
         """Requests are taken and lost: heartbeats do not name them."""
         self.goodbye = ""
+        self.finds_fault = ""
+        """With adapters."""
         self.adapters: list[LoRAAdapter | None] = []
         """Of the requests that came."""
         self._stopped = False
@@ -132,7 +134,8 @@ class Peers:
             case TokenizedGenerateReqInput() if self.forgetful:
                 self.asked.set()
             case LoadLoRAAdapterReq(id=number, adapter=adapter):
-                self.scheduler.send(frontend, ControlReply(id=number, ok=True, sha256=f"that of {adapter.path}"))
+                fault, found = self.finds_fault, f"that of {adapter.path}"
+                self.scheduler.send(frontend, ControlReply(id=number, ok=not fault, message=fault, sha256=found))
             case TokenizedGenerateReqInput():
                 self.adapters.append(message.lora)
                 self.detokenizer.send(frontend, says(message, "over real sockets"))
@@ -270,11 +273,13 @@ def test_names_of_adapters_come_back_with_a_process_that_was_killed(
     command += [f"--response-store={tmp_path}/r.sqlite"]
     for life in range(2):
         peers.ready.clear()
-        process = subprocess.Popen(command)
+        process = subprocess.Popen([*command, *(["--require-lora"] if life == 0 else [])])
         try:
             assert peers.ready.wait(30)
             until_healthy(peers.url)
             if life == 0:
+                listed = urllib.request.urlopen(f"{peers.url}/v1/models", timeout=5).read()
+                assert b'"sonnet"' in listed, "ready means that it is there, too"
                 body = {"lora_name": "haiku", "lora_path": "/haiku"}
                 post(f"{peers.url}/load_lora_adapter", body, authorization="Bearer boss")
             answer = post(f"{peers.url}/v1/completions", {"model": "haiku", "prompt": "hello"})
@@ -286,6 +291,29 @@ def test_names_of_adapters_come_back_with_a_process_that_was_killed(
             process.wait()
     haiku, sonnet = (LoRAAdapter(path, f"that of {path}") for path in ("/haiku", "/sonnet"))
     assert peers.adapters == [haiku, sonnet, haiku, sonnet]
+
+
+@pytest.mark.parametrize(
+    ("most", "why"),
+    [
+        (8, "It cannot be read. scheduler-0: rank 65 is above 64.\n"),
+        (0, "This server runs no adapters: its schedulers were started without --max-loras.\n"),
+    ],
+)
+def test_an_adapter_that_is_required_and_refused_ends_the_process(
+    peers: Peers, limits: ModelLimits, most: int, why: str
+) -> None:
+    able = Ready(limits=msgspec.structs.replace(limits, max_loras=most), identity=ModelIdentity(weights="w"))
+    peers.finds_fault = "rank 65 is above 64"
+    peers.scheduler.set_ready(able)
+    listen = f"ipc://{peers.directory}"
+    command = [sys.executable, "-m", "tercet.frontend", "--peer=frontend-0", f"--listen={listen}", "--port=0"]
+    command += [f"--scheduler={listen}/scheduler-*", f"--detokenizer={listen}/detokenizer-*"]
+    command += [f"--supervisor={listen}/supervisor.*", "--lora=sonnet=/sonnet", "--require-lora"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.endswith(f"tercet-frontend: --lora sonnet=/sonnet: {why}")
+    assert not peers.ready.is_set()
 
 
 def test_a_process_that_is_told_to_leave_finishes_a_request_even_one_that_was_lost(peers: Peers) -> None:

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -144,6 +145,15 @@ def test_a_part_that_never_gets_ready_is_given_up_after_three_deaths(start: Star
         "scheduler-0 died 3 times before it was ready: RuntimeError: the weights are torn (exit code 1)"
     )
     assert run.readies == []
+
+
+def test_what_a_part_is_told_at_first_it_is_not_told_once_it_has_been_ready(start: Start, tmp_path: Path) -> None:
+    dies = part("scheduler-0", "die", tmp_path / "died")
+    run = start(dataclasses.replace(dies, at_first=("--at-first",)), part("detokenizer-0", "serve"))
+    run.wait(lambda: sum("scheduler-0 says hello" in line for line in run.screen.lines) == 2)
+    said = [line.partition(" says ")[2] for line in run.screen.lines if "scheduler-0 says hello" in line]
+    assert said == ["hello at first", "hello"]
+    assert run.end() == 0
 
 
 def test_a_model_that_embeds_waits_for_no_detokenizer(start: Start) -> None:

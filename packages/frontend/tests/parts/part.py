@@ -66,6 +66,7 @@ def options_given() -> argparse.Namespace:
         parser.add_argument(flag, required=True)
     parser.add_argument("--parent-fd", type=int, required=True)
     parser.add_argument("--fd", type=int)
+    parser.add_argument("--at-first", action="store_true")
     return parser.parse_args()
 
 
@@ -112,7 +113,7 @@ def main() -> None:
     while not any(isinstance(delivery.message, PeerUp) for delivery in node.drain(0.1)):
         pass
     tell_of_loading(node, options)
-    sys.stdout.write(f"{options.peer} says hello\n")
+    sys.stdout.write(f"{options.peer} says hello{' at first' if options.at_first else ''}\n")
     sys.stdout.flush()
     if options.fd is not None:
         threading.Thread(target=answer, args=(options.fd,), daemon=True).start()

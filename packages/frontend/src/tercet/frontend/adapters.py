@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
 """Seconds that a scheduler has to read an adapter's files, or to fetch them."""
+_POLL = 0.02
 _NONE_RUN = "This server runs no adapters: its schedulers were started without --max-loras."
 
 
@@ -151,10 +152,13 @@ class Adapters:
         """Whether there are adapters of the options that schedulers have neither read nor refused yet."""
         return any(each.adapter is None and not each.refusal for each in self._given.values())
 
-    @property
-    def refusals(self) -> dict[str, str]:
-        """By name, why schedulers refused adapters of the options that none of them has read."""
-        return {name: each.refusal for name, each in self._given.items() if each.adapter is None and each.refusal}
+    async def refusals(self) -> dict[str, str]:
+        """By name, why adapters of the options cannot be run, once schedulers have read or refused every one."""
+        while self.undecided:
+            if self._bases and not any(map(self._runs_adapters, self._models)):
+                return dict.fromkeys(self._given, _NONE_RUN)
+            await asyncio.sleep(_POLL)  # they tell nobody
+        return {name: each.refusal for name, each in self._given.items() if each.adapter is None}
 
     def look(self, *, again: bool = False) -> None:
         """Have schedulers read those adapters of the options that none has read. To be called now and then.

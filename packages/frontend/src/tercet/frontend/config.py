@@ -107,6 +107,8 @@ class ServingConfig:
     """Names that clients know the model by, instead of the scheduler's; repeatable."""
     lora: Repeatable = ()
     """NAME=PATH of an adapter that requests can name, as schedulers find it; repeatable."""
+    require_lora: Annotated[bool, Parameter(negative="")] = False
+    """Be ready once schedulers have read every adapter of --lora, and end where they refuse one."""
     routing_policy: Literal["cache_aware", "least_loaded", "power_of_two", "round_robin"] = "cache_aware"
     """How requests are spread over schedulers, where there is more than one."""
     recovery_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 60.0

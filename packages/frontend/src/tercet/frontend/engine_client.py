@@ -134,13 +134,12 @@ class EngineClient:
     async def adapters(self) -> dict[str, LoRAAdapter]:
         """The engine's adapters by name, once schedulers have read them. Raises EngineError if they cannot."""
         adapters = self._manager.adapters
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(self._reading_time):
-                while adapters.undecided:  # noqa: ASYNC110  # it tells nobody
-                    await asyncio.sleep(POLL)
-        if adapters.undecided:
-            raise EngineError("the schedulers have not read every adapter in time")
-        for name, refusal in adapters.refusals.items():
+                refusals = await adapters.refusals()
+        except TimeoutError:
+            raise EngineError("the schedulers have not read every adapter in time") from None
+        for name, refusal in refusals.items():
             raise EngineError(f"the adapter {name!r} cannot be used: {refusal}")
         return {each.name: each.lora for each in await adapters.all()}
 

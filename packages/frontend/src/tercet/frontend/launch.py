@@ -30,6 +30,8 @@ class Part:
     """Added to the environment: what must not show in a command line."""
     gets_socket: bool = False
     """Inherits the listening socket, as --fd."""
+    at_first: tuple[str, ...] = ()
+    """Added to the command until it has been ready once: what is to end the start, and no server that serves."""
 
 
 def own_name(role: Role, number: int) -> str:
@@ -77,8 +79,9 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     given = {"TERCET_API_KEYS": frontend.api_key, "TERCET_ADMIN_KEYS": frontend.admin_key}
     env = {name: "\n".join(keys) for name, keys in given.items() if keys}
     command = (*module, "tercet.frontend", *flags)
+    at_first = ("--require-lora",) if frontend.lora else ()
     parts += [
-        Part(own_name(Role.FRONTEND, number), Role.FRONTEND, command, env, gets_socket=True)
+        Part(own_name(Role.FRONTEND, number), Role.FRONTEND, command, env, gets_socket=True, at_first=at_first)
         for number in range(config.serve.frontend_workers)
     ]
     return parts

@@ -130,7 +130,7 @@ class Supervisor:
         try:
             self._processes[part.name] = PartProcess(
                 part,
-                ("--peer", part.name, *self._arguments, *self._other_weights(part.name)),
+                ("--peer", part.name, *self._arguments, *self._own_arguments(part)),
                 socket_fd=None if listener is None else listener.fileno(),
                 on_line=lambda line: self._display.output(part.name, line),
                 on_exit=lambda code, last_words: self._from_exit(part.name, code, last_words),
@@ -138,10 +138,12 @@ class Supervisor:
         except OSError as error:  # no memory, no process ids, no interpreter: a death like others
             self._from_exit(part.name, UNSTARTED, f"cannot be started: {error}")
 
-    def _other_weights(self, name: str) -> list[str]:
+    def _own_arguments(self, part: Part) -> Sequence[str]:
         """A scheduler that was told to take other weights than it was started with has them again."""
-        ready = self._readies.get(name)
-        path = ready.identity.weights_path if ready is not None and ready.identity is not None else ""
+        ready = self._readies.get(part.name)
+        if ready is None:
+            return part.at_first
+        path = ready.identity.weights_path if ready.identity is not None else ""
         return [f"--weights={path}"] if path else []
 
     def _from_exit(self, name: str, code: int, last_words: str) -> None:

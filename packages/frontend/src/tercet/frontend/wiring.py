@@ -39,7 +39,8 @@ _ACQUAINTANCE = 1.0
 class Frontend:
     """HTTP on one side, peers on the other. Raises OSError, ValueError for options that cannot work.
 
-    `run` raises ValueError, too, for a model of no use where a supervisor says that there will be no other.
+    `run` raises ValueError, too, for a model of no use where a supervisor says that there will be no other, and for an
+    adapter that is required and refused.
     """
 
     def __init__(self, config: FrontendConfig) -> None:
@@ -48,8 +49,11 @@ class Frontend:
         self._listens = self._servable = False
         self._shares_socket = config.http.fd is not None
         self._supervised = bool(link.supervisor)
+        self._lora = read_adapters(serving.lora)
+        self._complete = not serving.require_lora
+        """Whether the adapters that are required are there."""
         self._useless = ""
-        """Why nothing can ever be served."""
+        """Why nothing can ever be served, or not all of it."""
         self._acquainted = asyncio.Event()
         """Schedulers are known, or it is over already."""
         self._pool = ThreadPoolExecutor(serving.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -87,7 +91,7 @@ class Frontend:
             self._on_servable,
             clock,
             tenants=Tenants.of(config.http),
-            lora=read_adapters(serving.lora),
+            lora=self._lora,
             adapter_names=AdaptersInFile(database) if database else None,
         )
         self._kept = Kept(self._manager, TurnPlanner(serving), database) if database else None
@@ -103,6 +107,7 @@ class Frontend:
         self._manager.start()
         if self._kept is not None:
             self._kept.start()
+        completing = None if self._complete else asyncio.create_task(self._require_adapters())
         try:
             if self._shares_socket:
                 with contextlib.suppress(TimeoutError):
@@ -111,6 +116,8 @@ class Frontend:
             if self._useless:
                 raise ValueError(self._useless)
         finally:
+            if completing is not None:
+                completing.cancel()
             if self._kept is not None:
                 await self._kept.close()
             await self._manager.close()
@@ -130,6 +137,16 @@ class Frontend:
         if not self._supervised or self._servable or not is_own(peer):
             logger.error(reason)
             return
+        self._give_up(reason)
+
+    async def _require_adapters(self) -> None:
+        if refusals := await self._manager.adapters.refusals():
+            self._give_up("; ".join(f"--lora {name}={self._lora[name]}: {why}" for name, why in refusals.items()))
+        else:
+            self._complete = True
+            self._tell_ready()
+
+    def _give_up(self, reason: str) -> None:
         self._useless = reason
         self._acquainted.set()
         self._server.stop()
@@ -144,8 +161,8 @@ class Frontend:
         self._tell_ready()
 
     def _tell_ready(self) -> None:
-        """Once clients are listened to and could be answered: /health then says the same."""
-        if self._listens and self._servable:
+        """Once clients are listened to and could be answered, for which /health is enough, and with every adapter."""
+        if self._listens and self._servable and self._complete:
             gc.freeze()  # what start-up made stays: no collection need look at it, which would hold up every stream
             self._node.set_ready(Ready(url=url_of(self._listener)))
 
