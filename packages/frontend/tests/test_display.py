@@ -78,10 +78,11 @@ def test_a_stopped_terminal_holds_up_nobody_and_says_later_how_much_it_missed() 
     assert lines[-3:] == [f"tercet: {left_out} lines came too fast and were left out", "tercet: s died", "and on"]
 
 
-def test_a_screen_that_nobody_reads_any_more_ends_nothing() -> None:
+@pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file.")])
+def test_a_screen_that_nobody_reads_any_more_ends_nothing(error: Exception) -> None:
     class Gone(StringIO):
         def write(self, text: str) -> int:
-            raise BrokenPipeError
+            raise error
 
     display = QueuedDisplay(PlainDisplay(Gone()))
     display.line("lost")

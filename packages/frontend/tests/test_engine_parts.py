@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,22 @@ def test_a_forgotten_engine_ends() -> None:
     del engine
     gc.collect()
     wait_until(lambda: not any(map(runs, pids)))
+
+
+def test_an_engine_whose_terminal_is_stopped_answers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
+    class StoppedTerminal(StringIO):
+        def write(self, text: str) -> int:
+            goes_on.wait()
+            return super().write(text)
+
+    monkeypatch.setattr("sys.stderr", StoppedTerminal())
+    try:
+        with Engine(make_parts=echo_parts()) as engine:
+            assert engine.generate("one", {"max_new_tokens": 1})["text"] == " one"
+    finally:
+        goes_on.set()
 
 
 def test_an_engine_is_not_forgotten_while_it_answers() -> None:

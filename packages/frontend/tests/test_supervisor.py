@@ -24,13 +24,16 @@ PATIENCE = Patience(backoff=0.1, silence=1.5, startup=30.0)
 
 
 class Screen(PlainDisplay):
-    """Keeps every line."""
+    """Keeps every line, while it is not stopped."""
 
     def __init__(self) -> None:
         super().__init__(StringIO())
         self.lines: list[str] = []
+        self.goes_on = threading.Event()
+        self.goes_on.set()
 
     def line(self, text: str) -> None:
+        self.goes_on.wait()
         self.lines.append(text)
 
     def has(self, text: str) -> bool:
@@ -48,6 +51,7 @@ class Run:
     def __init__(self, directory: Path, *parts: Part, patience: Patience = PATIENCE, drain: float = 10.0) -> None:
         self.directory = directory
         self.screen = Screen()
+        self.ready = threading.Event()
         self.readies: list[dict[str, Ready]] = []
         self.supervisor = Supervisor(
             parts,
@@ -55,7 +59,8 @@ class Run:
             self.screen,
             patience=patience,
             drain=drain,
-            on_ready=self.readies.append,
+            on_ready=self.ready.set,
+            greet=self.readies.append,
             log_level="warning",
         )
         self.code: int | None = None
@@ -207,6 +212,17 @@ def test_a_part_that_floods_its_output_holds_up_nobody(start: Start) -> None:
     run.wait(lambda: sum("detokenizer-0 is ready" in line for line in run.screen.lines) == 2)
     assert not run.screen.has("hangs")
     assert run.end() == 0
+
+
+def test_a_stopped_terminal_keeps_nobody_from_being_ready(start: Start) -> None:
+    run = start(part("scheduler-0", "serve"))
+    run.screen.goes_on.clear()
+    try:
+        assert run.ready.wait(30)
+        assert run.readies == []
+    finally:
+        run.screen.goes_on.set()
+    run.wait_ready()
 
 
 def test_a_part_that_cannot_be_started_at_all_is_told_and_given_up(start: Start) -> None:

@@ -158,7 +158,7 @@ class QueuedDisplay:
                 job = self._jobs.popleft()
             try:
                 job()
-            except OSError:
+            except (OSError, ValueError):  # the second where the stream was closed
                 continue  # nobody reads this screen any more, and there is no other to say so on
 
 

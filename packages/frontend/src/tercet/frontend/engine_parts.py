@@ -39,7 +39,7 @@ class EngineParts:
                 choose_display(config.serve.log_level),
                 log_level=config.serve.log_level,
                 patience=Patience(startup=config.serve.startup_timeout),
-                on_ready=lambda _: self._began.set(),
+                on_ready=self._began.set,
             )
             thread = threading.Thread(target=self._supervise, name="engine-supervisor", daemon=True)
             thread.start()

@@ -115,7 +115,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             log_level=config.serve.log_level,
             patience=Patience(startup=config.serve.startup_timeout),
             drain=drain,
-            on_ready=announce,
+            greet=announce,
         )
         ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         on_signals([number for number in ends if signal.getsignal(number) is not signal.SIG_IGN], supervisor.stop)

@@ -33,8 +33,9 @@ class Supervisor:
     """Keeps `parts` alive until it is told to stop. `run` belongs to one thread; `stop` may be called from any.
 
     Frontends then have `drain` seconds to finish what they serve.
-    `on_ready` is called once, in the thread that writes to the display, when all parts are ready for the first time,
-    with what each said; `failure` is why `run` returned without being told to.
+    `on_ready` is called once, in the thread of `run`, when all parts are ready for the first time, and `greet` then in
+    the one that writes to the display, which may have to wait for it, with what each part said. `failure` is why `run`
+    returned without being told to.
     """
 
     def __init__(
@@ -47,13 +48,15 @@ class Supervisor:
         log_level: str = "info",
         patience: Patience | None = None,
         drain: float = 0.0,
-        on_ready: Callable[[dict[str, Ready]], None] = lambda _: None,
+        on_ready: Callable[[], None] = lambda: None,
+        greet: Callable[[dict[str, Ready]], None] = lambda _: None,
     ) -> None:
         self._parts = {part.name: part for part in parts}
         self._directory = directory
         self._display = QueuedDisplay(display)
         self._listener = listener
         self._on_ready = on_ready
+        self._greet = greet
         self.failure: GiveUp | None = None
         self._announced = False
         self._drain = drain
@@ -108,7 +111,8 @@ class Supervisor:
                 self._act(action)
             if not self._announced and self._roster.all_ready:
                 self._announced = True
-                self._display.call(partial(self._on_ready, dict(self._readies)))
+                self._on_ready()
+                self._display.call(partial(self._greet, dict(self._readies)))
         return None
 
     def _act(self, action: Start | Kill | Later) -> None:
