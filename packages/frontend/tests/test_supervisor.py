@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -254,6 +255,28 @@ def test_a_start_that_takes_too_long_names_the_part(start: Start) -> None:
     assert [line for line in run.screen.lines if "weights" in line] == [
         f"scheduler-0: weights {percent}%" for percent in range(0, 101, 10)
     ]
+
+
+def test_a_start_whose_directory_somebody_removes_says_so(start: Start) -> None:
+    run = start(part("scheduler-0", "loading"))
+    run.wait_line("weights 100%")
+    shutil.rmtree(run.directory)
+    run.wait(lambda: run.code is not None)
+    assert run.code == 1
+    assert f"error: {run.directory}, where the sockets of its parts lie, was removed" in run.screen.lines[-1]
+
+
+def test_a_server_whose_directory_somebody_removes_goes_on_until_a_part_must_start_again(start: Start) -> None:
+    run = start(part("scheduler-0", "serve"), part("detokenizer-0", "serve"))
+    run.wait_ready()
+    shutil.rmtree(run.directory)
+    run.supervisor._node.wake()
+    run.thread.join(1.5 * supervisor_module.TICK)
+    assert run.thread.is_alive()
+    os.kill(run.supervisor.pids()["scheduler-0"], signal.SIGKILL)
+    run.wait(lambda: run.code is not None)
+    assert run.code == 1
+    assert "was removed" in run.screen.lines[-1]
 
 
 def test_a_part_that_will_not_stop_is_killed_in_the_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

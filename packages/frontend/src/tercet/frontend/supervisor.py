@@ -105,6 +105,8 @@ class Supervisor:
             actions = self._take_deliveries(min(TICK, self._roster.deadline - time.monotonic()))
             actions += self._take_exits()
             actions += self._roster.tick(time.monotonic())
+            if not self._roster.all_ready and (cut_off := self._cut_off()):
+                return cut_off
             for action in actions:
                 if isinstance(action, GiveUp):
                     return action
@@ -114,6 +116,14 @@ class Supervisor:
                 self._on_ready()
                 self._display.call(partial(self._greet, dict(self._readies)))
         return None
+
+    def _cut_off(self) -> GiveUp | None:
+        """Why whoever is awaited can never come: parts find one another, and us, by the sockets in our directory."""
+        if Path(self._node.address.removeprefix("ipc://")).exists():
+            return None
+        return GiveUp(
+            f"{self._directory}, where the sockets of its parts lie, was removed: none that starts is found", 1
+        )
 
     def _act(self, action: Start | Kill | Later) -> None:
         match action:
