@@ -12,6 +12,7 @@ from tercet.frontend.launch import (
     Later,
     Patience,
     Roster,
+    Slow,
     Start,
     describe_exit,
     local_parts,
@@ -31,11 +32,11 @@ def roster(*names: str) -> Roster:
 
 
 def quiet(parts: Roster, start: float, end: float) -> list[Action]:
-    """What is due while time runs from start to end, ticking as the supervisor does."""
+    """What is to be done while time runs from start to end, ticking as the supervisor does."""
     actions: list[Action] = []
     now = start
     while now <= end:
-        actions += parts.tick(now)
+        actions += [action for action in parts.tick(now) if not isinstance(action, Slow)]
         now += 0.25
     return actions
 
@@ -230,8 +231,24 @@ def test_a_start_that_takes_too_long_is_given_up() -> None:
     while not actions:
         now += 1.0
         parts.heard("b", now)
-        actions = parts.tick(now)
-    assert actions == [GiveUp("a was not ready within 600 s (--startup-timeout)", 1)]
+        actions = [action for action in parts.tick(now) if not isinstance(action, Slow)]
+    assert actions == [GiveUp("a was not ready within 600 s (--startup-timeout): it has said nothing", 1)]
+
+
+def test_a_part_that_is_slow_to_get_ready_is_told_of_once_with_what_it_said_last() -> None:
+    parts = roster("a", "b", "c", "d")
+    parts.unneeded.add("d")
+    parts.ready("c", 1.0)
+    told: list[Action] = []
+    for now in range(1, 130):
+        parts.heard("b", now)
+        parts.heard("b", now, Heartbeat(phase=Phase.LOADING))
+        parts.heard("c", now)
+        told += parts.tick(now + 0.5)
+    assert told == [
+        Slow("a", "not ready 60 s after its start: it has said nothing"),
+        Slow("b", "not ready 60 s after its start: it said loading 0 s ago"),
+    ]
 
 
 def test_a_restarted_part_that_never_gets_ready_is_killed_not_given_up() -> None:

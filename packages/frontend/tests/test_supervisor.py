@@ -251,10 +251,25 @@ def test_a_start_that_takes_too_long_names_the_part(start: Start) -> None:
     run = start(part("scheduler-0", "loading"), patience=Patience(startup=2.0))
     run.wait(lambda: run.code is not None)
     assert run.code == 1
-    assert run.screen.lines[-1] == "tercet: error: scheduler-0 was not ready within 2 s (--startup-timeout)"
+    assert "tercet: error: scheduler-0 was not ready within 2 s (--startup-timeout): it said " in run.screen.lines[-1]
     assert [line for line in run.screen.lines if "weights" in line] == [
         f"scheduler-0: weights {percent}%" for percent in range(0, 101, 10)
     ]
+
+
+def test_a_slow_start_tells_how_far_each_part_is_linked(start: Start) -> None:
+    deaf = Part("detokenizer-0", Role.DETOKENIZER, (sys.executable, "-c", "import time; time.sleep(60)"))
+    run = start(deaf, patience=Patience(loading_silence=0.5))
+    run.wait_line("its start: it has said nothing (it does not listen, and is not linked)")
+
+
+def test_it_tells_of_each_link(start: Start) -> None:
+    run = start(part("scheduler-0", "loading"))
+    run.wait_line("weights 100%")
+    (inbox,) = run.directory.glob("scheduler-0.*.ipc")
+    assert run.supervisor._links_of("scheduler-0") == f"up scheduler-0 at ipc://{inbox}, greeted"
+    (run.directory / "detokenizer-0.0.ipc").touch()
+    assert run.supervisor._links_of("detokenizer-0") == "it listens, and is not linked"
 
 
 def test_a_start_whose_directory_somebody_removes_says_so(start: Start) -> None:

@@ -126,9 +126,9 @@ class EngineClient:
                         raise EngineError(self._useless)
                     await asyncio.sleep(POLL)
         except TimeoutError:
-            raise EngineError(
-                f"the parts are ready, but the model's tokenizer files did not come within {FILES:g} s"
-            ) from None
+            linked = ", ".join(sorted(info.peer for info in self._node.peers())) or "nobody"
+            missed = f"the parts are ready, but the model's tokenizer files did not come within {FILES:g} s"
+            raise EngineError(f"{missed} (linked: {linked})") from None
         return next(iter(self._manager.models))
 
     async def adapters(self) -> dict[str, LoRAAdapter]:

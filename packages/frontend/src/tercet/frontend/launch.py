@@ -10,7 +10,7 @@ from pathlib import Path
 from tercet.frontend.serve_config import ServeConfig, extra_flags
 from tercet.protocol.messages import Heartbeat
 from tercet.protocol.pulse import is_stuck
-from tercet.protocol.values import Role
+from tercet.protocol.values import Phase, Role
 
 EXIT_CONFIG = 2
 """A part that exits with this was told something it cannot do, and has said what: starting it again would not help."""
@@ -170,6 +170,14 @@ class Later:
 
 
 @dataclass(frozen=True)
+class Slow:
+    """Nothing to do but to say: this part is not ready after `loading_silence`; `state` is what is known of it."""
+
+    name: str
+    state: str
+
+
+@dataclass(frozen=True)
 class GiveUp:
     """End the server, with this exit code and reason."""
 
@@ -177,7 +185,7 @@ class GiveUp:
     code: int
 
 
-Action = Start | Kill | Later | GiveUp
+Action = Start | Kill | Later | Slow | GiveUp
 
 
 def describe_exit(code: int, last_words: str = "") -> str:
@@ -199,10 +207,20 @@ class _Watch:
     restart_at: float | None = None
     heard: float | None = None
     """Last heartbeat; None before this process's first."""
+    phase: Phase | None = None
+    """What that heartbeat said it does."""
     ready: float | None = None
+    told_slow: bool = False
     ever_ready: bool = False
     deaths: int = 0
     killed_for: str = ""
+
+    def state(self, now: float) -> str:
+        """In words, what its process last said."""
+        if self.heard is None:
+            return "it has said nothing"
+        saying = f"said {self.phase.value}" if self.phase else "said hello"
+        return f"it {saying} {max(0.0, now - self.heard):.0f} s ago"
 
 
 class Roster:
@@ -226,7 +244,10 @@ class Roster:
         if watch is None:
             return []
         watch.heard = now
-        if heartbeat is None or not is_stuck(heartbeat):
+        if heartbeat is None:
+            return []
+        watch.phase = heartbeat.phase
+        if not is_stuck(heartbeat):
             return []
         return self._kill(name, watch, f"stuck in one step for {heartbeat.step_age:.0f} s")
 
@@ -248,8 +269,8 @@ class Roster:
             return [GiveUp(f"{name} died {watch.deaths} times before it was ready: {how}", 1)]
         wait = 0.0 if left else self._backoff(watch)
         watch.restart_at = now + wait
-        watch.heard = watch.ready = None
-        watch.killed_for = ""
+        watch.heard = watch.phase = watch.ready = None
+        watch.killed_for, watch.told_slow = "", False
         return [Later(name, how, wait, left)]
 
     def _backoff(self, watch: _Watch) -> float:
@@ -305,7 +326,12 @@ class Roster:
                 return self._kill(name, watch, f"not ready {patience.startup:g} s after its restart")
             if name in self.unneeded:
                 return []
-            return [GiveUp(f"{name} was not ready within {patience.startup:g} s (--startup-timeout)", 1)]
+            state = watch.state(now)
+            return [GiveUp(f"{name} was not ready within {patience.startup:g} s (--startup-timeout): {state}", 1)]
+        slow = watch.ready is None and not watch.told_slow and name not in self.unneeded
+        if slow and now - watch.started > patience.loading_silence:
+            watch.told_slow = True
+            return [Slow(name, f"not ready {now - watch.started:.0f} s after its start: {watch.state(now)}")]
         return []
 
     def _kill(self, name: str, watch: _Watch, reason: str) -> list[Action]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import assert_never
 
 from tercet.frontend.display import Display, QueuedDisplay
-from tercet.frontend.launch import Action, GiveUp, Kill, Later, Part, Patience, Roster, Start
+from tercet.frontend.launch import Action, GiveUp, Kill, Later, Part, Patience, Roster, Slow, Start
 from tercet.frontend.part_process import PartProcess
 from tercet.protocol.messages import Heartbeat, Message, Progress, Ready, SupervisorInbox
 from tercet.protocol.node import Answer, NodeConfig, PeerReady, PeerUp, ThreadNode
@@ -125,7 +125,7 @@ class Supervisor:
             f"{self._directory}, where the sockets of its parts lie, was removed: none that starts is found", 1
         )
 
-    def _act(self, action: Start | Kill | Later) -> None:
+    def _act(self, action: Start | Kill | Later | Slow) -> None:
         match action:
             case Start(name):
                 self._start(self._parts[name])
@@ -136,8 +136,16 @@ class Supervisor:
             case Later(name, reason, wait, left):
                 when = f"in {wait:.0f} s" if wait else "now"
                 self._display.line(f"tercet: {name} {'left' if left else 'died'}: {reason}; it starts again {when}")
+            case Slow(name, state):
+                self._display.line(f"tercet: {name} is {state} ({self._links_of(name)})")
             case _:
                 assert_never(action)
+
+    def _links_of(self, name: str) -> str:
+        """How far we are with a part: whether it listens, and every link there is to it."""
+        sockets = [path.name for path in self._directory.glob(f"{name}.*.ipc")]
+        links = [link for link in self._node.links if any(socket in link for socket in sockets)]
+        return "; ".join(links) or f"it {'listens' if sockets else 'does not listen'}, and is not linked"
 
     def _start(self, part: Part) -> None:
         listener = self._listener if part.gets_socket else None

@@ -1,6 +1,7 @@
 """A process among its peers, on an asyncio loop."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from types import UnionType
@@ -8,7 +9,10 @@ from types import UnionType
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import Heartbeat, Message, Ready
+from tercet.protocol.search import Search
 from tercet.protocol.switchboard import Switchboard
+
+logger = logging.getLogger(__name__)
 
 BATCH = 64
 """Messages taken from the inbox before the loop serves others."""
@@ -32,6 +36,8 @@ class AsyncNode:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._board = Switchboard(config, inbox_union, status, None, clock)
+        self._clock = clock
+        self._search = Search(config.supervisor, clock())
         self._on_deliveries = on_deliveries
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next: asyncio.Handle | None = None
@@ -97,6 +103,8 @@ class AsyncNode:
             board.wait(0)
             deliveries, more = board.receive(BATCH)
             deliveries += board.tick()
+            if complaint := self._search.complaint(board.table, self._clock()):
+                logger.warning("%s", complaint)
             pause = max(0.001, board.idle_time())
         finally:
             if self._next:

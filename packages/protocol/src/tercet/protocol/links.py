@@ -72,6 +72,10 @@ class Link:
     reason: str = ""
     """Why it is refused."""
 
+    def __str__(self) -> str:
+        peer = f" {self.hello.peer}" if self.hello else ""
+        return f"{self.state.name.lower()}{peer} at {self.address}, {'' if self.greeted else 'not '}greeted"
+
 
 @dataclass(slots=True)
 class Peer:

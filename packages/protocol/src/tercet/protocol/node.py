@@ -13,6 +13,7 @@ from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import NodeFailed
 from tercet.protocol.events import Delivery, PeerDown, PeerEvent, PeerInfo, PeerReady, PeerUp
 from tercet.protocol.messages import Heartbeat, Message
+from tercet.protocol.search import Search
 from tercet.protocol.switchboard import Answer, Switchboard, unanswered
 
 __all__ = [
@@ -63,6 +64,8 @@ class ThreadNode:
     ) -> None:
         self._board = Switchboard(config, inbox_union, status, answers, clock)
         self._ready_batches: queue.SimpleQueue[list[Delivery]] = queue.SimpleQueue()
+        self._clock = clock
+        self._search = Search(config.supervisor, clock())
         self._thread = threading.Thread(target=self._run, name=f"tercet-node-{config.peer}", daemon=True)
         self._delivered = 0
         self._drained = 0
@@ -86,6 +89,11 @@ class ThreadNode:
     def counters(self) -> dict[str, int]:
         """See `Switchboard.counters`."""
         return self._board.counters
+
+    @property
+    def links(self) -> list[str]:
+        """Every address that is dialled or that dialled us, and how far that came, in words. Safe from any thread."""
+        return [str(link) for link in list(self._board.table.links.values())]
 
     def start(self) -> None:
         """Bind the inbox and begin to look for peers. Raises ChannelError if it cannot be bound."""
@@ -136,6 +144,8 @@ class ThreadNode:
                 board.wait(0 if more else board.idle_time())
                 deliveries, more = board.receive(BATCH)
                 self._deliver(deliveries + board.tick())
+                if complaint := self._search.complaint(board.table, self._clock()):
+                    logger.warning("%s", complaint)
         except BaseException as error:
             logger.critical("the node's thread dies", exc_info=True)
             self._failure = error

@@ -1,0 +1,101 @@
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from packages.protocol.tests.world import START, World
+from tercet.protocol.aio import AsyncNode
+from tercet.protocol.messages import FrontendInbox, Heartbeat, SchedulerInbox
+from tercet.protocol.node import NodeConfig, ThreadNode
+from tercet.protocol.search import PATIENCE, Search
+from tercet.protocol.testing import ScriptedClock
+from tercet.protocol.values import Phase, Role
+
+SPEC = "ipc:///run/supervisor.*"
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    """A short path."""
+    with tempfile.TemporaryDirectory() as path:
+        yield path
+
+
+def idle(_: str) -> Heartbeat:
+    return Heartbeat(phase=Phase.IDLE)
+
+
+def alone(role: Role, directory: str) -> NodeConfig:
+    return NodeConfig(role, f"{role}-0", f"ipc://{directory}", supervisor=f"ipc://{directory}/supervisor.*")
+
+
+def test_a_supervisor_that_is_not_found_is_missed_aloud_again_and_again() -> None:
+    world = World()
+    scheduler = world.start(Role.SCHEDULER)
+    search = Search(SPEC, START)
+    assert search.complaint(scheduler, START + PATIENCE - 0.1) == ""
+    said = [search.complaint(scheduler, START + PATIENCE + seconds) for seconds in (0.0, 0.1, PATIENCE)]
+    there = f"no supervisor at {SPEC} for"
+    assert said == [f"{there} 30 s: there is nobody to greet", "", f"{there} 60 s: there is nobody to greet"]
+
+
+def test_it_tells_how_far_each_link_came() -> None:
+    world = World()
+    scheduler = world.start(Role.SCHEDULER, dial=("ipc:///run/supervisor.1.ipc", "ipc:///run/supervisor.2.ipc"))
+    world.mute.add("ipc:///run/supervisor.2.ipc")
+    world.run(1.0)
+    complaint = Search(SPEC, world.now - PATIENCE).complaint(scheduler, world.now)
+    assert complaint.split(": ", 1)[1].split("; ") == [
+        "dialling at ipc:///run/supervisor.1.ipc, not greeted",
+        "dialling at ipc:///run/supervisor.2.ipc, greeted",
+    ]
+
+
+def test_one_that_is_linked_is_not_missed_and_one_that_is_lost_not_at_once() -> None:
+    world = World()
+    supervisor = world.start(Role.SUPERVISOR)
+    scheduler = world.start(Role.SCHEDULER, dial=(supervisor.me.address,))
+    search = Search(SPEC, START)
+    world.deliver()
+    world.run(PATIENCE + 1)
+    assert search.complaint(scheduler, world.now) == ""
+    world.kill(supervisor)
+    world.run(5.0)
+    assert not scheduler.peers
+    assert search.complaint(scheduler, world.now) == ""
+    world.run(PATIENCE)
+    assert "dialling" in search.complaint(scheduler, world.now)
+
+
+def test_who_has_no_supervisor_misses_none() -> None:
+    scheduler = World().start(Role.SCHEDULER)
+    assert Search("", START).complaint(scheduler, START + 10 * PATIENCE) == ""
+
+
+def test_a_node_with_a_thread_says_so(directory: str, caplog: pytest.LogCaptureFixture) -> None:
+    clock = ScriptedClock()
+    node = ThreadNode(alone(Role.SCHEDULER, directory), SchedulerInbox, idle, clock=clock)
+    node.start()
+    try:
+        clock.advance(PATIENCE)
+        deadline = time.monotonic() + 20
+        while "no supervisor at" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        node.close()
+
+
+async def test_a_node_on_a_loop_says_so(directory: str, caplog: pytest.LogCaptureFixture) -> None:
+    clock = ScriptedClock()
+    node = AsyncNode(alone(Role.FRONTEND, directory), FrontendInbox, idle, lambda _: None, clock)
+    await node.start()
+    try:
+        clock.advance(PATIENCE)
+        async with asyncio.timeout(20):
+            while "no supervisor at" not in caplog.text:  # noqa: ASYNC110  # it tells nobody
+                await asyncio.sleep(0.01)
+    finally:
+        await node.close()
