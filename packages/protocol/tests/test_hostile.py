@@ -18,6 +18,7 @@ from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.keys import write_keys
 from tercet.protocol.messages import AbortReq, Heartbeat
 from tercet.protocol.node import PeerDown, PeerUp, ThreadNode
+from tercet.protocol.peers import UNSAID_TIME
 from tercet.protocol.security import Security
 from tercet.protocol.testing import INBOXES, Listener
 from tercet.protocol.values import Phase, Role
@@ -222,3 +223,44 @@ def test_silent_connections_that_take_every_descriptor_kill_nobody(tmp_path: Pat
         finally:
             node.close()
             part.kill()
+
+
+def test_where_another_program_spoke_zeromq_a_part_is_found_later() -> None:
+    skipped = 0.0
+    fields: dict[str, object] = {"insecure_loopback": True, "silence": 60.0}
+    with zmq.Context() as context, context.socket(zmq.SUB) as stranger:
+        port = stranger.bind_to_random_port("tcp://127.0.0.1")
+        address = f"tcp://127.0.0.1:{port}"
+        with stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) as monitor:
+            config = NodeConfig(
+                Role.FRONTEND,
+                "frontend-0",
+                "tcp://127.0.0.1:0",
+                connect=(Dial(Role.SCHEDULER, address),),
+                **fields,  # type: ignore[arg-type]
+            )
+            frontend = ThreadNode(
+                config,
+                INBOXES[Role.FRONTEND],
+                lambda _: Heartbeat(phase=Phase.IDLE),
+                clock=lambda: time.monotonic() + skipped,
+            )
+            frontend.start()
+            assert monitor.poll(10_000), "they do not get on"
+            stranger.disable_monitor()
+    scheduler = ThreadNode(
+        NodeConfig(Role.SCHEDULER, "scheduler-0", address, **fields),  # type: ignore[arg-type]
+        INBOXES[Role.SCHEDULER],
+        lambda _: Heartbeat(phase=Phase.IDLE),
+    )
+    scheduler.start()
+    try:
+        refused, deadline = frontend.counters["refused_full"], time.monotonic() + 10
+        while frontend.counters["refused_full"] == refused:  # until one more Hello has not got away
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        skipped = UNSAID_TIME
+        Listener(frontend).wait_for(PeerUp)
+    finally:
+        scheduler.close("the test is over")
+        frontend.close("the test is over")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from packages.protocol.tests.world import World, hello
 from tercet.protocol.events import PeerDown, PeerUp
 from tercet.protocol.messages import Introduce, Ready
-from tercet.protocol.peers import INTRODUCED_TIME, PeerTable
+from tercet.protocol.peers import INTRODUCED_TIME, UNSAID_TIME, PeerTable
 from tercet.protocol.values import Role
 
 FRONTEND, SCHEDULER, DETOKENIZER = Role.FRONTEND, Role.SCHEDULER, Role.DETOKENIZER
@@ -57,6 +57,23 @@ def test_a_hello_to_nobody_is_repeated_until_somebody_is_there(world: World) -> 
     world.run(0.5)
     assert world.log(frontend) == ["scheduler-0 up as scheduler"]
     assert world.log(late) == ["frontend-0 up as frontend"]
+
+
+def test_a_socket_by_which_no_hello_gets_away_is_made_anew(world: World) -> None:
+    scheduler = world.start(SCHEDULER)
+    world.kill(scheduler)
+    address = scheduler.me.address
+    frontend = world.start(FRONTEND, dial=(address,))
+    world.run(UNSAID_TIME - 0.5)
+    assert world.closed == []
+    world.run(1.0)
+    assert world.closed == [address]
+    world.run(UNSAID_TIME + 0.5)
+    assert world.closed == [address, address]
+    world.tables[address] = scheduler
+    world.run(UNSAID_TIME + 0.5)
+    assert world.log(frontend) == ["scheduler-0 up as scheduler"]
+    assert world.closed == [address, address], "what is up keeps its socket"
 
 
 def test_both_may_dial_at_once(world: World) -> None:

@@ -67,6 +67,8 @@ class Link:
     expires: float | None = None
     greeted: bool = False
     """A Hello of ours got away."""
+    unsaid: float | None = None
+    """Since when none does."""
     hello: Hello | None = None
     """The peer's own, from ANSWERING on."""
     reason: str = ""

@@ -22,6 +22,8 @@ FAILED_PAUSE = 1.0
 """Seconds until an address where our key is not taken is tried again: it may be restarted with other keys."""
 INTRODUCED_TIME = 10.0
 """Seconds an introduced address is dialled without an answer. Frontends repeat introductions, so this ends the dead."""
+UNSAID_TIME = 10.0
+"""Seconds in which no Hello gets away to an address until its socket is made anew: ZeroMQ gives some up unsaid."""
 
 _QUIET = {LinkState.UP, LinkState.ALIAS}
 """Where no Hello is due."""
@@ -130,8 +132,8 @@ class PeerTable:
         if not ok:
             link.next_try = now + link.pause
             link.pause = min(2 * link.pause, self.timing.interval)
-            return []
-        link.greeted = True
+            return self._renew(link, now)
+        link.greeted, link.unsaid = True, None
         link.next_try, link.pause = now + self.timing.interval, FIRST_PAUSE
         if link.state is LinkState.ANSWERING and link.hello and say.message.reply:
             return self._up(link, link.hello, now)
@@ -306,6 +308,15 @@ class PeerTable:
             pause = REFUSED_PAUSE if link.state is LinkState.REFUSING else self.timing.interval
             self.links[link.address] = Link(link.address, LinkState.DIALLING, now + pause)
         return effects
+
+    def _renew(self, link: Link, now: float) -> list[Effect]:
+        """A Hello did not get away: after a while of that, try with another socket."""
+        if link.unsaid is None or link.state is LinkState.UP:
+            link.unsaid = now
+        if now - link.unsaid < UNSAID_TIME:
+            return []
+        link.unsaid = None
+        return [Close(link.address)]
 
     def _forget(self, link: Link) -> list[Effect]:
         del self.links[link.address]
