@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +337,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         return made[name]
 
     return checkpoint
+
+
+@pytest.fixture
+def other_devices() -> Iterator[None]:
+    """A test that says which devices there are: they are looked for anew in it, and after it."""
+    from tercet.scheduler.executor.devices import first_gpu
+
+    first_gpu.cache_clear()
+    yield
+    first_gpu.cache_clear()

@@ -1,6 +1,7 @@
 import pytest
 
-from tercet.scheduler.config import ModelOptions, ScheduleOptions
+from tercet.scheduler.config import ConfigError, ModelOptions, ScheduleOptions
+from tercet.scheduler.executor import devices
 from tercet.scheduler.found_model import on_gpu
 
 
@@ -17,11 +18,15 @@ def test_what_is_asked_for_is_what_is_done(gpu: bool) -> None:
     assert ScheduleOptions(overlap=1).steps_ahead(gpu=gpu) == 1
 
 
+@pytest.mark.usefixtures("other_devices")
 def test_only_what_computes_on_a_gpu_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(devices, "missing_gpu", lambda _: "")
     assert on_gpu(ModelOptions())
-    assert on_gpu(ModelOptions(device="cuda:1"))
+    assert on_gpu(ModelOptions(device="cuda:0"))
     assert not on_gpu(ModelOptions(device="cpu"))
-    assert not on_gpu(ModelOptions(executor="fake"))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert not on_gpu(ModelOptions(executor="fake", device="cuda"))
+    devices.first_gpu.cache_clear()
+    monkeypatch.setattr(devices, "missing_gpu", lambda _: "the driver is too old")
     assert not on_gpu(ModelOptions())
+    with pytest.raises(ConfigError, match=r"^--device cuda: the driver is too old$"):
+        on_gpu(ModelOptions(device="cuda"))

@@ -9,6 +9,7 @@ import pytest
 
 from tercet.protocol.values import Task
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
+from tercet.scheduler.executor import devices
 from tercet.scheduler.executors import build_torch
 from tercet.scheduler.found_model import Found, identity_of
 from tercet.scheduler.model_files import model_identity
@@ -28,6 +29,7 @@ def test_the_dtype_of_the_cache_decides_what_fits_and_who_may_take_over(checkpoi
     assert weights[0] != weights[1]
 
 
+@pytest.mark.usefixtures("other_devices")
 def test_who_may_take_over_a_float16_model_depends_on_where_it_is_computed(
     checkpoints: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,7 +39,8 @@ def test_who_may_take_over_a_float16_model_depends_on_where_it_is_computed(
     known = {dtype: model_identity(path, dtype) for dtype in ("float32", "bfloat16", "float16")}
     assert len({identity.weights for identity in known.values()}) == 3
     for gpu, dtype, encoder in ((True, "float16", "float16"), (False, "bfloat16", "float32")):
-        monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
+        monkeypatch.setattr(devices, "missing_gpu", lambda _, gpu=gpu: "" if gpu else "there is none")
+        devices.first_gpu.cache_clear()
         assert identity_of(ModelOptions(), Found(path, "", Task.GENERATE)) == known[dtype]
         assert identity_of(ModelOptions(), Found(path, "", Task.EMBED)) == known[encoder]
         assert identity_of(ModelOptions(dtype="float16"), Found(path, "", Task.GENERATE)) == known["float16"]

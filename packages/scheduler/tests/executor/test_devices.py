@@ -1,9 +1,16 @@
 """Names of devices, on machines with and without GPUs."""
 
+import logging
+
 import pytest
 import torch
 
+from tercet.kernels import device as machine
+from tercet.kernels.errors import BusyDeviceError
+from tercet.scheduler.executor import devices
 from tercet.scheduler.executor.devices import first_gpu, take_device
+
+pytestmark = pytest.mark.usefixtures("other_devices")
 
 
 @pytest.fixture
@@ -13,6 +20,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setattr("torch.cuda.set_device", taken.append)
+    monkeypatch.setattr(machine, "_compute", lambda _: None)
     return taken
 
 
@@ -38,7 +46,8 @@ def test_a_gpu_that_is_not_there_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 def test_a_gpu_where_there_is_none_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match=f"--device {name}: this machine has no GPU"):
+    monkeypatch.setattr("torch.version.cuda", None)
+    with pytest.raises(ValueError, match=f"^--device {name}: torch .* was built without CUDA"):
         take_device(name)
 
 
@@ -46,3 +55,29 @@ def test_a_gpu_where_there_is_none_is_refused(name: str, monkeypatch: pytest.Mon
 def test_without_gpus_any_scheduler_is_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert take_device(name) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("seen", "level"), [(True, logging.WARNING), (False, logging.INFO)])
+def test_why_a_gpu_is_not_used_is_said_once_and_loud_where_there_is_one(
+    seen: bool, level: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(devices, "missing_gpu", lambda _: "the driver is too old")
+    monkeypatch.setattr(devices, "sees_nvidia", lambda: seen)
+    with caplog.at_level(logging.INFO):
+        assert [first_gpu("auto"), first_gpu("auto")] == [None, None]
+    assert [(each.levelno, each.message) for each in caplog.records] == [
+        (level, "no GPU is used: the driver is too old")
+    ]
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_a_gpu_that_is_busy_now_never_makes_a_scheduler_one_on_the_cpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_: int) -> str:
+        raise BusyDeviceError("GPU 0 cannot be used now: CUDA error: out of memory")
+
+    monkeypatch.setattr(devices, "missing_gpu", busy)
+    with pytest.raises(ValueError, match=f"--device {name}: GPU 0 cannot be used now: CUDA error: out of memory$"):
+        take_device(name)

@@ -186,7 +186,9 @@ def test_the_fewest_pages_of_any_process_are_those_of_all(options: WorkerOptions
     worker.close()
 
 
+@pytest.mark.usefixtures("other_devices")
 def test_each_process_takes_a_gpu(options: WorkerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.kernels.device._compute", lambda _: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert [share.device for share in shared_options(replace(options, device="auto"), 2)] == ["cuda:0", "cuda:1"]

@@ -12,7 +12,7 @@ from tercet.kernels.attention.select import attention_backend, backend_names
 from tercet.kernels.bench import Figure, ceilings, figures
 from tercet.kernels.check import OPS, Pair, check_attention, check_latent, verdict
 from tercet.kernels.device import default_device, describe_machine
-from tercet.kernels.errors import DeviceFailedError, UnavailableBackendError
+from tercet.kernels.errors import BusyDeviceError, DeviceFailedError, UnavailableBackendError
 from tercet.kernels.native import checks as native_checks
 from tercet.kernels.native.figures import native_figures
 from tercet.kernels.native.library import describe_library, load_library, missing_library
@@ -32,8 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "compile":
         return _compile(options.architecture)
-    with torch.inference_mode():
-        return _check() if options.command == "check" else _bench(options.dtype, options.attention)
+    try:
+        with torch.inference_mode():
+            return _check() if options.command == "check" else _bench(options.dtype, options.attention)
+    except BusyDeviceError as error:
+        _say(str(error))
+        return 1
 
 
 def _check() -> int:

@@ -1,9 +1,22 @@
-"""What machine this is, and whether its accelerator still computes."""
+"""What machine this is, whether torch can compute on its accelerator, and whether that still computes."""
 
+import os
 import platform
+import warnings
+from pathlib import Path
 
 import torch
 
+from tercet.kernels.errors import BusyDeviceError
+
+_TORCH_BUILDS = "https://pytorch.org/get-started/locally"
+_DRIVEN = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
+"""What there is where a driver has found a GPU."""
+_BUS = Path("/sys/bus/pci/devices")
+_DISPLAYS = ("0x0300", "0x0302")
+"""How the class of a PCI device begins that is a GPU, with connectors or without."""
+_UNSUITED = ("no kernel image", "unsupported toolchain", "kernel image is invalid")
+"""Words of an error: that torch has nothing that this GPU, or its driver, can run."""
 _FAULTS = ("CUDA error", "Triton Error [CUDA]")
 _SHORTAGES = ("out of memory", "ALLOC_FAILED")
 """Words of a RuntimeError: that an accelerator failed, and that it lacked memory alone, after which it goes on."""
@@ -16,8 +29,8 @@ def describe_machine() -> dict[str, str]:
         "processor": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "cpu features": torch.backends.cpu.get_cpu_capability(),
     }
-    if not torch.cuda.is_available():
-        return {**facts, "gpu": "none"}
+    if missing := missing_gpu():
+        return {**facts, "gpu": f"none: {missing}"}
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         memory = properties.total_memory / 2**30
@@ -44,5 +57,75 @@ def has_failed(error: BaseException) -> bool:
 
 
 def default_device() -> torch.device:
-    """The first GPU, or the CPU where there is none."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The first GPU, or the CPU where torch can use none. Raises BusyDeviceError."""
+    return torch.device("cpu" if missing_gpu() else "cuda")
+
+
+def missing_gpu(number: int = 0) -> str:
+    """Why torch can never compute on a GPU, in one line; empty where it does: it is tried. There must be as many GPUs.
+
+    Raises BusyDeviceError where it is only now that it cannot. What torch itself would say, and where, is not said.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if torch.version.hip is not None:
+            return f"torch {torch.__version__} is for AMD's GPUs, for which nothing here was made"
+        if not torch.cuda.is_available():
+            return _why_none()
+        try:
+            _compute(torch.device("cuda", number))
+        except (AssertionError, RuntimeError) as error:
+            if not any(words in str(error) for words in _UNSUITED):
+                raise BusyDeviceError(f"GPU {number} cannot be used now: {_first_line(error)}") from error
+            return _unsuited(number)
+    return ""
+
+
+def sees_nvidia() -> bool:
+    """Whether there is an NVIDIA GPU, whatever torch or a driver says: also in a container that was not given it."""
+    if any(path.exists() for path in _DRIVEN):
+        return True
+    for device in _BUS.glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text(encoding="ascii") for name in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor.strip() == "0x10de" and kind.startswith(_DISPLAYS):
+            return True
+    return False
+
+
+def _compute(device: torch.device) -> None:
+    """Have a device run a kernel of torch, and wait for it. Raises what that raises."""
+    torch.ones(1, device=device).add_(1).item()
+
+
+def _why_none() -> str:
+    """Why torch finds no GPU."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA: one that has it is chosen at {_TORCH_BUILDS}"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (AssertionError, RuntimeError) as error:
+        why = _first_line(error).rstrip(".")
+    else:
+        why = "torch finds none"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        why += f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+    if "no NVIDIA driver" in why:
+        why += "; a container gets it from its host, as by docker run --gpus all"
+    return why
+
+
+def _unsuited(number: int) -> str:
+    properties = torch.cuda.get_device_properties(number)
+    built = ", ".join(torch.cuda.get_arch_list())
+    return (
+        f"torch {torch.__version__} has no kernels that GPU {number} ({properties.name}, sm{properties.major}"
+        f"{properties.minor}) and its driver run, only {built}: others are chosen at {_TORCH_BUILDS}"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

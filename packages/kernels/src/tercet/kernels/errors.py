@@ -1,6 +1,7 @@
 """The errors of this package.
 
 KernelsError
+├── BusyDeviceError
 ├── DeviceFailedError
 └── UnavailableBackendError
 """
@@ -8,6 +9,10 @@ KernelsError
 
 class KernelsError(Exception):
     """Anything this package raises on purpose."""
+
+
+class BusyDeviceError(KernelsError):
+    """A GPU that torch knows, and on which nothing can be computed now: others have its memory, or all of it."""
 
 
 class DeviceFailedError(KernelsError):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tercet.protocol.values import ModelIdentity, Task
-from tercet.scheduler.config import ModelOptions
+from tercet.scheduler.config import ConfigError, ModelOptions
 from tercet.scheduler.model_files import ModelError, check_tokenizer, model_identity, resolve_model, served_dtype
 from tercet.scheduler.model_task import task_of
 
@@ -34,12 +34,15 @@ def find_model(options: ModelOptions, weights: str = "") -> Found:
 
 
 def on_gpu(options: ModelOptions) -> bool:
-    """Whether a model runs on a GPU, which wants more at once than a CPU."""
+    """Whether a model runs on a GPU, which wants more at once than a CPU. Raises ConfigError for one that cannot."""
     if options.executor != "torch" or options.device == "cpu":
         return False
-    import torch
+    from tercet.scheduler.executor.devices import first_gpu
 
-    return torch.cuda.is_available()
+    try:
+        return first_gpu(options.device) is not None
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def identity_of(options: ModelOptions, found: Found) -> ModelIdentity:

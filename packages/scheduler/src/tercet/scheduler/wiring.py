@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tercet.protocol.awake import AwakeClock
+from tercet.protocol.lifecycle import settling_in
 from tercet.protocol.messages import (
     Heartbeat,
     Message,
@@ -130,6 +131,9 @@ class SchedulerProcess:
 
     def _find(self) -> Found:
         """The model, of which those who have asked are told."""
+        if self._model.device.startswith("cuda"):  # may not be there, and a model takes long to fetch
+            with settling_in():
+                on_gpu(self._model)
         found = find_model(self._model, self._process.weights)
         if found.task is not Task.GENERATE and self._process.event_log:
             raise ConfigError("--event-log: what an encoder does is not recorded")

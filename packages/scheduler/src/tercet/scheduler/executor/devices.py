@@ -1,22 +1,40 @@
-"""Which device a process computes on, by the name that an operator gave."""
+"""Which device a process computes on, by the name that an operator gave: decided once, and said in the log."""
+
+import logging
+from functools import cache
 
 import torch
 
+from tercet.kernels.device import missing_gpu, sees_nvidia
+from tercet.kernels.errors import BusyDeviceError
 
+logger = logging.getLogger(__name__)
+
+
+@cache
 def first_gpu(name: str) -> int | None:
     """The number behind a device's name, or 0; None where the model runs on a CPU.
 
-    "auto" is a GPU where there is one. Raises ValueError for a GPU that this machine has not.
+    "auto" is a GPU that can be used, and the log says why it is none where there is one. Raises ValueError for a GPU
+    that cannot be used, with "auto" only if that may change: a scheduler that starts again must not end up on a CPU
+    because another process is slow to leave.
     """
     kind, _, number = name.partition(":")
-    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+    if kind == "cpu":
         return None
-    if not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: this machine has no GPU that torch can use")
-    first, count = int(number or 0), torch.cuda.device_count()
-    if number and first >= count:
+    first = int(number or 0)
+    if first and first >= (count := torch.cuda.device_count()) > 0:
         raise ValueError(f"--device {name}: this machine's GPUs are {count}, the first of them number 0")
-    return first
+    try:
+        missing = missing_gpu(first)
+    except BusyDeviceError as error:
+        raise ValueError(f"--device {name}: {error}") from error
+    if not missing:
+        return first
+    if kind == "cuda":
+        raise ValueError(f"--device {name}: {missing}")
+    logger.log(logging.WARNING if sees_nvidia() else logging.INFO, "no GPU is used: %s", missing)
+    return None
 
 
 def take_device(name: str) -> torch.device:
