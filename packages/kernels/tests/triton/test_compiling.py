@@ -229,14 +229,37 @@ def test_adapters_of_other_runs_compile_nothing_again() -> None:
     assert compiled(ADAPTS) == ["lora_expand_kernel", "lora_shrink_kernel"]
 
 
+def trouble(case: str, architecture: int) -> str:
+    """What is wrong with a case, or is said of it that is never launched."""
+    steps = f"""
+from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.triton.compiling import compile_case
+try:
+    print(*[each.trouble or "ok" for each in compile_case({case!r}, {architecture})])
+except UnavailableBackendError as error:
+    print(error)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", steps]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+
+
 @pytest.mark.parametrize("case", ["extend", "extend float32", "extend head 256, float32"])
 def test_attention_is_cut_up_so_that_a_gpu_with_little_memory_has_room(case: str) -> None:
     """The tiles of servers' GPUs would not be launched there."""
-    steps = f"print(*[each.trouble or 'ok' for each in compile_case({case!r}, 86)])"
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", f"from tercet.kernels.triton.compiling import compile_case; {steps}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.split() == ["ok"]
+    assert trouble(case, 86) == "ok"
+
+
+@pytest.mark.parametrize("case", ["decode fp8", "int4, many rows", "moe, fp8"])
+@pytest.mark.parametrize("architecture", [103, 120])
+def test_the_newest_gpus_have_kernels(case: str, architecture: int) -> None:
+    """Of servers and of desks, whose machine code is another compiler's."""
+    assert {*trouble(case, architecture).split()} == {"ok"}
+
+
+def test_latent_attention_in_float32_is_compiled_where_it_would_be_launched() -> None:
+    assert "bytes of shared memory for vectors in float32, of 101376" in trouble("latent extend float32", 89)
+    assert trouble("latent extend float32", 103) == "ok"
 
 
 def test_what_a_gpu_has_no_room_for_is_trouble() -> None:

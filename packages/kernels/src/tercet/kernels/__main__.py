@@ -108,7 +108,12 @@ def _compile(architectures: Sequence[int]) -> int:
     failures = 0
     for name in CASES:
         for architecture in architectures:
-            for kernel in compile_case(name, architecture):
+            try:
+                kernels = compile_case(name, architecture)
+            except UnavailableBackendError as error:
+                _say(f"{name:26} sm{architecture} not there: {error}")
+                continue
+            for kernel in kernels:
                 failures += bool(kernel.trouble)
                 size = f"{kernel.cubin:7} bytes, {kernel.shared:6} shared"
                 _say(f"{name:26} sm{architecture} {kernel.kernel:22} {size} {kernel.trouble or 'ok'}")

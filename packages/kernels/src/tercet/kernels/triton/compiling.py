@@ -56,7 +56,10 @@ class _Elsewhere:
 
 
 def compile_case(name: str, architecture: int) -> list[Compiled]:
-    """Every kernel that a case launches, compiled. Raises what the compiler raises."""
+    """Every kernel that a case launches, compiled.
+
+    Raises what the compiler raises, and UnavailableBackendError for a case that is never launched on such a GPU.
+    """
     target = GPUTarget("cuda", architecture, 32)
     results = []
 

@@ -13,8 +13,12 @@ from triton.runtime import driver
 _INTERPRETED = 32
 """Multiprocessors that the interpreter plays."""
 
-SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-"""Bytes of shared memory that one program may have, by architecture: for GPUs that are not here."""
+_KIBIBYTES = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+SHARED_MEMORY = {architecture: kibibytes << 10 for architecture, kibibytes in _KIBIBYTES.items()}
+"""Bytes of shared memory that one program may have, by architecture: for GPUs that are not here.
+
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
+"""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ from functools import partial
 import torch
 
 from tercet.kernels.attention.api import NewTokens
+from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.triton import TritonAttention
-from tercet.kernels.attention.triton_latent import TritonLatent
+from tercet.kernels.attention.triton_latent import TritonLatent, missing_memory
 from tercet.kernels.check import make_batch
+from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts, Routing
@@ -79,8 +81,14 @@ def _latent(
     dtype: torch.dtype = torch.bfloat16,
     cached: torch.dtype | None = None,
 ) -> None:
-    """As DeepSeek-V2-Lite has it, or a part of DeepSeek-V3 on one of eight GPUs."""
-    batch = make_batch(rows, page_size, torch.device("cpu"))
+    """As DeepSeek-V2-Lite has it, or a part of DeepSeek-V3 on one of eight GPUs.
+
+    Raises UnavailableBackendError where nobody would launch it.
+    """
+    cpu = torch.device("cpu")
+    if missing := missing_memory(cpu, LatentSizes(rank=rank, rope=turned, dtype=dtype, cached=cached or dtype)):
+        raise UnavailableBackendError(missing)
+    batch = make_batch(rows, page_size, cpu)
     cache = torch.empty(int(batch.page_table.max()) + 1, page_size, rank + turned, dtype=cached or dtype)
     backend = TritonLatent()
     backend.plan(batch)
