@@ -83,6 +83,8 @@ def load_model(
     """The model, or this process's part of it, with its weights, on native kernels where they know it."""
     if device.type == "cpu":
         limit_torch(options.threads)
+    if device.type == "cuda" and (missing := missing_triton(device)):
+        logger.warning("%s. The model runs on torch alone, and slower", missing)
     no_linears = unread(config.dtype, "weights") if native else _why_not_native(device)
     if options.quantization != "none" and no_linears:
         raise ValueError(f"quantization {options.quantization} needs native kernels: {no_linears}")

@@ -1,0 +1,48 @@
+"""Whether Triton can make a kernel for a GPU and launch it: it needs a C compiler, Python's headers, and a folder."""
+
+import sysconfig
+from pathlib import Path
+from subprocess import CalledProcessError
+
+import torch
+from triton import knobs
+
+from tercet.kernels.triton.embedding import embedding
+
+
+def fault(device: torch.device) -> str:
+    """Why it cannot, in one line with what to do; empty where it can: a small kernel is compiled and run.
+
+    Raises torch.AcceleratorError where it is the device that fails, and RuntimeError where that has no memory.
+    """
+    try:
+        last = _look_up(device)
+    except Exception as error:
+        if isinstance(error, torch.AcceleratorError) or "out of memory" in str(error):
+            raise
+        return f"Triton cannot be used: {explain(error)}"
+    return "" if last == 3 else f"Triton cannot be used: its first kernel gave {last}, not 3"
+
+
+def explain(error: Exception) -> str:
+    """What to do about it. Triton itself lets anything out that it meets on the way to a kernel."""
+    said = str(error).strip().partition("\n")[0]
+    folder = f"the folder of its kernels ({knobs.cache.dir}; another is named in TRITON_CACHE_DIR)"
+    if "C compiler" in said:
+        return "it finds no C compiler: install gcc, or name one in CC"
+    if isinstance(error, CalledProcessError):
+        headers = Path(sysconfig.get_paths()["include"])
+        if not (headers / "Python.h").is_file():
+            return f"there is no Python.h in {headers}: install Python's headers (on Debian and Ubuntu: python3-dev)"
+        return f"{error.cmd[0]} failed, and said above why"
+    if isinstance(error, ImportError):
+        return f"{folder} may allow nothing to be run from it: {said}"
+    if isinstance(error, OSError):
+        return f"{folder} cannot be written: {said}"
+    return f"{type(error).__name__}: {said}"
+
+
+def _look_up(device: torch.device) -> float:
+    """The last of four rows, by a kernel. Raises what Triton and the device raise."""
+    table = torch.arange(4.0, device=device)[:, None]
+    return embedding(torch.tensor([3], device=device), table).item()
