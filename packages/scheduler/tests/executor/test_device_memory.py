@@ -1,12 +1,13 @@
 """What a container's limit leaves, as both versions of cgroups tell it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tercet.scheduler.executor import device_memory
-from tercet.scheduler.executor.device_memory import available_bytes, total_bytes
+from tercet.scheduler.executor.device_memory import available_bytes, is_hosts_own, total_bytes
 
 STAT = "anon 300\nfile 250\ninactive_file 150\nactive_file 90\nslab 10\n"
 """Of 560 bytes: files that are mapped into memory, weights among them, are given up for whoever needs theirs."""
@@ -54,3 +55,16 @@ def test_without_a_limit_it_is_what_the_machine_has(cgroup: Path) -> None:
     write(cgroup, memory__max="max\n", memory__current="560\n", memory__stat=STAT)
     assert min(alone, available()) > 1 << 20
     assert total() > available()
+
+
+@pytest.mark.parametrize("integrated", [0, 1])
+def test_a_gpu_without_memory_of_its_own_has_what_the_machine_has(
+    integrated: int, cgroup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(is_integrated=integrated))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (77, 100))
+    write(cgroup, memory__max="1000\n", memory__current="560\n", memory__stat=STAT)
+    gpu = torch.device("cuda")
+    assert available_bytes(gpu) == (available() if integrated else 77)
+    assert is_hosts_own(gpu) == bool(integrated)
+    assert is_hosts_own(torch.device("cpu"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, Undivided, again, lacks_memory
+from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, Undivided, again, lacks_memory, needed_for
 
 CPU_WORDS = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"
 SHORTAGES: list[Exception] = [
@@ -177,3 +177,22 @@ def test_what_is_not_divided_is_tried_once(error: Exception) -> None:
         divided(device.run, slice(0, 5), lambda rows: rows.stop)
     assert device.taken() == [(2, 6), (0, 5)]
     assert not device.released
+
+
+@ERRORS
+def test_what_nothing_is_served_without_is_missed_in_a_line(error: Exception) -> None:
+    with pytest.raises(ValueError, match=r"^no memory for the model's weights: "), needed_for("the model's weights"):
+        raise error
+
+
+def test_a_shortage_is_told_without_what_torch_says_of_its_allocator() -> None:
+    said = "CUDA out of memory. GPU 0 has 3 MiB free. Process 7 has 9 GiB."
+    whole = f"{said} Of the allocated memory 5 GiB is allocated by PyTorch, and so on.\nMore."
+    with pytest.raises(ValueError) as caught, needed_for("a cache"):  # noqa: PT011 - its whole text is below
+        raise torch.OutOfMemoryError(whole)
+    assert str(caught.value) == f"no memory for a cache: {said}"
+
+
+def test_what_is_no_shortage_passes_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match=r"^illegal$"), needed_for("a cache"):
+        raise RuntimeError("illegal")

@@ -110,6 +110,28 @@ def test_a_cache_that_there_is_no_memory_for_is_refused(
     TpModelWorker(more_than_slots_fill).close()
 
 
+def test_a_cache_that_there_is_no_memory_for_is_refused_in_a_line(
+    options: WorkerOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def zeros(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 900 GiB.")
+
+    monkeypatch.setattr("tercet.scheduler.executor.kv_pool._zeros", zeros)
+    with pytest.raises(ValueError, match=r"^no memory for a KV cache of 40 tokens, lower kv_cache_bytes: CUDA out of"):
+        TpModelWorker(replace(options, kv_cache_bytes=5 * PAGE_BYTES))
+
+
+def test_a_model_that_there_is_no_memory_for_is_refused_in_a_line(
+    options: WorkerOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    monkeypatch.setattr("tercet.scheduler.executor.loading.build_model", build)
+    with pytest.raises(ValueError, match=r"^no memory for the model's weights: CUDA out of memory"):
+        TpModelWorker(options)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -18,6 +18,7 @@ from tercet.protocol.values import LoRAAdapter
 from tercet.scheduler.executor.adapter_files import Adapter, AdapterError, read_adapter
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models import lora
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.lora import LoRABank
 from tercet.scheduler.models.native import NativeCausalLM
@@ -338,3 +339,23 @@ def test_a_path_that_is_none_is_refused(checkpoints: Checkpoints, tmp_path: Path
         read_files(bank, tmp_path / "nowhere")
     with pytest.raises(AdapterError, match=r"adapter_config\.json cannot"):
         read_files(bank, tmp_path)
+
+
+@pytest.mark.parametrize("scarce", [False, True])
+def test_adapters_come_from_any_memory_where_none_can_be_pinned(scarce: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[bool] = []
+    empty = torch.empty
+
+    def taken(*size: Any, pin_memory: bool, **how: Any) -> torch.Tensor:
+        pinned.append(pin_memory)
+        if scarce:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+        return empty(*size, **how)
+
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+
+    target, source = torch.zeros(3).as_subclass(OnGPU), torch.tensor([1.0, 2.0, 3.0])
+    monkeypatch.setattr("torch.empty", taken)
+    lora._bring(target, source)
+    assert (target.tolist(), pinned) == ([1.0, 2.0, 3.0], [True])

@@ -15,8 +15,11 @@ _UNLIMITED = 1 << 62
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that could be allocated now: of the accelerator, or of this machine within this process's cgroup."""
-    if device.type == "cuda":
+    """Bytes that could be allocated now: of the accelerator, or of this machine within this process's cgroup.
+
+    Of a GPU that has none of its own the machine tells more truly: CUDA takes what files are cached in for used.
+    """
+    if device.type == "cuda" and not is_hosts_own(device):
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
     return min(_machine("MemAvailable:"), _cgroup()[1])
@@ -28,6 +31,11 @@ def total_bytes(device: torch.device) -> int:
         total: int = torch.cuda.mem_get_info(device)[1]
         return total
     return min(_machine("MemTotal:"), _cgroup()[0])
+
+
+def is_hosts_own(device: torch.device) -> bool:
+    """Whether a device allocates the memory that this machine's programs have, too."""
+    return device.type == "cpu" or bool(torch.cuda.get_device_properties(device).is_integrated)
 
 
 def _machine(name: str) -> int:

@@ -15,7 +15,7 @@ from tercet.scheduler.executor.devices import take_device
 from tercet.scheduler.executor.encoder_weights import load_encoder_weights
 from tercet.scheduler.executor.model_config import computed_dtype
 from tercet.scheduler.executor.pacing import tell_layers
-from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, again, release_cached
+from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, again, needed_for, release_cached
 from tercet.scheduler.executor.weights import Progress, dummy_weights
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.model_task import DECODERS, Pooling, family_of, read_sentences
@@ -70,12 +70,14 @@ class EncoderWorker:
         causal = family_of(named_architecture(config))[0] in DECODERS
         sentences = read_sentences(options.model, causal=causal)
         longest = min(options.context_length or sentences.max_length, sentences.max_length)
-        model = build_encoder(config, options.task, dtype, device, longest)
+        with needed_for("the model's weights"):
+            model = build_encoder(config, options.task, dtype, device, longest)
         context_length = _context_length(options, min(model.context_length, sentences.max_length))
-        if options.load_format == "dummy":
-            dummy_weights(model.module)
-        else:
-            load_encoder_weights(model.module, options.model, progress)
+        with needed_for("the model's weights"):
+            if options.load_format == "dummy":
+                dummy_weights(model.module)
+            else:
+                load_encoder_weights(model.module, options.model, progress)
         if device.type == "cpu":
             tell_layers(model.module, advance)
         self._model = model

@@ -157,6 +157,6 @@ def measured_kv_bytes(available: Callable[[], int], run: Callable[[], None], sha
         if not lacks_memory(error):
             raise
         raise ValueError(
-            f"the model leaves no memory for a step of {tokens} tokens: lower the step or the slots"
+            f"there is no memory for a step of {tokens} tokens: lower chunked_prefill_size or max_running_requests"
         ) from error
     return int(available() * share)

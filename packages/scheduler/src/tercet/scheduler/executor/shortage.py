@@ -2,7 +2,8 @@
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, TypeVar
 
@@ -30,6 +31,19 @@ def lacks_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+
+
+@contextmanager
+def needed_for(what: str) -> Iterator[None]:
+    """A block without which nothing is served. Raises ValueError, of one line, where there is no memory for `what`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        said = str(error).strip().partition("\n")[0]
+        said = said.partition(" Of the allocated memory")[0]  # then torch explains its own
+        raise ValueError(f"no memory for {what}: {said}") from error
 
 
 class OutlivingShortage:

@@ -20,7 +20,7 @@ from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.adapter_desk import AdapterDesk
 from tercet.scheduler.executor.adapters import Adapters, desk_of
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
-from tercet.scheduler.executor.device_memory import available_bytes, total_bytes
+from tercet.scheduler.executor.device_memory import available_bytes, is_hosts_own, total_bytes
 from tercet.scheduler.executor.devices import take_device
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
@@ -31,7 +31,7 @@ from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rehearsal import mask_once, measured_kv_bytes, ordinary_plans, rehearse
 from tercet.scheduler.executor.sampler import Sampler, SamplingOps
-from tercet.scheduler.executor.shortage import release_cached
+from tercet.scheduler.executor.shortage import needed_for, release_cached
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.step_output import StepOutput
@@ -88,20 +88,23 @@ class TpModelWorker:
         self._conduct, self._advance, self._progress = conduct_of(shard), advance, progress
         _check_room(options, config, context_length, shape, device, shard)
         self._grammars = _grammars(options, config)
-        loaded = self._load(options)
+        with needed_for("the model's weights"):
+            loaded = self._load(options)
         given = options.kv_cache_bytes
         if given is None:
             ops = sampling_ops(loaded.model, device, native=self._native)
             given = _kv_bytes(options, config, context_length, shape, device, loaded.model, backend, ops, shard)
         pages = shard.collectives.smallest(_pages(given, options, shape, config.layers, context_length))
         group = KVGroup(name="full", layers=range(config.layers), pages=pages)
-        self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
+        with needed_for(f"a KV cache of {pages * options.page_size} tokens, lower kv_cache_bytes"):
+            self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
         self._desk = None if loaded.adapters is None else desk_of(loaded.adapters)
-        self._runner = self._runner_of(loaded)
-        if device.type == "cuda":
-            self._warm_up(loaded.model)
+        with needed_for("steps beside the KV cache, lower kv_cache_bytes or the slots"):
+            self._runner = self._runner_of(loaded)
+            if device.type == "cuda":
+                self._warm_up(loaded.model)
         self.weights = WeightsDesk(self._check)
         self._capacity = _capacity(options, config, context_length, self._pool, self._grammars)
         threaded = options.overlap and device.type == "cpu"
@@ -333,7 +336,8 @@ def _kv_bytes(
 ) -> int:
     """Memory for the KV cache: a share of what is free, on a GPU after the worst step it will ever have to run.
 
-    What is free on a CPU is for all processes that share the model.
+    What is free on a CPU is for all processes that share the model. Of memory that a GPU shares with the machine much
+    is left, as on a CPU.
     """
     if device.type != "cuda":
         return int(available_bytes(device) * (options.kv_cache_share or _CPU_SHARE) / shard.size)
@@ -351,7 +355,8 @@ def _kv_bytes(
         device=device,
     )
     free = partial(available_bytes, device)
-    return measured_kv_bytes(free, run, options.kv_cache_share or _GPU_SHARE, options.step_tokens)
+    usual = _CPU_SHARE if is_hosts_own(device) else _GPU_SHARE
+    return measured_kv_bytes(free, run, options.kv_cache_share or usual, options.step_tokens)
 
 
 def _check_room(

@@ -4,6 +4,7 @@ Attention and plain MLPs have them; experts, routers, norms, embeddings and head
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -122,9 +123,13 @@ class LoRABank:
 
 
 def _bring(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy numbers from the host, which does not wait for a device that has a step to finish first."""
+    """Copy numbers from the host, which does not wait for a device that has a step to finish first.
+
+    But where there is no pinned memory left, of which some systems (WSL) give little.
+    """
     if target.is_cuda:
-        source = torch.empty(source.shape, dtype=target.dtype, pin_memory=True).copy_(source)
+        with suppress(torch.AcceleratorError, torch.OutOfMemoryError):
+            source = torch.empty(source.shape, dtype=target.dtype, pin_memory=True).copy_(source)
     target.copy_(source, non_blocking=True)
 
 
