@@ -38,6 +38,7 @@ def test_who_may_take_over_a_float16_model_depends_on_where_it_is_computed(
     config.write_text(config.read_text().replace('"float32"', '"float16"'))
     known = {dtype: model_identity(path, dtype) for dtype in ("float32", "bfloat16", "float16")}
     assert len({identity.weights for identity in known.values()}) == 3
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (8, 0))
     for gpu, dtype, encoder in ((True, "float16", "float16"), (False, "bfloat16", "float32")):
         monkeypatch.setattr(devices, "missing_gpu", lambda _, gpu=gpu: "" if gpu else "there is none")
         devices.first_gpu.cache_clear()
@@ -45,3 +46,16 @@ def test_who_may_take_over_a_float16_model_depends_on_where_it_is_computed(
         assert identity_of(ModelOptions(), Found(path, "", Task.EMBED)) == known[encoder]
         assert identity_of(ModelOptions(dtype="float16"), Found(path, "", Task.GENERATE)) == known["float16"]
         assert identity_of(ModelOptions(device="cpu"), Found(path, "", Task.GENERATE)) == known["bfloat16"]
+
+
+@pytest.mark.usefixtures("other_devices")
+def test_a_bfloat16_model_on_an_old_gpu_is_another_than_on_a_new_one(
+    checkpoints: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shutil.copytree(checkpoints("llama"), tmp_path / "model")
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"float32"', '"bfloat16"'))
+    monkeypatch.setattr(devices, "missing_gpu", lambda _: "")
+    for capability, dtype in (((7, 5), "float16"), ((8, 0), "bfloat16")):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _, given=capability: given)
+        assert identity_of(ModelOptions(), Found(path, "", Task.GENERATE)) == model_identity(path, dtype)

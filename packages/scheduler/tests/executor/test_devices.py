@@ -1,6 +1,7 @@
 """Names of devices, on machines with and without GPUs."""
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch
 from tercet.kernels import device as machine
 from tercet.kernels.errors import BusyDeviceError
 from tercet.scheduler.executor import devices
-from tercet.scheduler.executor.devices import first_gpu, take_device
+from tercet.scheduler.executor.devices import first_gpu, slow_dtype, take_device
+from tercet.scheduler.executor.model_config import computed_dtype
 
 pytestmark = pytest.mark.usefixtures("other_devices")
 
@@ -81,3 +83,38 @@ def test_a_gpu_that_is_busy_now_never_makes_a_scheduler_one_on_the_cpu(
     monkeypatch.setattr(devices, "missing_gpu", busy)
     with pytest.raises(ValueError, match=f"--device {name}: GPU 0 cannot be used now: CUDA error: out of memory$"):
         take_device(name)
+
+
+@pytest.mark.parametrize(
+    ("capability", "slow"), [((7, 0), "bfloat16"), ((7, 5), "bfloat16"), ((8, 0), ""), ((12, 0), "")]
+)
+def test_gpus_before_ampere_are_slow_in_bfloat16(
+    capability: tuple[int, int], slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
+    assert slow_dtype(torch.device("cuda")) == slow
+    assert slow_dtype(torch.device("cpu")) == "float16"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dtype", "said"),
+    [
+        ("auto", "float16", "weights saved in bfloat16 are computed in float16, which is faster on this GPU"),
+        ("bfloat16", "bfloat16", "this GPU has no arithmetic for bfloat16"),
+        ("float32", "float32", ""),
+    ],
+)
+def test_a_t4_computes_what_was_saved_in_bfloat16_in_float16(
+    wanted: str,
+    dtype: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
+    (tmp_path / "config.json").write_text('{"dtype": "bfloat16", "architectures": ["LlamaForCausalLM"]}')
+    with caplog.at_level(logging.INFO):
+        assert computed_dtype(tmp_path, wanted, torch.device("cuda")) == dtype
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.text)

@@ -111,16 +111,26 @@ def test_the_files_a_frontend_asks_for(checkpoints: Checkpoints) -> None:
     assert file_hashes({"a": b"abc"}) == {"a": hashlib.sha256(b"abc").hexdigest()}
 
 
-def test_auto_is_the_dtype_of_the_weights_except_float16_on_a_cpu(tmp_path: Path) -> None:
+def test_auto_is_the_dtype_of_the_weights_where_that_is_not_slow(tmp_path: Path) -> None:
     served = {}
     for saved in ("float32", "bfloat16", "float16"):
         (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": saved}))
-        places = [(True, False), (False, False), (True, True), (False, True)]
-        served[saved] = [served_dtype(tmp_path, gpu=gpu, encoder=encoder) for gpu, encoder in places]
-        assert served_dtype(tmp_path, "float16", gpu=False) == "float16"
-    assert served["float32"] == ["float32"] * 4
-    assert served["bfloat16"] == ["bfloat16"] * 4
-    assert served["float16"] == ["float16", "bfloat16", "float16", "float32"]
+        places = [(slow, encoder) for slow in ("", "float16", "bfloat16") for encoder in (False, True)]
+        served[saved] = [served_dtype(tmp_path, slow=slow, encoder=encoder) for slow, encoder in places]
+        assert served_dtype(tmp_path, "float16", slow="float16") == "float16"
+    assert served["float32"] == ["float32"] * 6
+    assert served["bfloat16"] == [*["bfloat16"] * 4, "float16", "float32"]
+    assert served["float16"] == ["float16", "float16", "bfloat16", "float32", "float16", "float16"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [("LlamaForCausalLM", "float16"), ("Gemma3ForCausalLM", "float32"), ("GptOssForCausalLM", "float32")],
+)
+def test_what_is_too_large_for_float16_is_never_put_in_it(architecture: str, dtype: str, tmp_path: Path) -> None:
+    config = {"torch_dtype": "bfloat16", "architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert served_dtype(tmp_path, slow="bfloat16") == dtype
 
 
 def test_identity(copy: Path, checkpoints: Checkpoints) -> None:

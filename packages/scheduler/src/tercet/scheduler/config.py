@@ -69,7 +69,7 @@ class ModelOptions:
     executor: Literal["torch", "fake"] = "torch"
     """What runs the plans; fake computes nothing and serves load tests."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of weights; auto takes the model's own, but no float16 on a CPU."""
+    """Number format of weights; auto takes the model's own, but none that is slow where it runs."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """Where weights come from; dummy makes random ones."""
     device: str = "auto"

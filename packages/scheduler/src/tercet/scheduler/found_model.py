@@ -5,7 +5,14 @@ from pathlib import Path
 
 from tercet.protocol.values import ModelIdentity, Task
 from tercet.scheduler.config import ConfigError, ModelOptions
-from tercet.scheduler.model_files import ModelError, check_tokenizer, model_identity, resolve_model, served_dtype
+from tercet.scheduler.model_files import (
+    SLOW_ON_CPU,
+    ModelError,
+    check_tokenizer,
+    model_identity,
+    resolve_model,
+    served_dtype,
+)
 from tercet.scheduler.model_task import task_of
 
 
@@ -47,7 +54,16 @@ def on_gpu(options: ModelOptions) -> bool:
 
 def identity_of(options: ModelOptions, found: Found) -> ModelIdentity:
     """By which a model is known: where it is computed decides with the options in which dtype that is."""
-    dtype = served_dtype(found.path, options.dtype, gpu=on_gpu(options), encoder=found.task is not Task.GENERATE)
+    dtype = served_dtype(found.path, options.dtype, slow=_slow_dtype(options), encoder=found.task is not Task.GENERATE)
     return model_identity(
         found.path, dtype, options.quantization, options.kv_cache_dtype, options.context_length, found.weights
     )
+
+
+def _slow_dtype(options: ModelOptions) -> str:
+    """That of the device that `options` name. Needs no torch where nothing is computed."""
+    if not on_gpu(options):
+        return SLOW_ON_CPU
+    from tercet.scheduler.executor.devices import device_of, slow_dtype
+
+    return slow_dtype(device_of(options.device))

@@ -27,6 +27,11 @@ TOKENIZER_FILES = (
 _SENTENCE_FILES = ("modules.json", "1_Pooling/config.json")
 """What else decides the vector of an input."""
 
+SLOW_ON_CPU = "float16"
+"""For which no CPU kernel is written."""
+_TOO_LARGE = ("Gemma", "Glm4", "GptOss")
+"""How families begin that were trained in bfloat16 and whose hidden states go beyond the 65,504 of float16."""
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 _HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]
@@ -117,18 +122,26 @@ def saved_dtype(config: Mapping[str, Any]) -> str:
     return str(next(filter(None, named), "bfloat16" if mxfp4 else "float32")).removeprefix("torch.")
 
 
-def served_dtype(directory: Path, wanted: str = "auto", *, gpu: bool, encoder: bool = False) -> str:
+def served_dtype(directory: Path, wanted: str = "auto", *, slow: str, encoder: bool = False) -> str:
     """The dtype that a model is computed in: the one wanted, or with "auto" the one it was saved in.
 
-    On a CPU float16 is no choice that "auto" makes, because nothing there is fast in it. What generates is then in
-    bfloat16, as native kernels read it, and an encoder, whose vectors others compute too, in float32.
+    But "auto" never takes the one that is `slow` on a device, if any is: float16 on a CPU, bfloat16 on GPUs before
+    Ampere. What generates is then in the other one of 16 bits, and in float32 if its numbers are known to be too large
+    for float16; so is an encoder, whose vectors others compute too.
     """
     if wanted != "auto":
         return wanted
-    saved = saved_dtype(read_json(directory / "config.json"))
-    if gpu or saved != "float16":
+    config = read_json(directory / "config.json")
+    saved = saved_dtype(config)
+    if saved != slow:
         return saved
-    return "float32" if encoder else "bfloat16"
+    if encoder:
+        return "float32"
+    if slow == "float16":
+        return "bfloat16"
+    names = config.get("architectures")
+    too_large = isinstance(names, list) and any(str(name).startswith(_TOO_LARGE) for name in names)
+    return "float32" if too_large else "float16"
 
 
 def weight_files(directory: Path) -> list[Path]:

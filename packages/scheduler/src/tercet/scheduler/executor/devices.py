@@ -7,6 +7,7 @@ import torch
 
 from tercet.kernels.device import missing_gpu, sees_nvidia
 from tercet.kernels.errors import BusyDeviceError
+from tercet.scheduler.model_files import SLOW_ON_CPU
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +38,24 @@ def first_gpu(name: str) -> int | None:
     return None
 
 
-def take_device(name: str) -> torch.device:
-    """The device, which is the calling thread's from now on: kernels and streams are made for that one unasked."""
+def device_of(name: str) -> torch.device:
+    """The device of a name. Raises ValueError as `first_gpu` does."""
     number = first_gpu(name)
     if number is None:
         return torch.device("cpu")
-    if ":" not in name:
-        return torch.device("cuda")
-    device = torch.device("cuda", number)
-    torch.cuda.set_device(device)
+    return torch.device("cuda", number) if ":" in name else torch.device("cuda")
+
+
+def take_device(name: str) -> torch.device:
+    """The device, which is the calling thread's from now on: kernels and streams are made for that one unasked."""
+    device = device_of(name)
+    if device.index is not None:
+        torch.cuda.set_device(device)
     return device
+
+
+def slow_dtype(device: torch.device) -> str:
+    """The one of 16 bits for which a device has no arithmetic of its own; empty if it has that for both."""
+    if device.type == "cpu":
+        return SLOW_ON_CPU
+    return "bfloat16" if torch.cuda.get_device_capability(device) < (8, 0) else ""

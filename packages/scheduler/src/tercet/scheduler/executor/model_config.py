@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tercet.scheduler.executor.config_fields import Fields, wrong
+from tercet.scheduler.executor.devices import slow_dtype
 from tercet.scheduler.executor.family import conventions_of
 from tercet.scheduler.executor.gemma_config import gemma_fields, is_gemma, plain_gemma
 from tercet.scheduler.executor.granite_config import granite_fields
@@ -194,10 +195,14 @@ def saved_torch_dtype(config: Mapping[str, Any], wanted: str = "auto") -> torch.
 
 def computed_dtype(directory: Path, wanted: str, device: torch.device, *, encoder: bool = False) -> str:
     """See `served_dtype`. The log says where that is not what the model was saved in, and where it is slow."""
-    dtype = served_dtype(directory, wanted, gpu=device.type == "cuda", encoder=encoder)
+    slow = slow_dtype(device)
+    dtype = served_dtype(directory, wanted, slow=slow, encoder=encoder)
     saved = saved_dtype(read_json(directory / "config.json"))
     if wanted == "auto" and dtype != saved:
-        logger.info("weights saved in %s are computed in %s, which is faster on a CPU", saved, dtype)
-    elif dtype == "float16" and device.type == "cpu":
+        place = "a CPU" if device.type == "cpu" else "this GPU"
+        logger.info("weights saved in %s are computed in %s, which is faster on %s", saved, dtype, place)
+    elif dtype == slow == "float16":
         logger.warning("float16 runs on torch here, many times slower than bfloat16 or float32")
+    elif dtype == slow:
+        logger.warning("this GPU has no arithmetic for %s, which is slower here than float16 and float32", dtype)
     return dtype
