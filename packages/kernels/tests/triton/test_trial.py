@@ -69,22 +69,36 @@ def test_an_older_gpu_is_not_tried(ampere: pytest.MonkeyPatch) -> None:
             "it finds no C compiler: install gcc, or name one in CC",
         ),
         (
-            PermissionError(13, "Permission denied", "/root/.triton"),
-            "the folder of its kernels (/kernels; another is named in TRITON_CACHE_DIR) cannot be written: "
-            "[Errno 13] Permission denied: '/root/.triton'",
+            PermissionError(13, "Permission denied", "/kernels/cache/x"),
+            "the folder of its kernels (/kernels/cache; another is named in TRITON_CACHE_DIR) cannot be written: "
+            "[Errno 13] Permission denied: '/kernels/cache/x'",
+        ),
+        (
+            OSError(30, "Read-only file system", "/kernels"),
+            "the folder of its kernels (/kernels/cache; another is named in TRITON_CACHE_DIR) cannot be written: "
+            "[Errno 30] Read-only file system: '/kernels'",
+        ),
+        (
+            PermissionError(13, "Permission denied", "/packages/triton/ptxas"),
+            "PermissionError: [Errno 13] Permission denied: '/packages/triton/ptxas'",
+        ),
+        (FileNotFoundError(2, "No such file", "/sbin/ldconfig"), "it needs /sbin/ldconfig, which is not there"),
+        (
+            AssertionError("libcuda.so cannot found!\nPlease."),
+            "it finds no libcuda.so.1: run ldconfig, or name its folder in TRITON_LIBCUDA_PATH",
         ),
         (
             ImportError("cuda_utils.so: failed to map segment from shared object"),
-            "the folder of its kernels (/kernels; another is named in TRITON_CACHE_DIR) may allow nothing to be run "
-            "from it: cuda_utils.so: failed to map segment from shared object",
+            "the folder of its kernels (/kernels/cache; another is named in TRITON_CACHE_DIR) may allow nothing to be "
+            "run from it: cuda_utils.so: failed to map segment from shared object",
         ),
-        (AssertionError("libcuda.so cannot found!\nPlease."), "AssertionError: libcuda.so cannot found!"),
+        (RuntimeError("PTXASError"), "RuntimeError: PTXASError"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line_with_what_to_do(
     error: Exception, why: str, ampere: pytest.MonkeyPatch
 ) -> None:
-    ampere.setattr(knobs.cache, "dir", "/kernels")
+    ampere.setattr(knobs.cache, "dir", "/kernels/cache")
     let_raise(ampere, error)
     assert missing_triton(GPU) == f"Triton cannot be used: {why}"
 
@@ -96,7 +110,7 @@ def test_a_compiler_that_fails_may_lack_pythons_headers(
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     if there:
         (tmp_path / "Python.h").touch()
-    said = trial.explain(CalledProcessError(1, ["/usr/bin/gcc", "x.c"]))
+    said = trial.explain(CalledProcessError(1, ["/usr/bin/gcc", "driver.c", "-l:libcuda.so.1"]))
     assert said.startswith("/usr/bin/gcc failed" if there else f"there is no Python.h in {tmp_path}: install")
 
 

@@ -27,7 +27,8 @@ def fault(device: torch.device) -> str:
 def explain(error: Exception) -> str:
     """What to do about it. Triton itself lets anything out that it meets on the way to a kernel."""
     said = str(error).strip().partition("\n")[0]
-    folder = f"the folder of its kernels ({knobs.cache.dir}; another is named in TRITON_CACHE_DIR)"
+    place = str(knobs.cache.dir)
+    folder = f"the folder of its kernels ({place}; another is named in TRITON_CACHE_DIR)"
     if "C compiler" in said:
         return "it finds no C compiler: install gcc, or name one in CC"
     if isinstance(error, CalledProcessError):
@@ -35,10 +36,15 @@ def explain(error: Exception) -> str:
         if not (headers / "Python.h").is_file():
             return f"there is no Python.h in {headers}: install Python's headers (on Debian and Ubuntu: python3-dev)"
         return f"{error.cmd[0]} failed, and said above why"
+    if isinstance(error, AssertionError) and "libcuda" in said:
+        return "it finds no libcuda.so.1: run ldconfig, or name its folder in TRITON_LIBCUDA_PATH"
     if isinstance(error, ImportError):
         return f"{folder} may allow nothing to be run from it: {said}"
-    if isinstance(error, OSError):
+    name = str(error.filename) if isinstance(error, OSError) else ""
+    if name and (place.startswith(name) or name.startswith(place)):
         return f"{folder} cannot be written: {said}"
+    if isinstance(error, FileNotFoundError):  # a compiler in CC, or ldconfig, by which it looks for libraries
+        return f"it needs {name}, which is not there"
     return f"{type(error).__name__}: {said}"
 
 
