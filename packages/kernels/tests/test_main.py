@@ -11,7 +11,7 @@ from tercet.kernels.__main__ import main
 from tercet.kernels.attention.latent import latent_backend_names
 from tercet.kernels.attention.select import backend_names
 from tercet.kernels.bench import Figure
-from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.errors import BusyDeviceError, UnavailableBackendError
 from tercet.kernels.native import checks
 from tercet.kernels.native.figures import native_figures
 from tercet.kernels.native.library import Library, load_library, missing_library
@@ -139,6 +139,18 @@ def test_native_figures_count_what_is_read_and_computed(monkeypatch: pytest.Monk
 
 def test_a_figure_is_amount_over_time() -> None:
     assert Figure("x", 0.5, 3e9, "GB/s").achieved == 6.0
+
+
+def test_a_gpu_that_others_hold_is_told_of_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def busy(_: int = 0) -> str:
+        raise BusyDeviceError("GPU 0 cannot be used now: CUDA error: out of memory")
+
+    monkeypatch.setattr("tercet.kernels.device.missing_gpu", busy)
+    for command in ("check", "bench"):
+        assert main([command]) == 1
+        assert capsys.readouterr().out == "GPU 0 cannot be used now: CUDA error: out of memory\n"
 
 
 def test_nonsense_ends_with_a_usage_line(capsys: pytest.CaptureFixture[str]) -> None:

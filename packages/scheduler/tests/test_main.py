@@ -1,11 +1,14 @@
 """The command line: what cannot work ends the process with one line and status 2."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from tercet.kernels.device import missing_gpu
 from tercet.scheduler.__main__ import EXIT_CONFIG, app, main
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 
@@ -184,3 +187,12 @@ def test_limits_are_checked_however_the_options_are_made() -> None:
     for make in (lambda: ModelOptions(page_size=0), lambda: ProcessOptions(drain_grace=float("inf"))):
         with pytest.raises(ConfigError):
             make()
+
+
+@pytest.mark.skipif(not missing_gpu(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_refused_before_a_model_is_fetched(listen: str) -> None:
+    """In a process of its own: it leaves a thread."""
+    command = [sys.executable, "-m", "tercet.scheduler", "--listen", listen, "--model", "nobody/nothing"]
+    ended = subprocess.run([*command, "--device", "cuda"], capture_output=True, text=True, check=False)
+    assert ended.returncode == EXIT_CONFIG
+    assert ended.stderr.splitlines()[-1] == f"tercet-scheduler: --device cuda: {missing_gpu()}"
