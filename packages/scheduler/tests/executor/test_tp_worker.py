@@ -121,14 +121,18 @@ def test_a_cache_that_there_is_no_memory_for_is_refused_in_a_line(
         TpModelWorker(replace(options, kv_cache_bytes=5 * PAGE_BYTES))
 
 
-def test_a_model_that_there_is_no_memory_for_is_refused_in_a_line(
-    options: WorkerOptions, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("needs", "what"),
+    [("tp_worker.attention_backend", "a first kernel"), ("loading.build_model", "the model's weights")],
+)
+def test_a_start_without_memory_is_refused_in_a_line(
+    needs: str, what: str, options: WorkerOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(*_: object) -> None:
+    def lack(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
-    monkeypatch.setattr("tercet.scheduler.executor.loading.build_model", build)
-    with pytest.raises(ValueError, match=r"^no memory for the model's weights: CUDA out of memory"):
+    monkeypatch.setattr(f"tercet.scheduler.executor.{needs}", lack)
+    with pytest.raises(ValueError, match=f"^no memory for {what}: CUDA out of memory"):
         TpModelWorker(options)
 
 

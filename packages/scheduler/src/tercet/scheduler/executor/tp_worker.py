@@ -73,7 +73,8 @@ class TpModelWorker:
         device = take_device(options.device)
         config = shape_of(options, device)
         try:
-            backend = attention_backend(options.attention_backend, device)
+            with needed_for("a first kernel"):
+                backend = attention_backend(options.attention_backend, device)
         except UnavailableBackendError as error:
             raise ValueError(str(error)) from error
         context_length = _context_length(options, config)
