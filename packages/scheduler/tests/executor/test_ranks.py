@@ -167,7 +167,7 @@ def test_a_cpu_and_its_memory_are_divided(options: WorkerOptions, monkeypatch: p
     assert [share.threads for share in shared_options(replace(options, threads=5), 3)] == [5, 5, 5]
     monkeypatch.setattr("tercet.scheduler.executor.ranks.available_cores", lambda: 2)
     assert shared_options(options, 3)[2].threads == 1
-    monkeypatch.setattr("tercet.scheduler.executor.tp_worker.available_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr("tercet.scheduler.executor.kv_budget.available_bytes", lambda _: 1 << 20)
     pages = []
     for shard in (Shard(), Shard(0, 2)):
         worker = TpModelWorker(replace(options, kv_cache_bytes=None, slots=64), shard=shard)

@@ -102,7 +102,7 @@ def test_a_cache_that_there_is_no_memory_for_is_refused(
     options: WorkerOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux promises any: it would be the first requests that find out, when their pages are touched."""
-    monkeypatch.setattr("tercet.scheduler.executor.tp_worker.total_bytes", lambda _: 5 * PAGE_BYTES)
+    monkeypatch.setattr("tercet.scheduler.executor.kv_budget.total_bytes", lambda _: 5 * PAGE_BYTES)
     TpModelWorker(replace(options, kv_cache_bytes=6 * PAGE_BYTES - 1)).close()
     with pytest.raises(ValueError, match=rf"a KV cache of {6 * PAGE_BYTES} bytes is more than all memory"):
         TpModelWorker(replace(options, kv_cache_bytes=6 * PAGE_BYTES))

@@ -20,8 +20,8 @@ from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.adapter_desk import AdapterDesk
 from tercet.scheduler.executor.adapters import Adapters, desk_of
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
-from tercet.scheduler.executor.device_memory import available_bytes, is_hosts_own, total_bytes
 from tercet.scheduler.executor.devices import take_device
+from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
 from tercet.scheduler.executor.latent_backends import over_latents
@@ -29,8 +29,8 @@ from tercet.scheduler.executor.loading import Loaded, check_replacement, load_mo
 from tercet.scheduler.executor.lockstep import conduct_of
 from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
-from tercet.scheduler.executor.rehearsal import mask_once, measured_kv_bytes, ordinary_plans, rehearse
-from tercet.scheduler.executor.sampler import Sampler, SamplingOps
+from tercet.scheduler.executor.rehearsal import mask_once, ordinary_plans
+from tercet.scheduler.executor.sampler import Sampler
 from tercet.scheduler.executor.shortage import needed_for, release_cached
 from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
@@ -44,8 +44,6 @@ from tercet.scheduler.ports import Advance
 from tercet.scheduler.weights_desk import WeightsDesk
 
 logger = logging.getLogger(__name__)
-
-_CPU_SHARE, _GPU_SHARE = 0.5, 0.9
 
 
 class PendingStep:
@@ -80,22 +78,20 @@ class TpModelWorker:
         context_length = _context_length(options, config)
         config = replace(config, context_length=context_length)
         native = backend is CpuAttention
-        shape = _kv_shape(options, config, shard)
+        shape = kv_shape(options, config, shard)
         if shape.rank:
             backend = _over_latents(options, device, shape, config.dtype)
         scales = _kv_scales(options, config, shape)
         self._options, self._config, self._shape, self._device = options, config, shape, device
         self._backend, self._native, self._shard = backend, native, shard
         self._conduct, self._advance, self._progress = conduct_of(shard), advance, progress
-        _check_room(options, config, context_length, shape, device, shard)
+        budget = KVBudget(options, config, shape, device, shard)
+        budget.check()
         self._grammars = _grammars(options, config)
         with needed_for("the model's weights"):
             loaded = self._load(options)
-        given = options.kv_cache_bytes
-        if given is None:
-            ops = sampling_ops(loaded.model, device, native=self._native)
-            given = _kv_bytes(options, config, context_length, shape, device, loaded.model, backend, ops, shard)
-        pages = shard.collectives.smallest(_pages(given, options, shape, config.layers, context_length))
+        ops = sampling_ops(loaded.model, device, native=self._native)
+        pages = budget.pages(loaded.model, backend, ops)
         group = KVGroup(name="full", layers=range(config.layers), pages=pages)
         with needed_for(f"a KV cache of {pages * options.page_size} tokens, lower kv_cache_bytes"):
             self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
@@ -258,18 +254,6 @@ def _graphs(
     return partial(CudaGraphRunner, model, pool, backends, recorder, decode_rows=rows, chained_rows=chained)
 
 
-def _kv_shape(options: WorkerOptions, config: DecoderShape, shard: Shard) -> KVShape:
-    """What this process caches."""
-    latent = config.latent if isinstance(config, ModelConfig) else None
-    return KVShape(
-        page_size=options.page_size,
-        kv_heads=len(shard.shared_span(config.kv_heads, "key-value heads")),
-        head_dim=config.head_dim,
-        dtype=KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
-        rank=0 if latent is None else latent.rank,
-    )
-
-
 def _over_latents(
     options: WorkerOptions, device: torch.device, shape: KVShape, dtype: torch.dtype
 ) -> Callable[[], AttentionBackend]:
@@ -322,66 +306,3 @@ def _kv_scales(options: WorkerOptions, config: DecoderShape, shape: KVShape) -> 
     if not scales:
         logger.warning("the checkpoint has no scales for keys and values in 8 bits: they are 1")
     return scales
-
-
-def _kv_bytes(
-    options: WorkerOptions,
-    config: DecoderShape,
-    context_length: int,
-    shape: KVShape,
-    device: torch.device,
-    model: Model,
-    backend: Callable[[], AttentionBackend],
-    ops: SamplingOps,
-    shard: Shard,
-) -> int:
-    """Memory for the KV cache: a share of what is free, on a GPU after the worst step it will ever have to run.
-
-    What is free on a CPU is for all processes that share the model. Of memory that a GPU shares with the machine much
-    is left, as on a CPU.
-    """
-    if device.type != "cuda":
-        return int(available_bytes(device) * (options.kv_cache_share or _CPU_SHARE) / shard.size)
-    run = partial(
-        rehearse,
-        model,
-        backend,
-        ops,
-        shape,
-        layers=range(config.layers),
-        slots=options.rows,
-        tokens=options.step_tokens,
-        context_length=context_length,
-        vocab_size=config.vocab_size,
-        device=device,
-    )
-    free = partial(available_bytes, device)
-    usual = _CPU_SHARE if is_hosts_own(device) else _GPU_SHARE
-    return measured_kv_bytes(free, run, options.kv_cache_share or usual, options.step_tokens)
-
-
-def _check_room(
-    options: WorkerOptions,
-    config: DecoderShape,
-    context_length: int,
-    shape: KVShape,
-    device: torch.device,
-    shard: Shard,
-) -> None:
-    """Raises ValueError for a KV cache beyond all memory: a system may promise it, and end who takes it."""
-    given = options.kv_cache_bytes
-    if given is None:
-        return
-    wanted = _pages(given, options, shape, config.layers, context_length) * shape.page_bytes * config.layers
-    if device.type != "cuda":
-        wanted *= shard.size
-    if wanted > (total := total_bytes(device)):
-        raise ValueError(f"kv_cache_bytes {given}: a KV cache of {wanted} bytes is more than all memory, {total} bytes")
-
-
-def _pages(given: int, options: WorkerOptions, shape: KVShape, layers: int, context_length: int) -> int:
-    """As many pages as the memory gives, but no more than all slots could fill. Raises ValueError for none at all."""
-    pages = given // (shape.page_bytes * layers)
-    if pages < 1:
-        raise ValueError(f"{given} bytes of KV cache do not hold one page of {shape.page_bytes * layers} bytes")
-    return min(pages, options.slots * -(-context_length // options.page_size))
