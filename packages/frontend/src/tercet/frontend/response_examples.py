@@ -204,7 +204,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "type": "message",
         "role": "assistant",
         "model": "embedded",
-        "content": [{"type": "text", "text": "It plans steps.", "citations": None}],
+        "content": [{"type": "text", "text": "It plans steps."}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
         "usage": {

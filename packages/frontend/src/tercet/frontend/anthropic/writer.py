@@ -104,7 +104,7 @@ class MessageWriter:
         return self._into_text(text)
 
     def _into_text(self, text: str) -> list[Change]:
-        changes = self._into("text", {"type": "text", "text": "", "citations": None})
+        changes = self._into("text", {"type": "text", "text": ""})
         self._texts.append(text)
         return [*changes, self._delta({"type": "text_delta", "text": text})]
 
