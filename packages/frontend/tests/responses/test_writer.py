@@ -38,7 +38,7 @@ SAID: list[Event] = [
 
 
 def body(status: str = "in_progress") -> dict[str, Any]:
-    return {"id": "resp_1", "status": status, "output": [], "usage": None}
+    return {"id": "resp_1", "status": status, "output": [], "tools": [], "usage": None}
 
 
 def told(writer: ResponseWriter, said: list[Event], finish: FinishType = FinishType.STOP) -> list[Change]:

@@ -95,4 +95,6 @@ def _plain(value: Any) -> Any:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "namespace":
+        return {**tool, "tools": [_tool(each) for each in tool["tools"]]}
     return {**tool, "parameters": tool["parameters"] or {}, "strict": bool(tool["strict"])}

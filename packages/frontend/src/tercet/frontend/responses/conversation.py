@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.responses.namespaces import known_as
 
 Item = dict[str, Any]
 Message = dict[str, Any]
@@ -85,5 +86,5 @@ def _assistant(messages: list[Message], unless: str | None = None) -> Message:
 
 
 def _call(item: Item) -> dict[str, Any]:
-    function = {"name": item["name"], "arguments": item["arguments"]}
+    function = {"name": known_as(item.get("namespace"), item["name"]), "arguments": item["arguments"]}
     return {"id": item["call_id"], "type": "function", "function": function}

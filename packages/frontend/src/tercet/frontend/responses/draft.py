@@ -183,8 +183,8 @@ def new_seed() -> int:
 
 def _tools(request: Prompted) -> tuple[ToolSpec, ...]:
     return tuple(
-        ToolSpec(tool.name, tool.parameters or {}, tool.description or "", bool(tool.strict))
-        for tool in request.tools or ()
+        ToolSpec(name, tool.parameters or {}, description, bool(tool.strict))
+        for name, description, tool in request.functions()
     )
 
 

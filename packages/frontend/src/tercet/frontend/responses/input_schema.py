@@ -73,7 +73,7 @@ class FunctionCallItem(Strict):
     arguments: Text
     id: Name | None = None
     status: Status | None = None
-    namespace: None = None
+    namespace: Name | None = None
     caller: Any = None
     async_: bool | None = Field(None, alias="async", validation_alias=ASYNC, exclude=True)
     parsed_arguments: Any = Field(None, exclude=True)
@@ -89,7 +89,7 @@ class FunctionOutputItem(Strict):
     id: Name | None = None
     status: Status | None = None
     name: Name | None = None
-    namespace: None = None
+    namespace: Name | None = None
     caller: Any = None
     created_by: Name | None = Field(None, exclude=True)
 

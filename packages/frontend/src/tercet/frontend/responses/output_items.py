@@ -121,8 +121,9 @@ class Call(Item):
 
     prefix = "fc"
 
-    def __init__(self, item_id: str, place: int, name: str, call_id: str) -> None:
+    def __init__(self, item_id: str, place: int, name: str, call_id: str, namespace: str | None = None) -> None:
         super().__init__(item_id, place)
+        self._namespace = {"namespace": namespace} if namespace else {}
         self._name = name
         self._call_id = call_id
 
@@ -132,7 +133,8 @@ class Call(Item):
         return [done, *super().closing(status)]
 
     def _fields(self, *, begun: bool) -> dict[str, Any]:  # noqa: ARG002
-        return {"type": "function_call", "call_id": self._call_id, "name": self._name, "arguments": self.text}
+        named = {**self._namespace, "name": self._name}
+        return {"type": "function_call", "call_id": self._call_id, **named, "arguments": self.text}
 
     def _delta(self, text: str, logprobs: LogprobList) -> Change:  # noqa: ARG002
         return self.change("function_call_arguments.delta", delta=text)

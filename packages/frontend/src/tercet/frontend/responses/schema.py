@@ -1,5 +1,6 @@
 """The request of /v1/responses: every field OpenAI documents, and the extensions it shares with chat."""
 
+from collections.abc import Iterator, Set
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -7,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.openai.sampling_schema import Count, Name, StopString, Strict, refuse
 from tercet.frontend.responses.input_schema import ASYNC, InputItem, Text, known_types
+from tercet.frontend.responses.namespaces import known_as
 
 Anything = dict[str, Any]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
@@ -46,6 +48,18 @@ class FunctionTool(Strict):
         refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
         refuse("tools.async", self.async_, harmless=not self.async_)
         return self
+
+
+class Namespace(Strict):
+    """Functions that belong together."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: Text | None = None
+    tools: Annotated[list[FunctionTool], Field(min_length=1, max_length=1024)]
+
+
+AnyTool = Annotated[FunctionTool | Namespace, Field(discriminator="type")]
 
 
 class NamedFunction(Strict):
@@ -115,6 +129,16 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
+_OFFLINE_SEARCH = {"type": "web_search", "external_web_access": False}
+"""A search of what OpenAI keeps of the web, and of nothing else: here it could find nothing."""
+
+
+def _refuse_no_function(tool: object, where: str, known: Set[str]) -> None:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind not in known:
+        raise UnsupportedParameterError(f"Tools of type '{kind}' are not supported.", param=where)
+
+
 class Prompted(Strict):
     """What stands before an answer: the part that creating a response and counting its tokens share."""
 
@@ -123,7 +147,7 @@ class Prompted(Strict):
     instructions: Text | None = None
     previous_response_id: Name | None = None
     conversation: Any = None
-    tools: Annotated[list[FunctionTool], Field(max_length=1024)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=1024)] | None = None
     tool_choice: (
         Literal["none", "auto", "required"]
         | Annotated[NamedFunction | AllowedTools, Field(discriminator="type")]
@@ -142,10 +166,16 @@ class Prompted(Strict):
     @field_validator("tools", mode="before")
     @classmethod
     def _tools_are_functions(cls, value: object) -> object:
-        for place, tool in enumerate(value if isinstance(value, list) else ()):
-            if isinstance(tool, dict) and isinstance(kind := tool.get("type"), str) and kind != "function":
-                raise UnsupportedParameterError(f"Tools of type '{kind}' are not supported.", param=f"tools[{place}]")
-        return value
+        if not isinstance(value, list):
+            return value
+        for place, tool in enumerate(value):
+            if tool == _OFFLINE_SEARCH:
+                continue
+            _refuse_no_function(tool, f"tools[{place}]", {"function", "namespace"})
+            if isinstance(tool, dict) and isinstance(inner := tool.get("tools"), list):
+                for step, each in enumerate(inner):
+                    _refuse_no_function(each, f"tools[{place}].tools[{step}]", {"function"})
+        return [tool for tool in value if tool != _OFFLINE_SEARCH]
 
     @field_validator("tool_choice", mode="before")
     @classmethod
@@ -166,6 +196,21 @@ class Prompted(Strict):
             )
         return self
 
+    def functions(self) -> Iterator[tuple[str, str, FunctionTool]]:
+        """Each function: what the model calls it, what it is told of it, and the function itself.
+
+        The description of a namespace stands once, before that of its first function.
+        """
+        for tool in self.tools or ():
+            if isinstance(tool, FunctionTool):
+                yield tool.name, tool.description or "", tool
+                continue
+            about = tool.description
+            for each in tool.tools:
+                told = "\n\n".join(text for text in (about, each.description) if text)
+                yield known_as(tool.name, each.name), told, each
+                about = None
+
     @property
     def calls_several(self) -> bool:
         """Whether one answer may have more calls than one; a function that is named is called exactly once."""
@@ -182,6 +227,7 @@ class CreateResponse(Prompted):
     """A response to make."""
 
     background: bool | None = None
+    client_metadata: Anything | None = Field(None, exclude=True)
     include: Annotated[list[Name], Field(max_length=32)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Count | None = None

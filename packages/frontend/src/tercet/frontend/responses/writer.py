@@ -18,6 +18,7 @@ from tercet.frontend.parsers.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from tercet.frontend.responses.namespaces import spaces_of
 from tercet.frontend.responses.output_items import Call, Change, Item, LogprobList, Message, Reasoning, TextItem
 from tercet.protocol.values import FinishType
 
@@ -31,6 +32,7 @@ class ResponseWriter:
     def __init__(self, body: dict[str, Any], call_ids: Mapping[int, str] = MappingProxyType({})) -> None:
         self.body = body
         self._call_ids = call_ids
+        self._spaces = spaces_of(body["tools"])
         self._open: Item | None = None
         self._blank = ""
         """White space that is text only if text follows."""
@@ -125,7 +127,8 @@ class ResponseWriter:
         self._forget_blank()
         changes, place = self._leave("completed"), len(self.body["output"])
         call_id = self._call_ids.get(place) or start.id or self._id("call")
-        return [*changes, *self._begin(Call(self._id(Call.prefix), place, start.name, call_id))]
+        namespace, name = self._spaces.get(start.name, (None, start.name))
+        return [*changes, *self._begin(Call(self._id(Call.prefix), place, name, call_id, namespace))]
 
     def _forget_blank(self) -> None:
         self._blank, self._blank_logprobs = "", []
