@@ -74,7 +74,7 @@ async def test_a_body_nested_without_end_is_refused() -> None:
     ("body", "param", "words"),
     [
         ([], None, "The body must be a JSON object."),
-        ({"model": "m", "prompt": "a", "stop": ["a"] * 5}, "stop", "at most 4 items"),
+        ({"model": "m", "prompt": "a", "stop": ["a"] * 65}, "stop", "at most 64 items"),
         ({"model": "m", "prompt": "a", "stop": 5}, "stop", "valid string"),
         ({"model": "m", "prompt": [5, "a"]}, "prompt", "valid"),
     ],

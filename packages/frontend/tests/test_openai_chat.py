@@ -272,7 +272,7 @@ async def test_rule_9_stop_strings_reach_the_detokenizer(
     assert decode_spec(request).stop == told
 
 
-@pytest.mark.parametrize("stop", [["a", "b", "c", "d", "e"], "", ["a", ""], 5, ["x" * 5000]])
+@pytest.mark.parametrize("stop", [["a"] * 65, "", ["a", ""], 5, ["x" * 5000]])
 async def test_rule_9_other_stops_are_refused(engine_of: EngineOf, openai_of: OpenAIOf, stop: Any) -> None:
     async with serving(engine_of()) as served:
         with pytest.raises(openai.BadRequestError) as error:

@@ -236,6 +236,17 @@ async def test_an_echo_is_scored_once_for_all_choices(
     assert sorted(scored) == sorted(prompts)
 
 
+async def test_an_editor_that_completes_code_has_many_stops(engine_of: EngineOf, http_of: HttpOf) -> None:
+    words = ["fim_prefix", "fim_suffix", "fim_middle", "fim_pad", "repo_name", "file_sep", "im_start", "im_end"]
+    stops = [*(f"<|{word}|>" for word in words), "/src/", "#- coding: utf-8", "```", "\ndef", "\nclass", '\n"#']
+    asked = {**BODY, "max_tokens": 2, "temperature": 0.01, "stream": True, "stop": stops}
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/v1/completions", json=asked)
+        [request] = served.engine.requests()
+    assert answer.status_code == 200, answer.text
+    assert decode_spec(request).stop == stops
+
+
 async def test_rule_8_more_than_the_context_is_refused(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
     async with serving(engine_of()) as served:
         with pytest.raises(openai.BadRequestError) as error:

@@ -8,7 +8,7 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.generate_request import TextPrompt, TokenPrompt
 from tercet.frontend.openai.chat_messages import Messages, with_reasoning
 from tercet.frontend.openai.completion_schema import MOST_CHOICES, Batch
-from tercet.frontend.openai.sampling_schema import Count, LogitBias, Name, StopString, Strict, TokenId, refuse
+from tercet.frontend.openai.sampling_schema import Count, LogitBias, Name, Stops, Strict, TokenId, refuse
 from tercet.frontend.openai.structured_schema import NativeStructuredFields
 from tercet.frontend.openai.tool_schema import Tools, specs_of
 from tercet.frontend.parsers.port import ToolSpec
@@ -31,7 +31,7 @@ class NativeSampling(NativeStructuredFields):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
+    stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

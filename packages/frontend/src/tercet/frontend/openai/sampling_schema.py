@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from tercet.frontend.admission import MAX_STOPS
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.served_model import SamplingDefaults
 from tercet.protocol.values import SamplingParams
@@ -12,6 +13,8 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Field(max_length=512)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
+"""OpenAI takes four. Editors that complete code send twenty, and benchmarks of code send six."""
 
 
 def _keys_are_ids(bias: dict[str, float]) -> dict[str, float]:
@@ -62,7 +65,7 @@ class SamplingFields(Strict):
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
+    stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
-from tercet.frontend.openai.sampling_schema import Count, Name, StopString, Strict, refuse
+from tercet.frontend.openai.sampling_schema import Count, Name, Stops, Strict, refuse
 from tercet.frontend.responses.input_schema import ASYNC, InputItem, Text, known_types
 from tercet.frontend.responses.namespaces import known_as
 
@@ -252,7 +252,7 @@ class CreateResponse(Prompted):
     prompt: Any = None
 
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
+    stop: Stops | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_tokens: Count | None = None
