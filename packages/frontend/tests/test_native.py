@@ -172,6 +172,10 @@ async def test_generate_answers_a_list_of_prompts_with_a_list(
     ("more", "param"),
     [
         ({"rid": "mine"}, "rid"),
+        ({"return_routed_experts": True}, "return_routed_experts"),
+        ({"return_text_in_logprobs": True}, "return_text_in_logprobs"),
+        ({"image_data": ["https://example.org/a.png"]}, "image_data"),
+        ({"token_ids_logprob": []}, "token_ids_logprob"),
         ({"text": ["a", "b"], "session_params": {"id": "s"}}, "session_params"),
         ({"text": ["a"] * 1025, "sampling_params": {"n": 2}}, "sampling_params.n"),
         ({"text": []}, "text"),
@@ -185,6 +189,23 @@ async def test_generate_refuses_by_name(engine_of: EngineOf, http_of: HttpOf, mo
         answer = await http_of(served).post("/generate", json={"text": "hello", **more})
         assert served.engine.requests() == []
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_what_sglangs_benchmark_sends_is_taken(engine_of: EngineOf, http_of: HttpOf) -> None:
+    asked: dict[str, Any] = {
+        "text": "hello",
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True},
+        "stream": True,
+        "lora_path": None,
+        "return_logprob": False,
+        "return_routed_experts": False,
+        "logprob_start_len": -1,
+    }
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/generate", json=asked)
+    assert answer.status_code == 200, answer.text
+    *_, last, done = [line[6:] for line in answer.text.splitlines() if line]
+    assert (json.loads(last)["text"], done) == ("Hello world!", "[DONE]")
 
 
 @pytest.mark.parametrize("body", [{}, {"text": "a", "input_ids": [1]}, {"text": "a", "nonsense": 1}])

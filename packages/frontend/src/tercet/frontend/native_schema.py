@@ -41,6 +41,20 @@ class NativeSampling(NativeStructuredFields):
     logit_bias: LogitBias | None = None
 
 
+_NOT_SERVED = (
+    "return_text_in_logprobs",
+    "return_hidden_states",
+    "return_routed_experts",
+    "token_ids_logprob",
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "custom_logit_processor",
+)
+"""What SGLang has besides, and its programs send where they ask for none of it."""
+
+
 class NativeGenerate(Strict):
     """A prompt, or several, as text or as ids."""
 
@@ -53,6 +67,16 @@ class NativeGenerate(Strict):
     top_logprobs_num: Annotated[int, Field(ge=0, le=20)] | None = None
     logprob_start_len: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     rid: Any = None
+    log_metrics: bool | None = None
+    return_text_in_logprobs: bool | None = None
+    return_hidden_states: bool | None = None
+    return_routed_experts: bool | None = None
+    token_ids_logprob: Any = None
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    custom_logit_processor: Any = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     session_params: SessionParams | None = None
@@ -63,6 +87,9 @@ class NativeGenerate(Strict):
         if (self.text is None) == (self.input_ids is None):
             raise BadRequestError("Give either 'text' or 'input_ids'.", param="text")
         refuse("rid", self.rid, harmless=False)
+        for name in _NOT_SERVED:
+            value = getattr(self, name)
+            refuse(name, value, harmless=value is False)
         if self.is_batch and self.session_params is not None:
             raise BadRequestError("A turn of a session has one prompt.", param="session_params")
         prompts = len(self.text or self.input_ids or ()) if self.is_batch else 1
