@@ -228,6 +228,23 @@ async def test_an_assistants_last_message_is_gone_on_with(engine_of: EngineOf, a
         assert prompt_of(served).endswith("assistant\nWell, ")
 
 
+async def test_a_model_that_does_not_reason_answers_claude_code(engine_of: EngineOf, http_of: HttpOf) -> None:
+    more: dict[str, Any] = {
+        "system": [{"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}}],
+        "metadata": {"user_id": '{"device_id": "b63", "account_uuid": "", "session_id": "acc8451b"}'},
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+    }
+    async with serving(engine_of()) as served:
+        ask = http_of(served).post
+        plain = await ask("/v1/messages?beta=true", json=BODY | {"system": more["system"]})
+        answer = await ask("/v1/messages?beta=true", json=BODY | more)
+        first, second = served.engine.requests()
+    assert (plain.status_code, answer.status_code) == (200, 200), answer.text
+    assert first.input_ids == second.input_ids
+
+
 async def test_tokens_are_counted_as_they_are_read(engine_of: EngineOf, anthropic_of: AnthropicOf) -> None:
     async with serving(engine_of()) as served:
         client = anthropic_of(served)

@@ -102,6 +102,8 @@ def _turn(body: Prompted, model: ServedModel) -> ChatTurn:
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         constraint=JsonSchema(schema=schema, param="output_config.format.schema") if schema is not None else None,
         reasoning_effort=config.effort if config else None,
+        # Here it is a wish about the whole answer, and Claude Code has it in every request.
+        effort_needs_reasoning=False,
         # In this API a model thinks when it is asked to.
         thinking=thinking is not None and thinking.type != "disabled",
         thinking_budget=thinking.budget_tokens if thinking else None,

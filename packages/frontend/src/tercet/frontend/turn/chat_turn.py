@@ -44,6 +44,8 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer that calls no tool has to be, once it has ended its reasoning."""
     reasoning_effort: str | None = None
     """One of OpenAI's words; "none" is no reasoning."""
+    effort_needs_reasoning: bool = True
+    """Whether a model that does not reason refuses an effort; else it has no effect on it."""
     thinking: bool | None = None
     """Whether to reason, for models that can be told; None leaves it to them."""
     thinking_budget: int | None = None

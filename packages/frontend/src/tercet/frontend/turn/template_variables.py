@@ -25,7 +25,7 @@ def template_variables(turn: ChatTurn, known: Set[str], *, reasons: bool) -> dic
         if "reasoning_effort" in known:
             variables["reasoning_effort"] = turn.reasoning_effort
         elif known.isdisjoint(SWITCHES):
-            if thinking and not reasons:
+            if thinking and not reasons and turn.effort_needs_reasoning:
                 raise UnsupportedParameterError(
                     "This model has no reasoning to set the effort of.", param=turn.param_names.reasoning_effort
                 )
