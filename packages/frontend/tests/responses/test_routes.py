@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import re
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from openai.types.responses import FunctionToolParam, Response, ResponseStreamEvent
 from tokenizers import Tokenizer
 
-from tercet.frontend.config import HttpConfig, ServingConfig, StoreConfig
+from tercet.frontend.config import ServingConfig, StoreConfig
 from tercet.frontend.responses import routes
 from tercet.frontend.testing import FakeEngine, Script, Served, Token, serving
 from tercet.protocol.values import FinishReason, FinishType, GrammarKind, ModelLimits, unpack_ints
@@ -60,8 +58,8 @@ async def stream_of(client: openai.AsyncOpenAI, **options: Any) -> list[Response
     return [event async for event in stream]
 
 
-def prompt_of(served: Served, engine: FakeEngine, number: int = -1) -> str:
-    ids = unpack_ints(engine.requests()[number].input_ids)
+def prompt_of(served: Served) -> str:
+    ids = unpack_ints(served.engine.requests()[-1].input_ids)
     return served.manager.models.get("tiny").tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
@@ -150,7 +148,7 @@ async def test_calls_of_functions(engine_of: EngineOf, openai_of: OpenAIOf, limi
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain in Oslo"}
         asked: list[Any] = [{"role": "user", "content": "hello"}, call.model_dump(exclude_none=True), result]
         await client.responses.create(model="tiny", input=asked, tools=[WEATHER])
-        assert "rain in Oslo" in prompt_of(served, served.engine)
+        assert "rain in Oslo" in prompt_of(served)
 
 
 @pytest.mark.parametrize("options", [{}, {"exclude_none": True}, {"by_alias": True}], ids=str)
@@ -201,7 +199,7 @@ async def test_reasoning_is_an_item_that_is_counted_and_goes_on(
         assert await client.responses.retrieve(whole.id) == whole
         again = await client.responses.create(model="tiny", input="why?", previous_response_id=whole.id)
         assert again.status == "completed"
-        assert "It rains." in prompt_of(served, served.engine)
+        assert "It rains." in prompt_of(served)
 
 
 @pytest.mark.parametrize(
@@ -285,76 +283,6 @@ async def test_what_says_nothing_to_a_model_that_calls_at_once_is_taken(
     assert answer.tools == plain.tools
 
 
-async def test_a_stored_response_can_be_come_back_for(
-    engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
-) -> None:
-    async with serving(engine_of(), store=store) as served:
-        client = openai_of(served)
-        made = await client.responses.create(**BODY, instructions="be kind")
-        streamed = (await stream_of(client))[-1].response  # type: ignore[union-attr]
-        assert await client.responses.retrieve(made.id) == made
-        assert (await client.responses.retrieve(streamed.id)).output == streamed.output
-        await client.responses.delete(made.id)
-        with pytest.raises(openai.NotFoundError):
-            await client.responses.retrieve(made.id)
-        unstored = await client.responses.create(**BODY, store=False)
-        with pytest.raises(openai.NotFoundError):
-            await client.responses.retrieve(unstored.id)
-
-
-async def test_without_a_store_nothing_is_found_and_answers_still_come(
-    engine_of: EngineOf, openai_of: OpenAIOf
-) -> None:
-    async with serving(engine_of()) as served:
-        client = openai_of(served)
-        made = await client.responses.create(**BODY)
-        for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
-            with pytest.raises(openai.NotFoundError):
-                await ask(made.id)
-
-
-async def test_a_response_goes_on_from_another(engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig) -> None:
-    async with serving(engine_of(), store=store) as served:
-        client = openai_of(served)
-        first = await client.responses.create(**BODY, instructions="be kind")
-        second = await client.responses.create(model="tiny", input="and you?", previous_response_id=first.id)
-        third = await client.responses.create(model="tiny", input="why?", previous_response_id=second.id)
-        assert third.previous_response_id == second.id
-        prompt = prompt_of(served, served.engine)
-        said = ["user\nhello", "assistant\nHello world!", "user\nand you?", "assistant\nHello world!", "user\nwhy?"]
-        assert re.search(".*".join(map(re.escape, said)), prompt, re.DOTALL)
-        assert "be kind" not in prompt
-        pages = [item async for item in client.responses.input_items.list(third.id, order="asc", limit=2)]
-        assert [item.role for item in pages] == ["user", "assistant", "user", "assistant", "user"]  # type: ignore[union-attr]
-        newest = await client.responses.input_items.list(third.id, limit=1)
-        assert newest.data[0].content[0].text == "why?"  # type: ignore[union-attr,index]
-        assert newest.has_more
-        with pytest.raises(openai.BadRequestError) as unknown:
-            await client.responses.input_items.list(third.id, after="msg_none")
-        assert unknown.value.param == "after"
-        again = await client.responses.create(model="tiny", input=[{"type": "item_reference", "id": pages[1].id}])
-        assert again.status == "completed"
-        assert "Hello world!" in prompt_of(served, served.engine)
-
-
-async def test_a_response_belongs_to_its_key(engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig) -> None:
-    async with serving(engine_of(), HttpConfig(api_key=("mine", "yours")), store=store) as served:
-        mine, yours = openai_of(served, api_key="mine"), openai_of(served, api_key="yours")
-        made = await mine.responses.create(**BODY)
-        item = made.output[0].id
-        for ask in (yours.responses.retrieve, yours.responses.delete, yours.responses.cancel):
-            with pytest.raises(openai.NotFoundError):
-                await ask(made.id)
-        with pytest.raises(openai.NotFoundError):
-            await yours.responses.input_items.list(made.id)
-        with pytest.raises(openai.BadRequestError) as error:
-            await yours.responses.create(**BODY, previous_response_id=made.id)
-        assert (error.value.code, error.value.param) == ("previous_response_not_found", "previous_response_id")
-        with pytest.raises(openai.BadRequestError):
-            await yours.responses.create(model="tiny", input=[{"type": "item_reference", "id": item}])
-        assert (await mine.responses.retrieve(made.id)).id == made.id
-
-
 async def test_input_tokens_are_those_of_the_response(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
     async with serving(engine_of()) as served:
         client = openai_of(served)
@@ -395,23 +323,3 @@ async def test_a_fault_of_ours_in_the_middle_of_a_stream_fails_the_response_and_
     assert events[-1]["response"]["error"] == {"code": "server_error", "message": "The server failed this response."}
     assert "a secret" in caplog.text
     assert "a secret" not in answer.text
-
-
-async def test_a_store_that_fails_is_what_clients_are_told_of(
-    engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = "The store of responses does not answer: no such table: responses."
-    async with serving(engine_of(), store=store) as served:
-        client = openai_of(served)
-        with sqlite3.connect(store.response_store) as connection:
-            connection.execute("DROP TABLE responses")
-        connection.close()
-        with pytest.raises(openai.InternalServerError, match=said):
-            await client.responses.create(**BODY)
-        last = (await stream_of(client))[-1]
-        assert last.type == "response.failed"
-        assert last.response.error
-        assert last.response.error.message == said
-        assert (await client.responses.create(**BODY, store=False)).output_text == "Hello world!"
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [said] * 2
-    assert not [record for record in caplog.records if record.exc_info]
