@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import os
+import select
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -31,14 +34,16 @@ async def connections(served: Served, count: int, begin: bytes) -> AsyncIterator
     for _ in range(count):
         made.append(await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2])))
         made[-1][1].write(begin)
-        if begin == LIVE:
+        if begin.startswith(LIVE):
             await made[-1][0].readuntil(b"}")
     yield made
     for _, writer in made:
         writer.close()
 
 
-@pytest.mark.parametrize("begin", [b"", b"GET /li", LIVE, UPLOAD], ids=["silent", "a head", "kept", "a body"])
+@pytest.mark.parametrize(
+    "begin", [b"", b"GET /li", LIVE, UPLOAD, LIVE + UPLOAD], ids=["silent", "a head", "kept", "a body", "a body behind"]
+)
 async def test_those_that_wait_longest_make_room(engine_of: EngineOf, http_of: HttpOf, begin: bytes) -> None:
     async with serving(engine_of()) as served, connections(served, 3 * MOST, begin) as made, asyncio.timeout(20):
         for _ in range(3):
@@ -50,6 +55,23 @@ async def test_those_that_wait_longest_make_room(engine_of: EngineOf, http_of: H
         writer.write(LIVE if begin == b"" else b"")
         if begin == b"":
             assert await made[-1][0].readuntil(b"}")
+
+
+async def test_many_that_come_at_once_are_not_all_accepted_before_some_make_room(engine_of: EngineOf) -> None:
+    """Each takes a file descriptor, of which other parts' connections need some meanwhile."""
+
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async with serving(engine_of()) as served, asyncio.timeout(20):
+        address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(socket.create_connection(address)) for _ in range(400)]
+            before = most = files()
+            while select.select(clients, [], [], 0)[0] != clients[:-MOST]:
+                await asyncio.sleep(0)
+                most = max(most, files())
+    assert most - before < 250
 
 
 async def test_an_answer_under_way_is_nobody_s_to_end(engine_of: EngineOf, http_of: HttpOf) -> None:

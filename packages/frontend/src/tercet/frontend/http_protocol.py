@@ -150,7 +150,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is whole, and may have been the last."""
         super().on_response_complete()
-        if not self._answering:
+        if not self._answering or self._awaits_body:
             self.crowd.waits(self)
         if self.transport.is_closing():
             self._await_reader()

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from tercet.frontend.config import HttpConfig
 from tercet.frontend.connections import Connections, room_for_connections
 from tercet.frontend.http_protocol import BoundedProtocol, bounded_by
+from tercet.frontend.listener import BACKLOG
 
 _TICK = 1.0
 """Seconds between looks at the clock, for the date in answers."""
@@ -21,6 +22,9 @@ _DRAIN_TICK = 0.1
 _LAST_CALL = 1
 """Seconds that a server which leaves gives to requests on their way: a client connects, or reads an answer, and then
 sends."""
+_AT_ONCE = 32
+"""Connections that are accepted before anything is done about those there are. Some such lots are open before the first
+of those too many is closed: they have to fit into what `room_for_connections` leaves."""
 
 
 class Serving(Protocol):
@@ -54,6 +58,7 @@ class HttpServer(uvicorn.Server):
                 access_log=config.access_log,
                 proxy_headers=False,
                 server_header=False,
+                backlog=_AT_ONCE,
                 timeout_keep_alive=config.keep_alive,
                 timeout_graceful_shutdown=config.shutdown_grace,
             )
@@ -122,8 +127,12 @@ class HttpServer(uvicorn.Server):
         return list(self.server_state.connections)  # type: ignore[arg-type]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does, then tell."""
+        """As uvicorn does, then tell.
+
+        For asyncio a backlog is two things: how many may wait, and how many are accepted in one turn of the loop.
+        """
         await super().startup(sockets)
+        self._listener.listen(BACKLOG)
         self._on_started()
 
     @contextlib.contextmanager

@@ -5,13 +5,16 @@ import socket
 
 from tercet.frontend.config import HttpConfig
 
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+
 
 def listening_socket(config: HttpConfig) -> socket.socket:
     """The inherited socket, or one of our own. Raises OSError."""
     if config.fd is not None:
         return socket.socket(fileno=config.fd)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    return socket.create_server((config.host, config.port), family=family, backlog=2048)
+    return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
 
 
 def is_local(listener: socket.socket) -> bool:
