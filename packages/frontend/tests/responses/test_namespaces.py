@@ -148,6 +148,7 @@ async def test_a_function_in_a_namespace_can_be_chosen(
         ([{"type": "web_search"}], "tools[0]"),
         ([PLAN, {**AGENTS, "tools": [CLOSE, {"type": "custom", "name": "apply_patch"}]}], "tools[1].tools[1]"),
         ([{**AGENTS, "tools": []}], "tools[0].tools"),
+        ([SEARCH, {**PLAN, "name": "a b"}], "tools[1].name"),
         ([AGENTS, AGENTS], "tools"),
         ([AGENTS, {**PLAN, "name": CALLED}], "tools"),
         ([{**AGENTS, "tools": [{**CLOSE, "defer_loading": True}]}], "tools.defer_loading"),

@@ -59,7 +59,14 @@ class Namespace(Strict):
     tools: Annotated[list[FunctionTool], Field(min_length=1, max_length=1024)]
 
 
-AnyTool = Annotated[FunctionTool | Namespace, Field(discriminator="type")]
+class OfflineSearch(Strict):
+    """A search of what OpenAI keeps of the web, and of nothing else: here it could find nothing, and is left out."""
+
+    type: Literal["web_search"]
+    external_web_access: Literal[False]
+
+
+AnyTool = Annotated[FunctionTool | Namespace | OfflineSearch, Field(discriminator="type")]
 
 
 class NamedFunction(Strict):
@@ -130,7 +137,6 @@ class StreamOptions(Strict):
 
 
 _OFFLINE_SEARCH = {"type": "web_search", "external_web_access": False}
-"""A search of what OpenAI keeps of the web, and of nothing else: here it could find nothing."""
 
 
 def _refuse_no_function(tool: object, where: str, known: Set[str]) -> None:
@@ -175,7 +181,12 @@ class Prompted(Strict):
             if isinstance(tool, dict) and isinstance(inner := tool.get("tools"), list):
                 for step, each in enumerate(inner):
                     _refuse_no_function(each, f"tools[{place}].tools[{step}]", {"function"})
-        return [tool for tool in value if tool != _OFFLINE_SEARCH]
+        return value
+
+    @field_validator("tools")
+    @classmethod
+    def _nothing_is_searched(cls, value: list[AnyTool] | None) -> list[AnyTool] | None:
+        return None if value is None else [tool for tool in value if not isinstance(tool, OfflineSearch)]
 
     @field_validator("tool_choice", mode="before")
     @classmethod
@@ -204,12 +215,12 @@ class Prompted(Strict):
         for tool in self.tools or ():
             if isinstance(tool, FunctionTool):
                 yield tool.name, tool.description or "", tool
-                continue
-            about = tool.description
-            for each in tool.tools:
-                told = "\n\n".join(text for text in (about, each.description) if text)
-                yield known_as(tool.name, each.name), told, each
-                about = None
+            elif isinstance(tool, Namespace):
+                about = tool.description
+                for each in tool.tools:
+                    told = "\n\n".join(text for text in (about, each.description) if text)
+                    yield known_as(tool.name, each.name), told, each
+                    about = None
 
     @property
     def calls_several(self) -> bool:
