@@ -205,7 +205,7 @@ def test_only_safetensors(tmp_path: Path) -> None:
     "weight_map",
     [
         *(None, {}, [], {"a": 1}, {"a": "../b.safetensors"}, {"a": "/b.safetensors"}, {"a": "b.bin"}),
-        {"a": f"{'b' * 300}.safetensors"},
+        *({"a": f"{name}.safetensors"} for name in ("b" * 300, "\ud800", "b\0")),
     ],
 )
 def test_an_index_that_points_outside(tmp_path: Path, weight_map: Any) -> None:

@@ -4,7 +4,6 @@ import hashlib
 import importlib.resources
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -278,9 +277,9 @@ def _stored_tensor(name: str, entry: Any, data_start: int) -> StoredTensor:
 
 
 def _is_plain_name(name: Any) -> bool:
-    if not isinstance(name, str) or not name.endswith(".safetensors") or len(os.fsencode(name)) > _LONGEST_NAME:
+    if not isinstance(name, str) or not name.isprintable() or len(name.encode()) > _LONGEST_NAME:
         return False
-    return Path(name).name == name
+    return name.endswith(".safetensors") and Path(name).name == name
 
 
 def _revision(directory: Path) -> str:
