@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tercet.kernels.device import missing_gpu
-from tercet.scheduler.__main__ import EXIT_CONFIG, app, main
+from tercet.scheduler.__main__ import EXIT_CONFIG, EXIT_SHORTAGE, app, main
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 
 
@@ -196,3 +196,45 @@ def test_a_gpu_that_is_not_there_is_refused_before_a_model_is_fetched(listen: st
     ended = subprocess.run([*command, "--device", "cuda"], capture_output=True, text=True, check=False)
     assert ended.returncode == EXIT_CONFIG
     assert ended.stderr.splitlines()[-1] == f"tercet-scheduler: --device cuda: {missing_gpu()}"
+
+
+BUSY = """
+from tercet.kernels.errors import BusyDeviceError
+from tercet.scheduler.__main__ import main
+from tercet.scheduler.executor import devices
+
+def missing_gpu(_):
+    raise BusyDeviceError("GPU 0 cannot be used now: it is busy")
+
+devices.missing_gpu = missing_gpu
+main()
+"""
+FULL = """
+import torch
+from tercet.scheduler.__main__ import main
+from tercet.scheduler.executor import loading
+
+def build_model(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+loading.build_model = build_model
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "device", "said"),
+    [
+        (BUSY, "cuda", "--device cuda: GPU 0 cannot be used now: it is busy"),
+        (BUSY, "auto", "--device auto: GPU 0 cannot be used now: it is busy"),
+        (FULL, "cpu", "no memory for the model's weights: CUDA out of memory."),
+    ],
+)
+def test_what_the_machine_does_not_give_now_is_worth_another_start(
+    program: str, device: str, said: str, checkpoints: Callable[[str], Path], listen: str
+) -> None:
+    """It may be a process that is about to leave which holds the GPU, or its memory."""
+    options = ["--listen", listen, "--model", str(checkpoints("llama")), "--device", device]
+    ended = subprocess.run([sys.executable, "-c", program, *options], capture_output=True, text=True, check=False)
+    assert ended.stderr.splitlines()[-1] == f"tercet-scheduler: {said}"
+    assert ended.returncode == EXIT_SHORTAGE

@@ -10,8 +10,10 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from tercet.scheduler.__about__ import __version__
-from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
+from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions, ShortageError
 
+EXIT_SHORTAGE = 1
+"""Exit status where memory or a GPU is not to be had now: starting again may help."""
 EXIT_CONFIG = 2
 """Exit status for options that cannot work: starting again would not help."""
 
@@ -39,6 +41,9 @@ def serve(
             exit_with_parent(process.parent_fd)
         on_signals((signal.SIGTERM, signal.SIGINT), scheduler.stop)
         scheduler.run()
+    except ShortageError as error:
+        fail(str(error))
+        sys.exit(EXIT_SHORTAGE)
     except (AddressError, ChannelError, ConfigError, KeysError, ModelError) as error:
         sys.exit(fail(str(error)))
 

@@ -24,6 +24,10 @@ class ConfigError(ValueError):
     """An option that cannot be meant; the text is one line that names it."""
 
 
+class ShortageError(ConfigError):
+    """What a start needs and the machine does not give now: it may once others are done with it."""
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:

@@ -41,13 +41,18 @@ def find_model(options: ModelOptions, weights: str = "") -> Found:
 
 
 def on_gpu(options: ModelOptions) -> bool:
-    """Whether a model runs on a GPU, which wants more at once than a CPU. Raises ConfigError for one that cannot."""
+    """Whether a model runs on a GPU, which wants more at once than a CPU.
+
+    Raises ConfigError for a GPU that cannot be used, ShortageError for one that cannot be used now.
+    """
     if options.executor != "torch" or options.device == "cpu":
         return False
     from tercet.scheduler.executor.devices import first_gpu
 
     try:
         return first_gpu(options.device) is not None
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -262,8 +262,10 @@ def _limits(found: Found, capacity: Capacity, tokens: int) -> ModelLimits:
 
 
 def _checked(load: Callable[[], _Loaded]) -> _Loaded:
-    """What is loaded. Raises ConfigError where an option and the model do not go together."""
+    """What is loaded. Raises ConfigError where an option and the model do not go together, or ShortageError."""
     try:
         return load()
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -62,6 +62,7 @@ def main() -> None:
 def run(start: Start) -> None:
     """Load the shard, and follow. Raises what a step raises, or SystemExit for options that cannot work."""
     from tercet.protocol.lifecycle import settling_in
+    from tercet.scheduler.config import ShortageError
 
     with settling_in():
         from tercet.scheduler.executor.rank_links import OrdersTaken, address_of
@@ -71,7 +72,7 @@ def run(start: Start) -> None:
         worker = build(start)
     except ValueError as error:
         sys.stderr.write(f"tercet-scheduler: {error}\n")
-        sys.exit(EXIT_CONFIG)
+        sys.exit(1 if isinstance(error, ShortageError) else EXIT_CONFIG)
     gc.freeze()
     follow(worker, orders.next)
 

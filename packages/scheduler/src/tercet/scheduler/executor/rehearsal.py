@@ -8,6 +8,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.scheduler.config import ShortageError
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
@@ -149,14 +150,14 @@ def _refuse() -> None:
 def measured_kv_bytes(available: Callable[[], int], run: Callable[[], None], share: float, tokens: int) -> int:
     """The `share` of what is available after a rehearsal, whose memory the allocator keeps for the steps to come.
 
-    Raises ValueError where there is not even memory for the rehearsal.
+    Raises ShortageError where there is not even memory for the rehearsal.
     """
     try:
         run()
     except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
-        raise ValueError(
+        raise ShortageError(
             f"there is no memory for a step of {tokens} tokens: lower chunked_prefill_size or max_running_requests"
         ) from error
     return int(available() * share)

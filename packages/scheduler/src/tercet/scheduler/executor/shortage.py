@@ -9,6 +9,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from tercet.scheduler.config import ShortageError
+
 logger = logging.getLogger(__name__)
 
 _SAID = (
@@ -35,7 +37,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 @contextmanager
 def needed_for(what: str) -> Iterator[None]:
-    """A block without which nothing is served. Raises ValueError, of one line, where there is no memory for `what`."""
+    """A block without which nothing is served. Raises ShortageError where there is no memory for `what`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -43,7 +45,7 @@ def needed_for(what: str) -> Iterator[None]:
             raise
         said = str(error).strip().partition("\n")[0]
         said = said.partition(" Of the allocated memory")[0]  # then torch explains its own
-        raise ValueError(f"no memory for {what}: {said}") from error
+        raise ShortageError(f"no memory for {what}: {said}") from error
 
 
 class OutlivingShortage:
