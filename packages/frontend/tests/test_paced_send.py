@@ -69,6 +69,17 @@ async def test_a_long_answer_is_the_same_in_pieces(length: int) -> None:
     assert room.taken == 0
 
 
-def test_any_answer_has_room_where_there_is_no_other() -> None:
-    with room_for_answers(1024).space("key") as space:
-        space.grow(4 * 32 << 20)
+@pytest.mark.parametrize("length", [5 * 32 << 20, 3 << 30], ids=["long", "longer than all room"])
+async def test_any_answer_has_room_where_its_key_has_no_other(length: int) -> None:
+    """Vectors as JSON may be longer than all room: a client that is told to come again would be told so for ever."""
+
+    async def send(_: Message) -> None: ...
+
+    room = room_for_answers(1024)
+    begin = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % length)]}
+    with room.space("other") as taken, room.space("key") as first, room.space("key") as second:
+        taken.grow(8 * 32 << 20)
+        answers = [PacedSend(send, space) for space in (first, second)]
+        for answer in answers:
+            await answer(begin)
+        assert [answer.refusal is None for answer in answers] == [True, False]

@@ -1,4 +1,4 @@
-"""How much memory the bodies that are arriving may take together, whoever sends them."""
+"""How much memory bodies that are arriving may take together, whoever sends them, or answers that wait to be read."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +34,16 @@ class BodyRoom:
         """Raises UnavailableError where there is not so much room."""
         if self.taken + size > self.most or (owner and self._owners[owner] + size > self.most // 2):
             raise UnavailableError("Too many long requests are arriving.", code="overloaded", retry_after=1)
+        self._add(owner, size)
+
+    def take_alone(self, owner: str, size: int) -> None:
+        """The same, but where an owner has nothing yet there is room for anything."""
+        if self._owners[owner]:
+            self.take(owner, size)
+        else:
+            self._add(owner, size)
+
+    def _add(self, owner: str, size: int) -> None:
         self.taken += size
         self._owners[owner] += size
 
@@ -56,3 +66,12 @@ class Space:
         if more > 0:
             self._room.take(self._owner, more)
             self.taken += more
+
+    def fill(self, length: int) -> None:
+        """It has so many bytes from the beginning. Raises UnavailableError only where its owner has others.
+
+        One that is longer than all the room would else be refused again and again.
+        """
+        if (more := length - _FREE) > 0:
+            self._room.take_alone(self._owner, more)
+            self.taken = more

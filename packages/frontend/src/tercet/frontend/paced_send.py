@@ -9,7 +9,7 @@ from tercet.frontend.errors import UnavailableError
 _PIECE = 65_536
 """Bytes that are written before a client is waited for."""
 _LONG = 32 * 1024 * 1024
-"""Bytes of an answer of which there is room for 16: few are longer, and none four times as long."""
+"""Bytes of an answer of which there is room for 16: few are longer."""
 
 
 def room_for_answers(longest_body: int) -> BodyRoom:
@@ -44,7 +44,7 @@ class PacedSend:
     def _begin(self, length: str | None) -> None:
         self._whole = length is not None
         try:
-            self._space.grow(int(length or 0))
+            self._space.fill(int(length or 0))
         except UnavailableError:
             self.refusal = UnavailableError("Too many long answers wait to be read.", code="overloaded", retry_after=1)
 
