@@ -17,6 +17,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.executor.cpu_threads import core_share
 from tercet.scheduler.executor.follower import follow
+from tercet.scheduler.executor.model_config import computed_dtype
 from tercet.scheduler.executor.rank_messages import Forced, Order, Step
 from tercet.scheduler.executor.ranks import PendingShared, Ranks, forced_by, shared_options
 from tercet.scheduler.executor.tp_worker import TpModelWorker
@@ -188,6 +189,7 @@ def test_the_fewest_pages_of_any_process_are_those_of_all(options: WorkerOptions
 
 @pytest.mark.usefixtures("other_devices")
 def test_each_process_takes_a_gpu(options: WorkerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr("tercet.kernels.device._compute", lambda _: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -197,6 +199,23 @@ def test_each_process_takes_a_gpu(options: WorkerOptions, monkeypatch: pytest.Mo
     for device, size in (("cuda", 3), ("cuda:1", 2)):
         with pytest.raises(ValueError, match=rf"{size} processes from GPU \d on need as many GPUs: this machine has 2"):
             shared_options(replace(options, device=device), size)
+
+
+@pytest.mark.usefixtures("other_devices")
+def test_all_compute_in_the_dtype_of_the_first_gpu(
+    options: WorkerOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An A100 and a T4, which alone would take bfloat16 and float16: what they sum has to be alike."""
+    (tmp_path / "config.json").write_text('{"dtype": "bfloat16", "architectures": ["LlamaForCausalLM"]}')
+    given = replace(options, model=tmp_path, device="auto")
+    monkeypatch.setattr("tercet.kernels.device._compute", lambda _: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda gpu: (7, 5) if gpu.index else (8, 0))
+    for device, dtype in (("auto", "bfloat16"), ("auto:1", "float16")):
+        shares = shared_options(replace(given, device=device), 2)
+        taken = [computed_dtype(share.model, share.dtype, torch.device(share.device)) for share in shares]
+        assert taken == [dtype, dtype]
 
 
 def test_cores_are_shared_in_runs() -> None:

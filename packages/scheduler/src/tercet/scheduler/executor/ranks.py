@@ -12,7 +12,7 @@ from tercet.kernels.native.library import available_cores
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executor.adapter_desk import AdapterDesk
 from tercet.scheduler.executor.cpu_threads import allowed_cores, bind_to, core_share
-from tercet.scheduler.executor.devices import first_gpu, take_device
+from tercet.scheduler.executor.devices import first_gpu, slow_dtype, take_device
 from tercet.scheduler.executor.follower_process import OnEnd
 from tercet.scheduler.executor.followers import Followers
 from tercet.scheduler.executor.parallel import Telling, collectives_of
@@ -21,6 +21,7 @@ from tercet.scheduler.executor.tp_worker import PendingStep, TpModelWorker
 from tercet.scheduler.executor.weights import Progress
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.desk import GrammarDesk
+from tercet.scheduler.model_files import served_dtype
 from tercet.scheduler.models.shard import Shard
 from tercet.scheduler.ports import Advance
 from tercet.scheduler.weights_desk import WeightsDesk
@@ -130,14 +131,17 @@ def forced_by(plan: Plan, result: StepResult) -> list[Forced]:
 def shared_options(options: WorkerOptions, size: int) -> list[WorkerOptions]:
     """Those of each rank. Raises ValueError where there are not as many GPUs.
 
-    On a CPU each uses as many threads as are asked for, or its share of the cores. Rank 0 alone reads grammars, and
-    alone has somebody who plans while it computes.
+    All compute in the dtype that the first GPU would take alone, whatever is slow on another. On a CPU each uses as
+    many threads as are asked for, or its share of the cores. Rank 0 alone reads grammars, and alone has somebody who
+    plans while it computes.
     """
     first = first_gpu(options.device)
     if first is not None:
         if (count := torch.cuda.device_count()) < first + size:
             raise ValueError(f"{size} processes from GPU {first} on need as many GPUs: this machine has {count}")
         shares = [replace(options, device=f"cuda:{first + rank}") for rank in range(size)]
+        dtype = served_dtype(options.model, options.dtype, slow=slow_dtype(torch.device(shares[0].device)))
+        shares[1:] = [replace(share, dtype=dtype) for share in shares[1:]]
     else:
         threads = options.threads or max(1, available_cores() // size)
         shares = [replace(options, device="cpu", threads=threads)] * size
