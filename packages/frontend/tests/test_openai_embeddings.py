@@ -204,6 +204,42 @@ async def test_a_model_that_embeds_ranks_by_cosine_and_embeds_each_text_once(htt
         assert [each["score"] for each in score.json()["data"]] == pytest.approx([0.6, -1])
 
 
+async def test_coheres_clients_say_null_for_what_they_do_not_ask(http_of: Http) -> None:
+    """Bodies of its two clients as LangChain and others call them."""
+    async with serving(classifier("LABEL_0", vector=second_of_pair)) as served:
+        http = http_of(served)
+        body = {"model": "encoder", "query": "cat", "documents": ["rain", "the cat sat on"], "top_n": 1}
+        for path, more in (
+            ("/v2/rerank", {"max_tokens_per_doc": None, "priority": None}),
+            ("/v1/rerank", {"rank_fields": None, "return_documents": False, "max_chunks_per_doc": None}),
+        ):
+            answer = await http.post(path, json={**body, **more})
+            assert [each["index"] for each in answer.json()["results"]] == [1]
+        for param, value in (("rank_fields", ["text"]), ("max_chunks_per_doc", 10)):
+            answer = await http.post("/v1/rerank", json={**body, param: value})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_documents_are_cut_to_so_many_tokens_and_to_what_the_model_reads(http_of: Http) -> None:
+    documents = ["dog", "the cat sat on", "cat " * 40]
+    lengths = []
+    for made in (classifier("LABEL_0", vector=second_of_pair), engine()):
+        async with serving(made) as served:
+            for most in (2, 4096):
+                body = {"model": "encoder", "query": "rain", "documents": documents, "max_tokens_per_doc": most}
+                answer = await http_of(served).post("/v2/rerank", json=body)
+                assert len(answer.json()["results"]) == 3
+        lengths.append([len(unpack_ints(request.input_ids)) for request in made.asked()])
+    assert lengths == [[5, 6, 6, 5, 8, 16], [3, 3, 4, 4, 3, 3, 6, 16]]
+
+
+async def test_a_query_as_long_as_the_model_reads_leaves_no_document_to_cut(http_of: Http) -> None:
+    async with serving(classifier("LABEL_0")) as served:
+        body = {"model": "encoder", "query": "cat " * 13, "documents": ["dog rain"], "max_tokens_per_doc": 4}
+        answer = await http_of(served).post("/v2/rerank", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "documents[0]")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

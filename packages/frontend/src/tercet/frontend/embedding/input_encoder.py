@@ -27,16 +27,16 @@ class InputEncoder:
     def _encode(self, place: int) -> EncodedInput:
         param = self._request.params[place]
         match self._request.inputs[place]:
-            case TextInput(text):
+            case TextInput(text, most):
                 layout = self._tokenizer.layout
-                ids = self._ids(self._prompt, text, param)
+                ids = self._cut(self._ids(self._prompt, text, param, most), most, layout.added)
                 piece = layout.fill(ids[: self._room(layout.added, param)])
-            case PairInput(first, second, first_param):
+            case PairInput(first, second, first_param, most):
                 layout = self._tokenizer.pair_layout
                 firsts = self._firsts.get(first)
                 if firsts is None:
                     firsts = self._firsts[first] = self._ids("", first, first_param)
-                seconds = self._ids("", second, param)
+                seconds = self._cut(self._ids("", second, param, most), most, layout.added + len(firsts))
                 piece = layout.fill(*_fitted(firsts, seconds, self._room(layout.added, param)))
                 if layout.added + len(firsts) > self._model.context:  # no second text would fit
                     param = first_param
@@ -55,11 +55,16 @@ class InputEncoder:
             raise BadRequestError("The input has no tokens.", param=param)
         return EncodedInput(pack_ints(piece.ids), pack_ints(piece.types) if any(piece.types) else b"")
 
-    def _ids(self, prompt: str, text: str, param: str) -> list[int]:
+    def _cut(self, ids: list[int], most: int | None, others: int) -> list[int]:
+        """A text that may be cut, beside so many other tokens: one of its own is left even where there is no room."""
+        return ids if most is None else ids[: min(most, max(self._model.context - others, 1))]
+
+    def _ids(self, prompt: str, text: str, param: str, most: int | None = None) -> list[int]:
         """The tokens of a text alone, what is written like a special token being text as any other."""
         if self._model.files.sentences.lowers:
             text = text.lower()
-        if self._limit is None and self._tokenizer.fewest_tokens(text) > self._model.context:
+        cut = self._limit is not None or most is not None
+        if not cut and self._tokenizer.fewest_tokens(text) > self._model.context:
             raise ContextLengthExceededError(
                 f"This model's maximum context length is {self._model.context} tokens. However, your input has "
                 f"{len(text)} characters. 'truncate_prompt_tokens' cuts what is too long.",

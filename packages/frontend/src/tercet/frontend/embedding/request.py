@@ -9,6 +9,8 @@ class TextInput(msgspec.Struct, frozen=True):
     """One text. Special tokens written in it stay text; the model's own are put around it."""
 
     text: str
+    most: int | None = None
+    """Tokens past which it is cut, as it is where no more fit; None cuts nothing."""
 
 
 class TokenInput(msgspec.Struct, frozen=True):
@@ -24,6 +26,8 @@ class PairInput(msgspec.Struct, frozen=True):
     second: str
     first_param: str
     """What the client called the first of them."""
+    most: int | None = None
+    """Tokens past which the second is cut, as it is where no more fit beside the first; None cuts nothing."""
 
 
 Input = TextInput | TokenInput | PairInput

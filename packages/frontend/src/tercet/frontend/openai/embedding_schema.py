@@ -1,12 +1,12 @@
 """The requests of /v1/embeddings and of its neighbours: /v1/rerank, /v1/score and /v1/classify."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from tercet.frontend.embedding.request import EmbeddingRequest, Input, PairInput, TextInput, TokenInput
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.openai.sampling_schema import Name, Strict, TokenId
+from tercet.frontend.openai.sampling_schema import Name, Strict, TokenId, refuse
 
 MOST_INPUTS = 2048
 
@@ -102,6 +102,15 @@ class RerankRequest(_Encoded):
     top_n: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     return_documents: bool | None = None
     use_activation: bool | None = None
+    max_tokens_per_doc: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_chunks_per_doc: Any = None
+    rank_fields: Any = None
+
+    @model_validator(mode="after")
+    def _a_document_is_one_text(self) -> "RerankRequest":
+        refuse("max_chunks_per_doc", self.max_chunks_per_doc, harmless=False)
+        refuse("rank_fields", self.rank_fields, harmless=False)
+        return self
 
     def texts(self) -> list[str]:
         """The documents."""

@@ -38,7 +38,7 @@ class OpenAIServingRerank:
         """Documents by their relevance, the best first."""
         body = await read_model(request, RerankRequest, self._body_limit)
         texts = body.texts()
-        pairs = [PairInput(body.query, text, "query") for text in texts]
+        pairs = [PairInput(body.query, text, "query", body.max_tokens_per_doc) for text in texts]
         params = [f"documents[{place}]" for place in range(len(texts))]
         rid = self._manager.new_id()
         scores, batch = await self._scores(request, body, pairs, params, rid)
@@ -70,7 +70,7 @@ class OpenAIServingRerank:
         model = await served_for(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
         if model.limits.task is Task.EMBED:
             texts = _texts(pairs, params)
-            asked = body.request([TextInput(text) for text in texts], list(texts.values()))
+            asked = body.request(list(texts), list(texts.values()))
             batch = await unless_gone(request, self._manager.embed(asked, rid))
             return await asyncio.to_thread(_cosines, pairs, dict(zip(texts, batch.vectors, strict=True))), batch
         if model.limits.width != 1:
@@ -91,16 +91,22 @@ def unit(vector: bytes) -> list[float]:
     return [number / length for number in given] if length else list(given)
 
 
-def _cosines(pairs: Sequence[PairInput], vectors: Mapping[str, bytes]) -> list[float]:
+def _cosines(pairs: Sequence[PairInput], vectors: Mapping[TextInput, bytes]) -> list[float]:
     """Of the angles between the vectors of each pair's texts."""
     units = {text: unit(vector) for text, vector in vectors.items()}
-    return [sum(map(operator.mul, units[pair.first], units[pair.second])) for pair in pairs]
+    return [sum(map(operator.mul, *(units[text] for text in _sides(pair)))) for pair in pairs]
 
 
-def _texts(pairs: Sequence[PairInput], params: Sequence[str]) -> dict[str, str]:
+def _texts(pairs: Sequence[PairInput], params: Sequence[str]) -> dict[TextInput, str]:
     """Each text once, and what the client called it first."""
-    texts: dict[str, str] = {}
+    texts: dict[TextInput, str] = {}
     for pair, param in zip(pairs, params, strict=True):
-        texts.setdefault(pair.first, pair.first_param)
-        texts.setdefault(pair.second, param)
+        first, second = _sides(pair)
+        texts.setdefault(first, pair.first_param)
+        texts.setdefault(second, param)
     return texts
+
+
+def _sides(pair: PairInput) -> tuple[TextInput, TextInput]:
+    """The texts of a pair, each for itself."""
+    return TextInput(pair.first), TextInput(pair.second, pair.most)
