@@ -72,6 +72,8 @@ async def test_nothing_asked_is_nothing_sent(engine_of: EngineOf, http_of: HttpO
 async def test_a_schema_arrives_however_it_was_spelt(engine_of: EngineOf, http_of: HttpOf) -> None:
     asked: list[dict[str, Any]] = [
         {"response_format": {"type": "json_schema", "json_schema": NAMED}},
+        {"response_format": {"type": "json_object", "value": SCHEMA}},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
         {"structured_outputs": {"json": SCHEMA}},
         {"structured_outputs": {"json": json.dumps(SCHEMA)}},
         {"guided_json": SCHEMA},
@@ -151,6 +153,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"regex": "a", "ebnf": 'root ::= "x"'}, "ebnf", "'regex'"),
     ({"regex": "a", "response_format": {"type": "json_object"}}, "regex", "'response_format'"),
     ({"structured_outputs": {"regex": "a", "choice": ["x"]}}, "structured_outputs.choice", "only one"),
+    ({"response_format": {"type": "json_object", "schema": {}, "value": {}}}, "response_format.value", "'schema'"),
     ({"regex": "a" * 131_073}, "regex", "at most"),
 ]
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.grammar.limits import MAX_OPTIONS, MAX_TEXT
@@ -23,9 +23,17 @@ class TextFormat(Strict):
 
 
 class JsonObjectFormat(Strict):
-    """Any JSON object."""
+    """Any JSON object; or an instance of a schema, which is `value` to Hugging Face's client and `schema` to others."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    value: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_schema(self) -> "JsonObjectFormat":
+        if self.schema_ is not None and self.value is not None:
+            raise BadRequestError("'schema' and 'value' exclude each other.", param="response_format.value")
+        return self
 
 
 class NamedSchema(Strict):
@@ -120,8 +128,9 @@ def native_constraint_of(body: NativeStructuredFields) -> Constraint | None:
 def format_constraint(wanted: ResponseFormat | None, param: str) -> Constraint | None:
     """What a `response_format` asks for."""
     match wanted:
-        case JsonObjectFormat():
-            return JsonObject(param=param)
+        case JsonObjectFormat(schema_=schema, value=value):
+            given = _schema(value, f"{param}.value") if schema is None else _schema(schema, f"{param}.schema")
+            return given or JsonObject(param=param)
         case JsonSchemaFormat(json_schema=named):
             return JsonSchema(
                 schema=True if named.schema_ is None else named.schema_,
