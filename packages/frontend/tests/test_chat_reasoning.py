@@ -122,6 +122,14 @@ async def test_messages_may_carry_it_under_either_name(model_saying: EngineOf, o
     assert "<think>hm</think>So." in prompt
 
 
+EVERY_WAY = {
+    "chat_template_kwargs": {"enable_thinking": False, "thinking": False},
+    "thinking": {"type": "disabled"},
+    "enable_thinking": False,
+}
+"""As Dify says it to servers it knows nothing of."""
+
+
 @pytest.mark.parametrize(
     ("options", "opened"),
     [
@@ -129,6 +137,13 @@ async def test_messages_may_carry_it_under_either_name(model_saying: EngineOf, o
         ({"reasoning_effort": "low"}, False),
         ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, True),
         ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}, "reasoning_effort": "high"}, True),
+        ({"extra_body": {"enable_thinking": False}}, True),
+        ({"extra_body": {"enable_thinking": False}, "reasoning_effort": "high"}, True),
+        ({"extra_body": {"enable_thinking": True}}, False),
+        ({"extra_body": {"thinking": {"type": "disabled"}}}, True),
+        ({"extra_body": {"thinking": {"type": "enabled"}}, "reasoning_effort": "none"}, False),
+        ({"extra_body": {"thinking": {"type": "auto"}}}, False),
+        ({"extra_body": EVERY_WAY}, True),
         ({}, False),
     ],
 )
@@ -141,6 +156,16 @@ async def test_effort_and_variables_reach_the_template(
         assert prompt_of(served, request).endswith("</think>\n\n") is opened
 
 
+async def test_who_says_both_that_it_is_to_reason_and_that_it_is_not_is_told(
+    model_saying: EngineOf, http_of: HttpOf
+) -> None:
+    async with serving(model_saying(saying("x"))) as served:
+        asked = {"thinking": {"type": "disabled"}, "enable_thinking": True}
+        body = {"model": "tiny", "messages": BODY["messages"], **asked}
+        answer = await http_of(served).post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "enable_thinking")
+
+
 ALWAYS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n<think>\n"
@@ -151,6 +176,9 @@ ALWAYS = (
     ("path", "asked", "param"),
     [
         ("/v1/chat/completions", {"messages": BODY["messages"], "reasoning_effort": "none"}, "reasoning_effort"),
+        ("/v1/chat/completions", {"messages": BODY["messages"], "enable_thinking": False}, "enable_thinking"),
+        ("/v1/chat/completions", {"messages": BODY["messages"], "thinking": {"type": "disabled"}}, "thinking"),
+        ("/v1/chat/completions", {"messages": BODY["messages"], "thinking": {"type": "enabled"}}, None),
         ("/v1/responses", {"input": "Why?", "reasoning": {"effort": "none"}}, "reasoning.effort"),
         ("/v1/chat/completions", {"messages": BODY["messages"], "reasoning_effort": "low"}, None),
         ("/v1/responses", {"input": "Why?", "reasoning": {"effort": "high"}}, None),

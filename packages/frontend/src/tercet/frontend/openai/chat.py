@@ -50,6 +50,7 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
     continues = bool(body.continue_final_message)
     asked = body.add_generation_prompt
     budget, budget_param = _thinking_budget(body)
+    effort, effort_param = _effort(body)
     return ChatTurn(
         messages=[message_of(message) for message in body.messages],
         sampling=body.sampling(model.files.defaults),
@@ -57,7 +58,8 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
         tool_choice=body.choice(),
         parallel_tool_calls=body.calls_several,
         constraint=constraint_of(body),
-        reasoning_effort=body.reasoning_effort,
+        reasoning_effort=effort,
+        thinking=body.thinks,
         thinking_budget=budget,
         template_kwargs=_template_kwargs(body),
         add_generation_prompt=not continues if asked is None else asked,
@@ -75,6 +77,7 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
         param_names=ParamNames(
             max_tokens=max_tokens_param,
             thinking_budget=budget_param,
+            reasoning_effort=effort_param,
             logprobs="logprobs" if body.logprobs else "prompt_logprobs",
         ),
     )
@@ -88,6 +91,13 @@ def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
             f"Unknown parameter: 'chat_template_kwargs.{name}'.", param=f"chat_template_kwargs.{name}"
         )
     return kwargs
+
+
+def _effort(body: ChatRequest) -> tuple[str | None, str]:
+    """How much to reason, and the parameter that said so; whoever switches it off has said it with that."""
+    if body.reasoning_effort is None and body.thinks is False:
+        return "none", "thinking" if body.thinking else "enable_thinking"
+    return body.reasoning_effort, "reasoning_effort"
 
 
 def _logprobs(body: ChatRequest) -> LogprobParams | None:

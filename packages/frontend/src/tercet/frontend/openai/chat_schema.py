@@ -28,6 +28,12 @@ class Prediction(Strict):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+class Thinking(Strict):
+    """DeepSeek's way to say whether to reason."""
+
+    type: Literal["enabled", "disabled", "auto"]
+
+
 class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     """A chat to go on with."""
 
@@ -48,6 +54,8 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     prediction: Prediction | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_effort: Effort | None = None
+    thinking: Thinking | None = None
+    enable_thinking: bool | None = None
 
     modalities: Annotated[list[Name], Field(max_length=8)] | None = None
     audio: Anything | None = None
@@ -96,6 +104,19 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
                     "The message to continue must be the assistant's.", param="continue_final_message"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _ways_to_say_whether_to_think_agree(self) -> "ChatRequest":
+        if self.enable_thinking not in (None, self.thinks):
+            raise BadRequestError("'thinking' and 'enable_thinking' contradict each other.", param="enable_thinking")
+        return self
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether to reason; None leaves it to the model."""
+        if self.thinking is None or self.thinking.type == "auto":
+            return self.enable_thinking
+        return self.thinking.type == "enabled"
 
     @property
     def output_limit(self) -> tuple[int | None, str]:
