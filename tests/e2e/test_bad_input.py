@@ -40,7 +40,7 @@ def post(server: Server, path: str, body: bytes) -> tuple[int, Any]:
         ),
         ("/v1/chat/completions", b'{"model": "M", "messages": [{"role":"user","content":"x"}], "top_p": 1e999}', 400),
         ("/v1/chat/completions", {"messages": USER, "n": 10**9}, 400),
-        ("/v1/chat/completions", {"messages": USER, "stop": ["a"] * 5}, 400),
+        ("/v1/chat/completions", {"messages": USER, "stop": ["a"] * 65}, 400),
         ("/v1/chat/completions", {"messages": USER, "max_tokens": -1}, 400),
         ("/v1/chat/completions", {"messages": USER, "max_tokens": 10**9}, 400),
         ("/v1/chat/completions", {"messages": USER, "logit_bias": {"x": 1}}, 400),
