@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
@@ -305,14 +306,19 @@ async def test_a_client_that_does_not_read_is_gone(
 async def test_a_client_that_reads_slowly_is_waited_for(
     engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr("tercet.frontend.http_protocol._READ_SECONDS", 0.4)
+    monkeypatch.setattr("tercet.frontend.http_protocol._READ_SECONDS", 1.0)
     script, ask = long_answer(stream=stream)
-    async with serving(engine_of(script)) as served, asyncio.timeout(30):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]), limit=1024)
+    async with serving(engine_of(script)) as served, asyncio.timeout(60):
+        # The system takes more only once a third of its buffer is free, which else are megabytes.
+        served.server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        client.connect(("127.0.0.1", int(served.url.rpartition(":")[2])))
+        reader, writer = await asyncio.open_connection(sock=client, limit=1024)
         writer.write(ask)
         length = 0
         while piece := await reader.read(50_000):
             length += len(piece)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.01)
         writer.close()
     assert length > 60 * 200_000
