@@ -22,7 +22,8 @@ EXAMPLES = settings(
 MORE = settings(EXAMPLES, max_examples=300)
 
 
-ENCODERS = {"/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/v1/classify"}
+SCORES = {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"}
+ENCODERS = {"/v1/embeddings", "/v1/classify", "/classify", *SCORES}
 KEYS = {"TERCET_API_KEYS": "user", "TERCET_ADMIN_KEYS": "admin"}
 
 

@@ -269,6 +269,16 @@ async def test_scores_are_given_pair_by_pair(http_of: Http) -> None:
             assert answer["object"] == "list"
 
 
+async def test_vllms_clients_find_scores_and_classes_without_v1(http_of: Http) -> None:
+    async with serving(classifier("LABEL_0", vector=second_of_pair)) as served:
+        body = {"model": "encoder", "text_1": "cat", "text_2": ["rain", "the cat sat on"]}
+        answer = await http_of(served).post("/score", json=body)
+        assert [each["index"] for each in answer.json()["data"]] == [0, 1]
+    async with serving(classifier("calm", "wild", vector=lambda _: [0.0, 1.0])) as served:
+        answer = await http_of(served).post("/classify", json={"model": "encoder", "input": "cat"})
+        assert [each["label"] for each in answer.json()["data"]] == ["wild"]
+
+
 async def test_inputs_are_classified(http_of: Http) -> None:
     logits = {6: [0.0, math.log(3)], 7: [2.0, -1.0]}
     made = classifier("calm", "wild", vector=lambda request: logits[unpack_ints(request.input_ids)[1]])

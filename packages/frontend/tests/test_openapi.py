@@ -99,8 +99,8 @@ async def ask(http: httpx2.AsyncClient, route: Operated, model: str, **ids: str)
 SCORES = {
     ("POST", "/v1/embeddings"): encoders.limits(),
     **{("POST", path): encoders.limits() for path in ("/v1/rerank", "/v2/rerank", "/rerank")},
-    ("POST", "/v1/score"): encoders.limits(),
-    ("POST", "/v1/classify"): encoders.limits(Task.CLASSIFY, ("bad", "good")),
+    **{("POST", path): encoders.limits() for path in ("/v1/score", "/score")},
+    **{("POST", path): encoders.limits(Task.CLASSIFY, ("bad", "good")) for path in ("/v1/classify", "/classify")},
 }
 
 

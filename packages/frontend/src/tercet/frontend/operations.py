@@ -7,7 +7,8 @@ from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.openai.completion_schema import CompletionRequest
 from tercet.frontend.openai.embedding_schema import ClassifyRequest, EmbeddingCreate, RerankRequest, ScoreRequest
-from tercet.frontend.openai.rerank import RERANK_PATHS
+from tercet.frontend.openai.embeddings import CLASSIFY_PATHS
+from tercet.frontend.openai.rerank import RERANK_PATHS, SCORE_PATHS
 from tercet.frontend.openapi import Operation, QueryParameter
 from tercet.frontend.responses.schema import CreateResponse, TokenCount
 from tercet.frontend.sessions.schema import CloseSession, OpenSession
@@ -20,6 +21,20 @@ _RERANK = Operation(
     answer="Results with index and relevance_score.",
     body=RerankRequest,
     example={"model": "bge-reranker-v2-m3", "query": "What is a tercet?", "documents": ["Three lines.", "Rain."]},
+)
+_SCORE = Operation(
+    tag="Scores",
+    summary="How well texts go together, pair by pair, in vLLM's words.",
+    answer="A list of scores.",
+    body=ScoreRequest,
+    example={"model": "bge-reranker-v2-m3", "text_1": "What is a tercet?", "text_2": ["Three lines.", "Rain."]},
+)
+_CLASSIFY = Operation(
+    tag="Scores",
+    summary="The label of each input, and every label's share, in vLLM's words.",
+    answer="A list of classes.",
+    body=ClassifyRequest,
+    example={"model": "sentiment", "input": "What a day!"},
 )
 
 _LOAD = Operation(
@@ -104,20 +119,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         example={"model": "all-MiniLM-L6-v2", "input": ["A tercet is three lines.", "A sonnet is fourteen."]},
     ),
     **{("POST", path): _RERANK for path in RERANK_PATHS},
-    ("POST", "/v1/score"): Operation(
-        tag="Scores",
-        summary="How well texts go together, pair by pair, in vLLM's words.",
-        answer="A list of scores.",
-        body=ScoreRequest,
-        example={"model": "bge-reranker-v2-m3", "text_1": "What is a tercet?", "text_2": ["Three lines.", "Rain."]},
-    ),
-    ("POST", "/v1/classify"): Operation(
-        tag="Scores",
-        summary="The label of each input, and every label's share, in vLLM's words.",
-        answer="A list of classes.",
-        body=ClassifyRequest,
-        example={"model": "sentiment", "input": "What a day!"},
-    ),
+    **{("POST", path): _SCORE for path in SCORE_PATHS},
+    **{("POST", path): _CLASSIFY for path in CLASSIFY_PATHS},
     ("GET", "/v1/models"): Operation(tag="OpenAI", summary="The models served here.", answer="A list of models."),
     ("GET", "/v1/models/{model:path}"): Operation(
         tag="OpenAI", summary="One model, by its id, which may have slashes.", answer="A model."

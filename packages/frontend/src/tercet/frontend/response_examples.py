@@ -3,7 +3,8 @@
 from typing import Any
 
 from tercet.frontend.adapter_routes import LOAD_PATHS, UNLOAD_PATHS
-from tercet.frontend.openai.rerank import RERANK_PATHS
+from tercet.frontend.openai.embeddings import CLASSIFY_PATHS
+from tercet.frontend.openai.rerank import RERANK_PATHS, SCORE_PATHS
 
 _USAGE = {
     "prompt_tokens": 14,
@@ -135,6 +136,22 @@ _RANKED: dict[str, Any] = {
     "results": [{"index": 0, "relevance_score": 0.9, "document": {"text": "Three lines."}}],
     "usage": _READ,
 }
+_SCORED = {
+    "id": f"score-{_RID}",
+    "object": "list",
+    "created": _CREATED,
+    "model": "bge-reranker-v2-m3",
+    "data": [{"index": 0, "object": "score", "score": 0.9}],
+    "usage": _READ,
+}
+_CLASSIFIED = {
+    "id": f"classify-{_RID}",
+    "object": "list",
+    "created": _CREATED,
+    "model": "sentiment",
+    "data": [{"index": 0, "label": "good", "probs": [0.1, 0.9], "num_classes": 2}],
+    "usage": _READ,
+}
 
 ANSWERS: dict[tuple[str, str], Any] = {
     ("POST", "/v1/chat/completions"): {
@@ -181,22 +198,8 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "data": [{"object": "embedding", "index": 0, "embedding": [0.25, -0.5, 0.125]}],
     },
     **{("POST", path): _RANKED for path in RERANK_PATHS},
-    ("POST", "/v1/score"): {
-        "id": f"score-{_RID}",
-        "object": "list",
-        "created": _CREATED,
-        "model": "bge-reranker-v2-m3",
-        "data": [{"index": 0, "object": "score", "score": 0.9}],
-        "usage": _READ,
-    },
-    ("POST", "/v1/classify"): {
-        "id": f"classify-{_RID}",
-        "object": "list",
-        "created": _CREATED,
-        "model": "sentiment",
-        "data": [{"index": 0, "label": "good", "probs": [0.1, 0.9], "num_classes": 2}],
-        "usage": _READ,
-    },
+    **{("POST", path): _SCORED for path in SCORE_PATHS},
+    **{("POST", path): _CLASSIFIED for path in CLASSIFY_PATHS},
     ("GET", "/v1/models"): {"object": "list", "data": [_CARD]},
     ("GET", "/v1/models/{model:path}"): _CARD,
     ("POST", "/v1/messages"): {

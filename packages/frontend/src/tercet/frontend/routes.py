@@ -15,9 +15,9 @@ from tercet.frontend.metrics import Metrics
 from tercet.frontend.native import Native
 from tercet.frontend.openai.chat import OpenAIServingChat
 from tercet.frontend.openai.completions import OpenAIServingCompletion
-from tercet.frontend.openai.embeddings import OpenAIServingEmbedding
+from tercet.frontend.openai.embeddings import CLASSIFY_PATHS, OpenAIServingEmbedding
 from tercet.frontend.openai.models import OpenAIServingModels
-from tercet.frontend.openai.rerank import RERANK_PATHS, OpenAIServingRerank
+from tercet.frontend.openai.rerank import RERANK_PATHS, SCORE_PATHS, OpenAIServingRerank
 from tercet.frontend.openapi import OpenApi
 from tercet.frontend.operations import OPERATIONS
 from tercet.frontend.responses.routes import OpenAIServingResponses
@@ -53,9 +53,9 @@ def routes(
         ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
         ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
         ("POST", "/v1/embeddings", embedding.create),
-        ("POST", "/v1/classify", embedding.classify),
+        *(("POST", path, embedding.classify) for path in CLASSIFY_PATHS),
         *(("POST", path, rerank.rerank) for path in RERANK_PATHS),
-        ("POST", "/v1/score", rerank.score),
+        *(("POST", path, rerank.score) for path in SCORE_PATHS),
         ("GET", "/v1/models", models.list),
         ("GET", "/v1/models/{model:path}", models.retrieve),
         ("POST", "/v1/messages", messages.create),

@@ -20,6 +20,9 @@ from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.values import Task, pack_floats
 
+CLASSIFY_PATHS = ("/v1/classify", "/classify")
+"""vLLM has the second."""
+
 
 class OpenAIServingEmbedding:
     """Vectors and classes of every served model that gives them."""

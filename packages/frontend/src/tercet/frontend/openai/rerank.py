@@ -25,6 +25,8 @@ from tercet.protocol.values import Task
 
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 """Cohere's clients ask at the second, and those of vLLM at the third."""
+SCORE_PATHS = ("/v1/score", "/score")
+"""vLLM has both."""
 
 
 class OpenAIServingRerank:
