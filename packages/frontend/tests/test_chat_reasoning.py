@@ -112,6 +112,23 @@ async def test_a_server_told_not_to_look_for_it_gives_it_as_text(model_saying: E
     assert answer.choices[0].message.content == SAID
 
 
+async def test_an_answer_that_ends_while_it_reasons_can_come_back(
+    model_saying: EngineOf, openai_of: OpenAIOf, http_of: HttpOf
+) -> None:
+    """What clients add up of a stream, and what they send who leave out a text that there is not."""
+    async with serving(model_saying(saying(SAID))) as served:
+        streamed = Streamed(await stream_of(openai_of(served), **BODY, max_tokens=3))
+        assert (streamed.content, streamed.reasoning, streamed.finishes) == ("", "Let ", ["length"])
+        for said in ({"content": ""}, {"content": None}, {}):
+            turn = {"role": "assistant", "reasoning_content": streamed.reasoning, **said}
+            body = {"model": "tiny", "messages": [*BODY["messages"], turn, *BODY["messages"]]}
+            answer = await http_of(served).post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+        prompts = {prompt_of(served, request) for request in served.engine.requests()[1:]}
+    assert len(prompts) == 1
+    assert "<think>Let </think><|im_end|>" in prompts.pop()
+
+
 async def test_messages_may_carry_it_under_either_name(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
     async with serving(model_saying(saying("x"))) as served:
         for name in ("reasoning_content", "reasoning"):

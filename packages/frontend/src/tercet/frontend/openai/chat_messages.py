@@ -95,7 +95,8 @@ class AssistantMessage(ChatMessage):
     @model_validator(mode="after")
     def _says_something(self) -> "AssistantMessage":
         refuse("messages.audio", self.audio, harmless=False)
-        if self.content is None and self.refusal is None and not self.tool_calls and self.function_call is None:
+        said = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        if not self.tool_calls and self.function_call is None and all(each is None for each in said):
             raise BadRequestError("An assistant message needs 'content' or 'tool_calls'.", param="messages")
         return self
 

@@ -23,6 +23,8 @@ from tercet.frontend.turn.reader import Call, ChoiceReader, add_up
 from tercet.protocol.values import FinishReason, FinishType
 
 _ROLE = b'{"role":"assistant","content":null,"refusal":null}'
+_NO_TEXT = b'{"content":""}'
+"""At the end of an answer that has neither text nor calls, for clients to add up to what is no null."""
 
 
 class ParsedChatForm:
@@ -39,6 +41,8 @@ class ParsedChatForm:
         self._called = "stop" if body.names_one else "function_call" if self._functions else "tool_calls"
         self._readers: list[ChoiceReader] = []
         self._begun: set[int] = set()
+        self._answered: set[int] = set()
+        """Choices that have text or calls."""
 
     def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
         """Chunks for what is new, the role before all else."""
@@ -50,6 +54,8 @@ class ParsedChatForm:
         envelope, index = self._envelope, update.index
         reader = self._readers[index]
         deltas = [delta for event in reader.read(update) if (delta := self._delta(event)) is not None]
+        if any(delta.keys() != {self._reasoning_field} for delta in deltas):
+            self._answered.add(index)
         if envelope.continuous_usage:
             envelope.count(generation, self._reasoning_tokens)
         scored = envelope.logprobs(update.token_ids, update.logprobs, update.finish)
@@ -63,7 +69,8 @@ class ParsedChatForm:
             chunks.append(envelope.chunk(index, orjson.dumps(delta), orjson.dumps(scored)))
             scored = None
         if update.finish is not None:
-            chunks.append(envelope.chunk(index, b"{}", reason=self._reason(update.finish, reader)))
+            last = b"{}" if index in self._answered else _NO_TEXT
+            chunks.append(envelope.chunk(index, last, reason=self._reason(update.finish, reader)))
         return b"".join(chunks)
 
     def _delta(self, event: Event) -> dict[str, Any] | None:
