@@ -161,7 +161,7 @@ class Supervisor:
             self._from_exit(part.name, UNSTARTED, f"cannot be started: {error}")
 
     def _own_arguments(self, part: Part) -> Sequence[str]:
-        """A scheduler that was told to take other weights than it was started with has them again."""
+        """What a part is told until it has been ready; after that a scheduler, which other weights it has taken."""
         ready = self._readies.get(part.name)
         if ready is None:
             return part.at_first
