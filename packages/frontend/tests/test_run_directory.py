@@ -54,14 +54,18 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_holds_stays(monke
 
 def test_a_directory_that_another_start_takes_for_abandoned_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
+    really = fcntl.flock
 
     def flock(lock: IO[str], how: int) -> None:
         if how == fcntl.LOCK_EX and not taken:  # the other start has come in between
             taken.append(str(Path(lock.name).parent))
             shutil.rmtree(taken[0])
+        really(lock, how)
 
-    monkeypatch.setattr("tercet.frontend.run_directory.fcntl.flock", flock)
-    with run_directory() as directory:
-        assert directory.is_dir()
-        assert str(directory) not in taken
-    assert len(taken) == 1
+    with run_directory() as held:
+        monkeypatch.setattr("fcntl.flock", flock)
+        with run_directory() as directory:
+            assert directory.is_dir()
+            assert str(directory) not in taken
+        assert len(taken) == 1
+        assert held.is_dir(), "whoever holds a lock keeps what is his"
