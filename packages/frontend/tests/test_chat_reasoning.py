@@ -129,6 +129,18 @@ async def test_an_answer_that_ends_while_it_reasons_can_come_back(
     assert "<think>Let </think><|im_end|>" in prompts.pop()
 
 
+@pytest.mark.parametrize("name", ["separate_reasoning", "stream_reasoning", "include_reasoning"])
+async def test_who_asks_for_reasoning_as_it_is_told_anyway_is_answered(
+    model_saying: EngineOf, http_of: HttpOf, name: str
+) -> None:
+    async with serving(model_saying(saying(SAID))) as served:
+        for value, status in ((True, 200), (None, 200), (False, 400)):
+            body = {"model": "tiny", "messages": BODY["messages"], name: value}
+            answer = await http_of(served).post("/v1/chat/completions", json=body)
+            assert answer.status_code == status, answer.text
+        assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (name, "unsupported_parameter")
+
+
 async def test_messages_may_carry_it_under_either_name(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
     async with serving(model_saying(saying("x"))) as served:
         for name in ("reasoning_content", "reasoning"):

@@ -56,6 +56,9 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     reasoning_effort: Effort | None = None
     thinking: Thinking | None = None
     enable_thinking: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    include_reasoning: bool | None = None
 
     modalities: Annotated[list[Name], Field(max_length=8)] | None = None
     audio: Anything | None = None
@@ -78,6 +81,9 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
         refuse("audio", self.audio, harmless=False)
         refuse("moderation", self.moderation, harmless=False)
         refuse("web_search_options", self.web_search_options, harmless=False)
+        refuse("separate_reasoning", self.separate_reasoning, harmless=self.separate_reasoning is True)
+        refuse("stream_reasoning", self.stream_reasoning, harmless=self.stream_reasoning is True)
+        refuse("include_reasoning", self.include_reasoning, harmless=self.include_reasoning is True)
         return self
 
     @field_validator("chat_template_kwargs")
