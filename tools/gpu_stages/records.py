@@ -50,8 +50,8 @@ def by_device(records: Iterable[Results]) -> Records:
 
 
 def device_name(record: Mapping[str, Any]) -> str:
-    """The GPU of a record, as files are named."""
-    name = record["machine"].get("gpu 0", record["machine"].get("gpu", "none")).split(",")[0]
+    """The GPU of a record, as files are named: without what is said of it, or of why there is none."""
+    name = re.split("[,:]", record["machine"].get("gpu 0", record["machine"].get("gpu", "none")))[0]
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
