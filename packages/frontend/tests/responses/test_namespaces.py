@@ -43,7 +43,7 @@ AGENTS: dict[str, Any] = {
     "description": "Tools for sub-agents.",
     "tools": [CLOSE, {**CLOSE, "name": "resume_agent", "description": "Resume an agent."}],
 }
-SEARCH: dict[str, Any] = {"type": "web_search", "external_web_access": False}
+SEARCH: dict[str, Any] = {"type": "web_search", "external_web_access": False, "search_context_size": "low"}
 ASKED: list[dict[str, Any]] = [
     {"type": "message", "id": "msg_1", "role": "developer", "content": [{"type": "input_text", "text": "You code."}]},
     {"type": "message", "id": "msg_2", "role": "user", "content": [{"type": "input_text", "text": "say hello"}]},

@@ -64,6 +64,9 @@ class OfflineSearch(Strict):
 
     type: Literal["web_search"]
     external_web_access: Literal[False]
+    filters: Any = None
+    search_context_size: Any = None
+    user_location: Any = None
 
 
 AnyTool = Annotated[FunctionTool | Namespace | OfflineSearch, Field(discriminator="type")]
@@ -136,7 +139,8 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-_OFFLINE_SEARCH = {"type": "web_search", "external_web_access": False}
+def _searches_offline(tool: object) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == "web_search" and tool.get("external_web_access") is False
 
 
 def _refuse_no_function(tool: object, where: str, known: Set[str]) -> None:
@@ -175,7 +179,7 @@ class Prompted(Strict):
         if not isinstance(value, list):
             return value
         for place, tool in enumerate(value):
-            if tool == _OFFLINE_SEARCH:
+            if _searches_offline(tool):
                 continue
             _refuse_no_function(tool, f"tools[{place}]", {"function", "namespace"})
             if isinstance(tool, dict) and isinstance(inner := tool.get("tools"), list):
