@@ -9,13 +9,15 @@ from tercet.frontend.connections import Connections
 from tercet.frontend.errors import ApiError, BadRequestError, HeadersTooLongError
 from tercet.frontend.event_stream import WRITE, Write
 from tercet.frontend.http_parser import OneProtocolParser
-from tercet.frontend.log_limit import LogLimit
 from tercet.frontend.request_id import new_request_id
+from tercet.protocol.complaints import Complaints
 
 logger = logging.getLogger(__name__)
 
 _HEAD_SECONDS = 30.0
 """Time that the head of a request has to arrive in, the first of a connection and every later one."""
+_COMPLAINT_SECONDS = 6.0
+"""Time between lines about what is no HTTP: anybody who reaches the port can cause them."""
 _READ_SECONDS = 60.0
 """Time in which a client takes something of what there is for it: one that takes nothing is gone."""
 _TOO_LONG = "The headers of the request are too long."
@@ -31,7 +33,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """All of the server's."""
     head_limit = 0
     """Bytes of a head, trailers included; and of what else surrounds a body, at a stretch."""
-    complaints: LogLimit
+    complaints: Complaints
     """Of what is no HTTP, at any of the connections."""
     _in_head = False
     _header_bytes = 0
@@ -161,10 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_nonsense(self) -> None:
         """What arrives is no HTTP. The answer is in the words of every other error, unless there is one already."""
-        left_out = self.complaints.admit()
-        if left_out is not None:
-            before = f" ({left_out} before it were not logged)" if left_out else ""
-            logger.warning("invalid HTTP request received%s", before)
+        self.complaints.say("invalid HTTP request received", self.loop.time())
         if not self.transport.is_closing():
             self._refuse(BadRequestError("Invalid HTTP request received."))
 
@@ -227,7 +226,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def bounded_by(limit: int, crowd: Connections) -> type[BoundedProtocol]:
     """The protocol of one server, with this `head_limit`."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit, "crowd": crowd, "complaints": LogLimit()})
+    complaints = Complaints(logger, _COMPLAINT_SECONDS)
+    return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit, "crowd": crowd, "complaints": complaints})
 
 
 def _writer(cycle: RequestResponseCycle) -> Write:

@@ -5,6 +5,8 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from tercet.protocol.complaints import Complaints
+
 logger = logging.getLogger(__name__)
 
 COMPLAINT_INTERVAL = 1.0
@@ -17,8 +19,7 @@ class Counters:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._next_complaint = float("-inf")
-        self._unsaid = 0
+        self._complaints = Complaints(logger, COMPLAINT_INTERVAL)
 
     def count(self, name: str) -> None:
         """One more."""
@@ -44,10 +45,5 @@ class Counters:
         self.complain(f"dropped {what}", now)
 
     def complain(self, what: str, now: float) -> None:
-        """Log a warning unless one was logged within the last second; the next one says how many were held back."""
-        if now < self._next_complaint:
-            self._unsaid += 1
-            return
-        self._next_complaint = now + COMPLAINT_INTERVAL
-        logger.warning("%s%s", what, f" (and {self._unsaid} more)" if self._unsaid else "")
-        self._unsaid = 0
+        """Log a warning unless one was logged within the last second."""
+        self._complaints.say(what, now)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tercet.protocol.values import ModelIdentity, Task
-from tercet.scheduler.config import ConfigError, ModelOptions
+from tercet.scheduler.config import ModelOptions
 from tercet.scheduler.model_files import (
     SLOW_ON_CPU,
     ModelError,
@@ -49,12 +49,7 @@ def on_gpu(options: ModelOptions) -> bool:
         return False
     from tercet.scheduler.executor.devices import first_gpu
 
-    try:
-        return first_gpu(options.device) is not None
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    return first_gpu(options.device) is not None
 
 
 def identity_of(options: ModelOptions, found: Found) -> ModelIdentity:

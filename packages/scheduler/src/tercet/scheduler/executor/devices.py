@@ -7,7 +7,7 @@ import torch
 
 from tercet.kernels.device import missing_gpu, sees_nvidia
 from tercet.kernels.errors import BusyDeviceError
-from tercet.scheduler.config import ShortageError
+from tercet.scheduler.config import ConfigError, ShortageError
 from tercet.scheduler.model_files import SLOW_ON_CPU
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 def first_gpu(name: str) -> int | None:
     """The number behind a device's name, or 0; None where the model runs on a CPU.
 
-    "auto" is a GPU that can be used, and the log says why it is none where there is one. Raises ValueError for a GPU
+    "auto" is a GPU that can be used, and the log says why it is none where there is one. Raises ConfigError for a GPU
     that is named and cannot be used, and ShortageError for one that cannot be used now, with "auto", too: a scheduler
     that starts again must not end up on a CPU because another process is slow to leave.
     """
@@ -26,7 +26,7 @@ def first_gpu(name: str) -> int | None:
         return None
     first = int(number or 0)
     if first and first >= (count := torch.cuda.device_count()) > 0:
-        raise ValueError(f"--device {name}: this machine's GPUs are {count}, the first of them number 0")
+        raise ConfigError(f"--device {name}: this machine's GPUs are {count}, the first of them number 0")
     try:
         missing = missing_gpu(first)
     except BusyDeviceError as error:
@@ -34,13 +34,13 @@ def first_gpu(name: str) -> int | None:
     if not missing:
         return first
     if kind == "cuda":
-        raise ValueError(f"--device {name}: {missing}")
+        raise ConfigError(f"--device {name}: {missing}")
     logger.log(logging.WARNING if sees_nvidia() else logging.INFO, "no GPU is used: %s", missing)
     return None
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name. Raises ValueError as `first_gpu` does."""
+    """The device of a name. Raises ConfigError as `first_gpu` does."""
     number = first_gpu(name)
     if number is None:
         return torch.device("cpu")
