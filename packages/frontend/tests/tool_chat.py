@@ -97,6 +97,8 @@ def tool_engine(
     return engine_of(script, files={**files, "chat_template.jinja": template.encode()}, limits=roomy)
 
 
-def prompt_of(served: Served, request: TokenizedGenerateReqInput) -> str:
+def prompt_of(served: Served, request: TokenizedGenerateReqInput | None = None) -> str:
+    """What the model reads of a request, the last if none is given."""
     [model] = served.manager.models
+    request = request or served.engine.requests()[-1]
     return model.tokenizer.decode(list(unpack_ints(request.input_ids)), skip_special_tokens=False)

@@ -9,11 +9,12 @@ import httpx2
 import msgspec
 import pytest
 
+from packages.frontend.tests.tool_chat import prompt_of
 from tercet.frontend.anthropic import routes
 from tercet.frontend.config import HttpConfig, ServingConfig
 from tercet.frontend.testing import FakeEngine, Script, Served, Token, decode_spec, serving
 from tercet.protocol.messages import Rejected, TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, FinishType, GrammarKind, ModelLimits, unpack_ints
+from tercet.protocol.values import FinishReason, FinishType, GrammarKind, ModelLimits
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -52,11 +53,6 @@ async def anthropic_of() -> AsyncIterator[AnthropicOf]:
 def roomy(limits: ModelLimits) -> ModelLimits:
     """With tools the prompt is long, and grammars are read."""
     return msgspec.structs.replace(limits, context_length=2048, grammars="llguidance")
-
-
-def prompt_of(served: Served, number: int = -1) -> str:
-    ids = unpack_ints(served.engine.requests()[number].input_ids)
-    return served.manager.models.get("tiny").tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 async def events_of(client: anthropic.AsyncAnthropic, **options: Any) -> list[Any]:

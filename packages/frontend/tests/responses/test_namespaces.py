@@ -10,9 +10,10 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from packages.frontend.tests.tool_chat import prompt_of
 from tercet.frontend.responses.conversation import messages_of
 from tercet.frontend.testing import FakeEngine, Script, Served, Token, serving
-from tercet.protocol.values import ModelLimits, unpack_ints
+from tercet.protocol.values import ModelLimits
 
 EngineOf = Callable[..., FakeEngine]
 OpenAIOf = Callable[..., openai.AsyncOpenAI]
@@ -72,11 +73,6 @@ def roomy(limits: ModelLimits) -> ModelLimits:
 def calling(name: str) -> Script:
     call = json.dumps([{"name": name, "arguments": {"target": "a7"}}])
     return lambda _request, _index: [Token(10, call)]
-
-
-def prompt_of(served: Served) -> str:
-    ids = unpack_ints(served.engine.requests()[-1].input_ids)
-    return served.manager.models.get("tiny").tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 async def test_a_call_of_a_function_in_a_namespace_has_both_names(

@@ -13,10 +13,11 @@ import pytest
 from openai.types.responses import FunctionToolParam, Response, ResponseStreamEvent
 from tokenizers import Tokenizer
 
+from packages.frontend.tests.tool_chat import prompt_of
 from tercet.frontend.config import ServingConfig, StoreConfig
 from tercet.frontend.responses import routes
 from tercet.frontend.testing import FakeEngine, Script, Served, Token, serving
-from tercet.protocol.values import FinishReason, FinishType, GrammarKind, ModelLimits, unpack_ints
+from tercet.protocol.values import FinishReason, FinishType, GrammarKind, ModelLimits
 
 EngineOf = Callable[..., FakeEngine]
 OpenAIOf = Callable[..., openai.AsyncOpenAI]
@@ -56,11 +57,6 @@ def spelling(tokenizer: Tokenizer, *texts: str) -> Script:
 async def stream_of(client: openai.AsyncOpenAI, **options: Any) -> list[ResponseStreamEvent]:
     stream = await client.responses.create(**{**BODY, "stream": True, **options})
     return [event async for event in stream]
-
-
-def prompt_of(served: Served) -> str:
-    ids = unpack_ints(served.engine.requests()[-1].input_ids)
-    return served.manager.models.get("tiny").tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 async def test_a_response_is_made(engine_of: EngineOf, openai_of: OpenAIOf) -> None:

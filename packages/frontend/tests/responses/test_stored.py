@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from packages.frontend.tests.tool_chat import prompt_of
 from tercet.frontend.config import HttpConfig, StoreConfig
-from tercet.frontend.testing import FakeEngine, Served, serving
-from tercet.protocol.values import unpack_ints
+from tercet.frontend.testing import FakeEngine, serving
 
 EngineOf = Callable[..., FakeEngine]
 OpenAIOf = Callable[..., openai.AsyncOpenAI]
@@ -27,11 +27,6 @@ def store(tmp_path: Path) -> StoreConfig:
 async def last_of_stream(client: openai.AsyncOpenAI) -> Any:
     """Its last event."""
     return [event async for event in await client.responses.create(**BODY, stream=True)][-1]
-
-
-def prompt_of(served: Served) -> str:
-    ids = unpack_ints(served.engine.requests()[-1].input_ids)
-    return served.manager.models.get("tiny").tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 async def test_a_stored_response_can_be_come_back_for(
