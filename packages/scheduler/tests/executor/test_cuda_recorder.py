@@ -1,6 +1,7 @@
 """In which order streams wait for each other around a recording, without CUDA."""
 
 import gc
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, ClassVar
 from weakref import finalize
@@ -8,7 +9,7 @@ from weakref import finalize
 import pytest
 import torch
 
-from tercet.scheduler.executor.cuda_graphs import CudaRecorder
+from tercet.scheduler.executor.cuda_graphs import CudaRecorder, _recording_stream
 
 
 class Stream:
@@ -28,8 +29,12 @@ class Recording:
     """How many graphs each of them has."""
     open: ClassVar[list[int]] = []
     """Those that memory is taken from: torch's allocator is recording."""
+    pinned: ClassVar[list[int]] = []
+    """Those that pinned memory is taken from: that allocator is recording, and only a recording that ends ends it."""
     broken: ClassVar[bool] = False
     """Whether the device breaks recordings off."""
+    refused: ClassVar[bool] = False
+    """Whether the device begins none."""
 
     def capture_begin(self, pool: int, **_: Any) -> None:
         self._pool = pool
@@ -37,11 +42,17 @@ class Recording:
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
         self.pools[pool] = self.pools.get(pool, 0) + 1
         self.open.append(pool)
+        if pool in self.pinned:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self.pinned.append(pool)
+        if self.refused:
+            raise RuntimeError("CUDA error: operation not permitted")
 
     def capture_end(self) -> None:
-        if self.broken:
+        if self.broken or self.refused:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
         self.end(0, self._pool)
+        self.pinned.remove(self._pool)
         finalize(self, self._release, 0, self._pool)
 
     @classmethod
@@ -64,20 +75,23 @@ class Recording:
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Stream, Stream]:
+def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stream, Stream]]:
     """The current one, and that on which is recorded."""
     current, side = Stream(), Stream()
     monkeypatch.setattr(Recording, "pools", {})
     monkeypatch.setattr(Recording, "open", [])
+    monkeypatch.setattr(Recording, "pinned", [])
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: len(Recording.pools))
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     monkeypatch.setattr("torch._C._cuda_endAllocateToPool", Recording.end)
     monkeypatch.setattr("torch._C._cuda_releasePool", Recording._release)
-    monkeypatch.setattr("torch.cuda.Stream", lambda: side)
+    monkeypatch.setattr("torch.cuda.Stream", lambda _: side)
     monkeypatch.setattr("torch.cuda.current_stream", lambda: current)
     monkeypatch.setattr("torch.cuda.stream", nullcontext)
     monkeypatch.setattr("torch.cuda.CUDAGraph", Recording)
-    return current, side
+    _recording_stream.cache_clear()
+    yield current, side
+    _recording_stream.cache_clear()
 
 
 @pytest.mark.parametrize("good", [0, 1, 2])
@@ -125,7 +139,7 @@ def test_after_a_first_recording_without_memory_others_share_a_pool(dropped: boo
 def test_torch_takes_no_memory_for_a_recording_that_was_broken_off(
     shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the next one is a recording like any other, also in the pool of those before."""
+    """And those after it are recordings like any other, in a pool of their own: pinned memory takes none into its."""
     recorder = CudaRecorder()
     kept = [recorder.record(lambda: torch.zeros(1))] if shared else []
     monkeypatch.setattr(Recording, "broken", True)
@@ -134,9 +148,36 @@ def test_torch_takes_no_memory_for_a_recording_that_was_broken_off(
     assert Recording.open == []
     assert [*Recording.pools.values()] == [len(kept)]
     monkeypatch.setattr(Recording, "broken", False)
-    kept.append(recorder.record(lambda: torch.zeros(1)))
+    kept += [recorder.record(lambda: torch.zeros(1)) for _ in range(2)]
     assert Recording.open == []
-    assert max(Recording.pools.values()) == len(kept)
+    assert [*Recording.pools.values()] == [len(kept) - 2, 2]
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("shared", [False, True])
+def test_torch_takes_no_memory_for_a_recording_that_never_began(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = CudaRecorder()
+    kept = [recorder.record(lambda: torch.zeros(1))] if shared else []
+    monkeypatch.setattr(Recording, "refused", True)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        recorder.record(lambda: torch.zeros(1))
+    assert Recording.open == []
+    assert [*Recording.pools.values()] == [len(kept)]
+
+
+@pytest.mark.usefixtures("streams")
+def test_recorders_of_models_one_after_another_record_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that cuBLAS meets takes memory, which nobody gives back."""
+    made: list[Stream] = []
+
+    def stream(_: int) -> Stream:
+        made.append(Stream())
+        return made[-1]
+
+    monkeypatch.setattr("torch.cuda.Stream", stream)
+    for _ in range(3):
+        CudaRecorder().record(lambda: torch.zeros(1))
+    assert len(made) == 1
 
 
 @pytest.mark.usefixtures("streams")

@@ -21,6 +21,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -51,14 +52,14 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records on a stream of its own; all graphs share one memory pool."""
+    """Records on a stream of its own, the same for all recorders; all graphs of one share a memory pool."""
 
     def __init__(self, *, wary: bool = False) -> None:
         """`wary` is for models of others, which may wait for the device: that is found out before it breaks off."""
         self._wary = wary
         self._newest: torch.cuda.CUDAGraph | None = None
         """Whose pool the next one shares. Torch takes none into a pool again that all others have left (in 2.11)."""
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = _recording_stream(torch.cuda.current_device())
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """Runs it once before, which compiles kernels and makes the handles that recording may not.
@@ -74,34 +75,41 @@ class CudaRecorder:
                 run()
                 if self._wary:
                     _without_waiting(run)
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
+                    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                     output = run()
                 except BaseException:
                     with suppress(RuntimeError):  # which would only say that it was broken off
-                        _end(graph, pool)
+                        self._end(graph, pool)
                     raise
-                _end(graph, pool)
+                self._end(graph, pool)
         finally:
             torch.cuda.current_stream().wait_stream(self._stream)
         self._newest = graph
         return graph.replay, output
 
+    def _end(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+        """End a recording. Raises RuntimeError where the device has broken it off, or cannot make a graph of it.
 
-def _end(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
-    """End a recording. Raises RuntimeError where the device has broken it off, or cannot make a graph of it.
+        Torch (2.11 to 2.13) has its allocator go on recording for ever if it was broken off: memory that streams share
+        is then never free again, and to give back what is free fails. So that is ended here, too. That of pinned memory
+        cannot be ended, and takes no further recording into the pool (in 2.13): those that follow have another.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            device = torch.cuda.current_device()
+            with suppress(RuntimeError):  # the allocators had ended
+                torch._C._cuda_endAllocateToPool(device, pool)
+                self._newest = None
+                torch._C._cuda_releasePool(device, pool)
+            raise
 
-    Torch (2.11 to 2.13) has its allocator go on recording for ever if it was broken off: memory that streams share is
-    then never free again, and to give back what is free fails. So that is ended here, too.
-    """
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        device = torch.cuda.current_device()
-        with suppress(RuntimeError):  # the allocator had ended
-            torch._C._cuda_endAllocateToPool(device, pool)
-            torch._C._cuda_releasePool(device, pool)
-        raise
+
+@cache
+def _recording_stream(device: int) -> torch.cuda.Stream:
+    """One for all recorders of a device, also of weights that come later: cuBLAS gives each stream memory, for good."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _without_waiting(run: Callable[[], torch.Tensor]) -> None:
