@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from tercet.protocol.values import Task, pack_ints, unpack_floats
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeRow
-from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
+from tercet.scheduler.executor import encoder_worker
+from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker, PendingVectors
+from tercet.scheduler.executor.uploads import Uploads
 from tercet.scheduler.model_files import ModelError, read_header
 from tercet.scheduler.models.packed import Packed
 
@@ -398,3 +400,41 @@ def test_a_config_that_cannot_be_served_is_refused_by_name(change: dict[str, Any
     (directory / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(ModelError, match=named):
         EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
+
+
+def test_a_step_is_sent_as_steps_are_that_nobody_waits_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its numbers: what else is copied to a GPU waits for the steps in flight there."""
+    directory, _ = make("BertModel", {})
+    worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
+    sent: list[list[int]] = []
+    send = Uploads.send
+
+    def noted(uploads: Uploads, arrays: Sequence[Any]) -> list[torch.Tensor]:
+        sent.extend(array.tolist() for array in arrays)
+        return send(uploads, arrays)
+
+    monkeypatch.setattr(Uploads, "send", noted)
+    rows = [EncodeRow(pack_ints([7, 8, 9]), pack_ints([0, 1, 1])), EncodeRow(pack_ints([5]), pack_ints([1]))]
+    worker.submit(EncodePlan(step=0, rows=rows))
+    assert sent == [[5, 7, 8, 9], [1, 0, 1, 1], [1, 0]]
+
+
+def test_a_result_waits_for_its_own_copy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Copied:
+        """What happens when the vectors have come."""
+
+        def __init__(self, vectors: torch.Tensor, there: torch.Tensor) -> None:
+            self.vectors, self.there = vectors, there
+
+        def synchronize(self) -> None:
+            self.there.copy_(self.vectors)
+
+    def start_copies(tensors: list[torch.Tensor], _: torch.device) -> tuple[list[torch.Tensor], Copied]:
+        [vectors] = tensors
+        there = torch.full_like(vectors, torch.nan)
+        return [there], Copied(vectors, there)
+
+    monkeypatch.setattr(encoder_worker, "start_copies", start_copies)
+    result = PendingVectors(3, torch.tensor([[1.0, 2.0], [torch.inf, 0.0]])).result()
+    assert (result.step, result.failed) == (3, [1])
+    assert [*unpack_floats(result.vectors)][:2] == [1.0, 2.0]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from tercet.protocol.values import Task
@@ -16,6 +17,8 @@ from tercet.scheduler.executor.encoder_weights import load_encoder_weights
 from tercet.scheduler.executor.model_config import computed_dtype
 from tercet.scheduler.executor.pacing import tell_layers
 from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, again, needed_for, release_cached
+from tercet.scheduler.executor.step_output import start_copies
+from tercet.scheduler.executor.uploads import Uploads
 from tercet.scheduler.executor.weights import Progress, dummy_weights
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.model_task import DECODERS, Pooling, family_of, read_sentences
@@ -82,6 +85,7 @@ class EncoderWorker:
             tell_layers(model.module, advance)
         self._model = model
         self._device = device
+        self._uploads = Uploads(device)
         self._in_halves = Halving("tokens")
         self._pool = _POOLS[sentences.pooling]
         self._normalize = sentences.normalize
@@ -101,11 +105,12 @@ class EncoderWorker:
 
     @torch.inference_mode()
     def submit(self, plan: EncodePlan) -> "PendingVectors":
-        """Start a step. Steps run in the order they are submitted."""
+        """Start a step. Steps run in the order they are submitted, and on a GPU the next may be before one is done."""
         order = sorted(range(len(plan.rows)), key=lambda row: len(plan.rows[row].input_ids))
         vectors, too_large = self._encode([plan.rows[row] for row in order])
         in_order = torch.empty_like(vectors)
-        in_order[torch.tensor(order, device=self._device)] = vectors
+        (places,) = self._uploads.send([np.array(order, dtype=np.int64)])
+        in_order[places] = vectors
         return PendingVectors(plan.step, in_order, sorted(order[place] for place in too_large))
 
     def close(self) -> None:
@@ -145,7 +150,8 @@ class EncoderWorker:
         return Packed(ids, types, lengths, causal=self._model.causal)
 
     def _tensor(self, ints: bytes) -> torch.Tensor:
-        return torch.frombuffer(bytearray(ints), dtype=torch.int32).to(self._device, torch.int64)
+        (sent,) = self._uploads.send([np.frombuffer(bytearray(ints), dtype="<i4")])
+        return sent.long()
 
     def _vectors(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
         """float32 [inputs, hidden]."""
@@ -154,16 +160,18 @@ class EncoderWorker:
 
 
 class PendingVectors:
-    """A step that runs, or ran at submission: its vectors are on the device."""
+    """A step that runs, or ran at submission: its vectors are on their way from the device."""
 
     def __init__(self, step: int, vectors: torch.Tensor, too_large: Sequence[int] = ()) -> None:
         self._step = step
-        self._vectors = vectors
+        (self._vectors,), self._copied = start_copies([vectors], vectors.device)
         self._too_large = list(too_large)
 
     def result(self) -> EncodeResult:
-        """Wait for the step."""
-        vectors = self._vectors.cpu()
+        """Wait for the step, and for none that was submitted after it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        vectors = self._vectors
         finite = torch.isfinite(vectors).all(dim=-1)
         return EncodeResult(
             step=self._step,

@@ -51,7 +51,7 @@ class StepOutput:
             left += [logprobs.chosen, logprobs.top_ids, logprobs.top_logprobs]
         for part in prompts:
             left += [part.chosen, part.top_ids, part.top_logprobs]
-        copies, self._copied = _start_copies(left, device)
+        copies, self._copied = start_copies(left, device)
         self._tokens = None if sampled is None else copies.pop(0)
         self._logprobs: TokenLogprobs | None = None
         if logprobs is not None:
@@ -105,7 +105,7 @@ def _packed(chosen: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Ten
     return Logprobs(pack_floats(chosen.tolist()), top_ids.shape[1], ids, logprobs)
 
 
-def _start_copies(
+def start_copies(
     tensors: Sequence[torch.Tensor], device: torch.device
 ) -> tuple[list[torch.Tensor], torch.Event | None]:
     """(the tensors on the host, what happens when they are there and the step has ended: None if it has).
