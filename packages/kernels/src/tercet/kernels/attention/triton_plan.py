@@ -35,7 +35,10 @@ class TritonPlan:
     def tiles(self, queries: int, device: torch.device) -> torch.Tensor:
         """`cut_tiles` of the batch, on a device."""
         if queries not in self._tiles:
-            self._tiles[queries] = cut_tiles(self.batch, queries).to(device, non_blocking=True)
+            tiles = cut_tiles(self.batch, queries)
+            if device.type == "cuda":
+                tiles = tiles.pin_memory()  # or the driver may wait for the steps in flight before it copies them
+            self._tiles[queries] = tiles.to(device, non_blocking=True)
         return self._tiles[queries]
 
 

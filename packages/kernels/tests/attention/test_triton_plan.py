@@ -1,0 +1,44 @@
+"""What a plan sends to a GPU, without one."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tercet.kernels.attention import triton_plan
+from tercet.kernels.attention.triton_plan import TritonPlan
+from tercet.kernels.check import make_batch
+
+
+class Tiles:
+    """As tensors, but that they only remember where they lie."""
+
+    def __init__(self, place: str = "the host's memory") -> None:
+        self.place = place
+
+    def pin_memory(self) -> "Tiles":
+        return Tiles("pinned memory")
+
+    def to(self, device: torch.device, *, non_blocking: bool) -> "Tiles":
+        assert non_blocking
+        return Tiles(f"{device} from {self.place}")
+
+
+@pytest.mark.parametrize(
+    ("device", "place"), [("cuda", "cuda from pinned memory"), ("cpu", "cpu from the host's memory")]
+)
+def test_tiles_leave_from_pinned_memory_once(device: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From other memory the driver may wait for what runs."""
+    plan, cut = TritonPlan(), 0
+
+    def cut_tiles(*_: Any) -> Tiles:
+        nonlocal cut
+        cut += 1
+        return Tiles()
+
+    monkeypatch.setattr(triton_plan, "cut_tiles", cut_tiles)
+    plan.take(make_batch([(5, 9)], 4, torch.device("cpu")))
+    for _ in range(3):  # layers
+        tiles: Any = plan.tiles(2, torch.device(device))
+        assert tiles.place == place
+    assert cut == 1
