@@ -67,11 +67,15 @@ def _mxfp4_product(
     codes_at += tl.arange(0, HALF_BYTE)[None, None, :]
     scales_at = scales_ptr + output[:, None] * stride_scales + group[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    there = n_there[:, None] & (group * 2 * HALF_BYTE < k)[None, :]
+    soon = tl.load(scales_at, mask=there, other=0)  # a byte is too little for the copies that fetch codes
     for start in tl.range(0, k, BLOCK_K):
         there = n_there[:, None] & (start + group * 2 * HALF_BYTE < k)[None, :]
         codes = tl.load(codes_at + start // 2, mask=there[:, :, None], other=0)
-        bits = tl.load(scales_at + start // (2 * HALF_BYTE), mask=there, other=0)
-        scale = e8m0_scale(bits, dtype)[:, :, None]
+        scale = e8m0_scale(soon, dtype)[:, :, None]
+        following = start + BLOCK_K
+        there = n_there[:, None] & (following + group * 2 * HALF_BYTE < k)[None, :]
+        soon = tl.load(scales_at + following // (2 * HALF_BYTE), mask=there, other=0)
         column = start + half // HALF_BYTE * 2 * HALF_BYTE + half % HALF_BYTE
         low = tl.reshape(e2m1_number(codes, 0, dtype) * scale, SHAPE)
         high = tl.reshape(e2m1_number(codes, 4, dtype) * scale, SHAPE)
@@ -112,9 +116,9 @@ def product(
         if zeros_ptr is not None:
             zeros_at = zeros_ptr + output // SCALE_ROWS * stride_scales
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        scale = tl.load(scales_at, mask=n_there, other=0.0)  # no operand of a product: nothing else loads it ahead
         for start in tl.range(0, k, BLOCK_K):
             part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            scale = tl.load(scales_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)
             if FORMAT == "int4":
                 byte = tl.arange(0, BLOCK_K // 2)
                 column = start + byte // HALF_BYTE * 2 * HALF_BYTE + byte % HALF_BYTE
@@ -133,6 +137,8 @@ def product(
                     codes = e4m3_number(codes, x_ptr.dtype.element_ty)
                 part = _dot(x_ptr, x_rows, codes, column, m_there, k, part)
             acc += part * scale[None, :]
+            following = start + BLOCK_K
+            scale = tl.load(scales_at + following // SCALE_COLUMNS, mask=n_there & (following < k), other=0.0)
     return acc
 
 
