@@ -98,6 +98,9 @@ def quantised_row_kernel(
     scales_row = row.to(tl.int64)[:, None] // SCALE_ROWS * stride_scales
     sums = tl.zeros([ROWS, GROUPS], tl.float32)
     soon = tl.load(words_at, mask=words_there, other=0)
+    if zeros_ptr is not None:  # they are needed as early as the codes
+        scale_at = scales_row + (group * COLUMNS // SCALE_COLUMNS)[None, :]
+        zero_soon = tl.load(zeros_ptr + scale_at, mask=there[:, None], other=0.0)
     await_previous(EARLY)
     for first in tl.range(0, SIZE // COLUMNS, GROUPS):
         words = soon
@@ -111,7 +114,10 @@ def quantised_row_kernel(
             scale = tl.load(scales_ptr + scale_at, mask=there[:, None], other=0.0)
             zero = None
             if zeros_ptr is not None:
-                zero = tl.load(zeros_ptr + scale_at, mask=there[:, None], other=0.0)[:, :, None, None]
+                zero = zero_soon[:, :, None, None]
+                scale_at = scales_row + ((following + group) * COLUMNS // SCALE_COLUMNS)[None, :]
+                inside = there[:, None] & (following < SIZE // COLUMNS)
+                zero_soon = tl.load(zeros_ptr + scale_at, mask=inside, other=0.0)
             sums += _group_sums(words, x_at, zero, whole, FORMAT, GROUPS) * scale
     release_next(EARLY)
     out = tl.sum(sums, 1)
