@@ -104,10 +104,12 @@ def experts_up_kernel(
     there = output < outputs
     await_previous(EARLY)
     row = tl.load(experts_ptr + pair) * 2 * outputs + output + local % 2 * outputs
+    if bias_ptr is not None:  # before the sums, so that nothing waits for them afterwards
+        bias = tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
     sums = _sums(x_ptr + pair // share * groups * 32, words_ptr, scales_ptr, row, there, groups, ROWS, GROUPS)
     release_next(EARLY)
     if bias_ptr is not None:
-        sums += tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
+        sums += bias
     gate, up = tl.split(tl.reshape(sums.to(dtype).to(tl.float32), [ROWS // 2, 2]))
     output = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
     out = gated(gate, up, GATE, dtype)
@@ -138,10 +140,13 @@ def experts_down_kernel(
     await_previous(EARLY)
     for pair in tl.range(token * top_k, (token + 1) * top_k):
         row = tl.load(experts_ptr + pair) * outputs + output
+        factor = tl.load(factors_ptr + pair)
+        if bias_ptr is not None:
+            bias = tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
         sums = _sums(x_ptr + pair * groups * 32, words_ptr, scales_ptr, row, there, groups, ROWS, GROUPS)
         if bias_ptr is not None:
-            sums += tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
-        total += sums * tl.load(factors_ptr + pair)
+            sums += bias
+        total += sums * factor
     release_next(EARLY)
     tl.store(out_ptr + token * outputs + output, total.to(out_ptr.dtype.element_ty), mask=there)
 
