@@ -22,13 +22,14 @@ from tercet.kernels.triton.launches import CASES
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel of a case: the size of its machine code and its shared memory, in bytes."""
+    """One kernel of a case: the size of its machine code and its shared memory, in bytes, and what it was made of."""
 
     case: str
     kernel: str
     architecture: int
     cubin: int
     shared: int
+    ptx: str = ""
 
     @property
     def trouble(self) -> str:
@@ -68,7 +69,7 @@ def compile_case(name: str, architecture: int) -> list[Compiled]:
         options = {name: compile[name] for name in ("num_warps", "num_stages")}
         kernel = compile_source(source, target=target, options=options)
         shared = int(kernel.metadata.shared)
-        results.append(Compiled(name, fn.name, architecture, len(kernel.asm["cubin"]), shared))
+        results.append(Compiled(name, fn.name, architecture, len(kernel.asm["cubin"]), shared, kernel.asm["ptx"]))
         return True
 
     with _launches_go_to(take, _Elsewhere(target)), torch.inference_mode():

@@ -1,0 +1,85 @@
+"""What is read most is read by whole vectors, and ahead: as machine code for sm90 has it, on any machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels are compiled by triton")
+
+WIDE = [
+    ("rope decode", "rope_decode_kernel", "k = tl.load(k_ptr", 16),
+    ("rope decode", "rope_decode_kernel", "v = tl.load(v_ptr", 16),
+    ("latent decode", "latent_decode_kernel", "latent = tl.load(at", 16),
+    ("linear of one row", "row_linear_kernel", "weight = tl.load(at", 16),
+    ("int4, one row", "quantised_row_kernel", "soon = tl.load(words_at", 8),
+    ("fp8 blocks", "quantised_linear_kernel", "codes = tl.load(at", 16),
+    ("mxfp4", "quantised_linear_kernel", "codes = tl.load(codes_at", 8),
+    ("moe, mxfp4, few", "experts_up_kernel", "soon = tl.load(words_at", 16),
+    ("moe, mxfp4, few", "experts_down_kernel", "soon = tl.load(words_at", 16),
+    ("add_rmsnorm", "rmsnorm_kernel", "x = tl.load(x_at", 16),
+    ("add_rmsnorm", "rmsnorm_kernel", "tl.store(out_ptr", 16),
+    ("silu_and_mul", "gated_kernel", "gate = tl.load(", 16),
+    ("largest", "best_of_block_kernel", "logits = tl.load(", 16),
+]
+"""(case, kernel, how a line of its source begins, bytes that a thread reads or writes there at once)
+
+Groups of 8 bytes are what `quantised_row` is made for; codes of two in a byte lie in shared memory by 8.
+"""
+
+COPIED = [
+    ("rope decode", "rope_decode_kernel", "k = tl.load(k_ptr"),
+    ("rope decode", "rope_decode_kernel", "v = tl.load(v_ptr"),
+    ("latent decode", "latent_decode_kernel", "latent = tl.load(at"),
+    ("fp8 blocks", "quantised_linear_kernel", "codes = tl.load(at"),
+    ("mxfp4", "quantised_linear_kernel", "codes = tl.load(codes_at"),
+]
+"""What loops leave to copies on the side."""
+
+AHEAD = [
+    ("int4, one row", "quantised_row_kernel", "zero_soon = tl.load("),
+    ("fp8 blocks", "quantised_linear_kernel", "scale = tl.load(scales_at"),
+    ("mxfp4", "quantised_linear_kernel", "soon = tl.load(scales_at"),
+]
+"""What loops load for the time after: first before they begin."""
+
+
+@pytest.fixture(scope="module")
+def accesses() -> list[dict[str, Any]]:
+    """Every `Access`, from a process of its own, for this one may hold interpreted kernels."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script, cases = Path(__file__).with_name("memory_access.py"), dict.fromkeys(case for case, *_ in WIDE)
+    command = [sys.executable, str(script), "90", *cases]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def at(accesses: list[dict[str, Any]], case: str, kernel: str, line: str) -> list[dict[str, Any]]:
+    """Those of a line, of which there are some."""
+    mine = [each for each in accesses if (each["case"], each["kernel"]) == (case, kernel)]
+    found = [each for each in mine if each["source"].startswith(line)]
+    assert found, sorted({each["source"] for each in mine})
+    return found
+
+
+@pytest.mark.parametrize(("case", "kernel", "line", "size"), WIDE)
+def test_whole_vectors_are_moved(accesses: list[dict[str, Any]], case: str, kernel: str, line: str, size: int) -> None:
+    """A stride or a mask that the compiler knows too little of makes them a number each."""
+    assert {each["size"] for each in at(accesses, case, kernel, line)} == {size}
+
+
+@pytest.mark.parametrize(("case", "kernel", "line"), COPIED)
+def test_a_loop_does_not_load_what_it_can_have_copied(
+    accesses: list[dict[str, Any]], case: str, kernel: str, line: str
+) -> None:
+    looped = [each["kind"] for each in at(accesses, case, kernel, line) if each["looped"]]
+    assert {*looped} == {"copy"}
+
+
+@pytest.mark.parametrize(("case", "kernel", "line"), AHEAD)
+def test_a_loop_does_not_wait_for_scales(accesses: list[dict[str, Any]], case: str, kernel: str, line: str) -> None:
+    assert {each["looped"] for each in at(accesses, case, kernel, line)} == {False, True}
