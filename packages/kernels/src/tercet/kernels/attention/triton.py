@@ -47,8 +47,9 @@ class _Blocks:
         """For tiles of `queries` tokens at most, each with `group` heads of `dim` (a power of two).
 
         Queries have `itemsize` bytes a number. A cache that is `cached` as bits (`readable`) takes much code to widen,
-        which grows with the tile. On a GPU with much shared `memory`, in bytes, loads of two blocks are under way
-        beside the one that is computed.
+        which grows with the tile. On a GPU with much shared `memory`, in bytes, there are three stages: a page's number
+        is one of them, read a block ahead of its keys, and these beside the second product of the block before (from
+        compute capability 9.0 on) or after it.
         """
         bits = cached == torch.uint8
         most = 32 if itemsize > 2 or dim > 256 else 64 if dim > 128 or bits else 128
