@@ -1,4 +1,4 @@
-"""Triton's interpreter, faster, and with any numpy.
+"""Triton's interpreter, faster, with any numpy, and with an eye on what kernels do to memory (`memory_checker`).
 
 Before every call within a kernel it looks through the whole language for what it has to replace. Here it looks where
 something is not replaced yet: when a kernel is launched.
@@ -7,11 +7,15 @@ A bound of a loop is an array of one number, which Triton 3.6 makes an integer o
 """
 
 import os
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from packages.kernels.tests.memory_checker import check_memory
 
+
+@cache
 def quicken() -> None:
     """To be called before the first kernel runs; does nothing where kernels are compiled, or absent."""
     if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
@@ -32,3 +36,4 @@ def quicken() -> None:
 
     interpreter._patch_lang = replace_once
     interpreter._patch_lang_tensor = replace_with_bounds
+    check_memory()
