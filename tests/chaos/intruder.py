@@ -100,7 +100,7 @@ class Intruder:
 
     def peers(self) -> dict[str, str]:
         """The incarnations of the parts that take it for one of them."""
-        for _, message, _ in self._node.drain():
+        for _, message, *_ in self._node.drain():
             match message:
                 case PeerUp(peer, _, incarnation):
                     self._peers[peer] = incarnation

@@ -103,7 +103,7 @@ class Parts:
         return {name: info.rss - info.shared for name, info in infos.items()}
 
     def _look(self) -> None:
-        for source, message, _ in self._node.drain():
+        for source, message, *_ in self._node.drain():
             match message:
                 case PeerReady(peer):
                     self._ready.add(peer)

@@ -87,6 +87,7 @@ MESSAGES: list[m.Message] = [
         steps=12,
         step_age=0.5,
         longest_step=1.25,
+        step_seconds=6.5,
         load=Load(queued=1, running=2, pages_total=100, pages_free=40, page_size=16, updating=True, drafted_tokens=7),
         held=Held(rids=["r1"], indices=pack_ints([0]), attempts=pack_ints([1]), positions=pack_ints([9])),
     ),
@@ -139,10 +140,13 @@ MESSAGES: list[m.Message] = [
         attempts=pack_ints([1]),
         width=384,
         finishes={0: FinishReason(FinishType.ERROR, None, "the vector was not finite")},
+        waited=pack_floats([0.25]),
     ),
     m.BatchTokenIDOutput(
         openings=[
-            m.Opening(row=0, frontend="frontend-0", decode_spec=b"\x80", prompt_tokens=3, cached_tokens=2),
+            m.Opening(
+                row=0, frontend="frontend-0", decode_spec=b"\x80", prompt_tokens=3, cached_tokens=2, waited=0.25
+            ),
             m.Opening(
                 row=1, frontend="f", decode_spec=b"", prompt_tokens=1, cached_tokens=0, prompt_logprobs=LOGPROBS
             ),
@@ -150,7 +154,7 @@ MESSAGES: list[m.Message] = [
         **ROWS,
     ),
     m.BatchStrOutput(
-        texts=["é", ""], openings=[m.TextOpening(row=0, prompt_tokens=3, cached_tokens=2)], **ROWS
+        texts=["é", ""], openings=[m.TextOpening(row=0, prompt_tokens=3, cached_tokens=2, waited=0.25)], **ROWS
     ),
 ]  # fmt: skip
 

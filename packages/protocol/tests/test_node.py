@@ -82,8 +82,10 @@ def test_two_nodes_meet_and_hear_when_one_is_ready(network: Network) -> None:
     assert (up.peer, up.role, up.incarnation) == ("scheduler-0", SCHEDULER, scheduler.incarnation)
     assert "TokenizedGenerateReqInput" in up.features
     at_scheduler.wait_for(PeerUp, "frontend-0")
+    sent = time.monotonic()
     assert frontend.send("scheduler-0", AbortReq(rid="r1"), b"frame 0", b"frame 1"), "up means it can be sent to"
     delivery = at_scheduler.wait_for(AbortReq)
+    assert delivery.at == pytest.approx(sent, abs=10)
     assert delivery.source == "frontend-0"
     assert delivery.message == AbortReq(rid="r1")
     assert [bytes(frame) for frame in delivery.frames] == [b"frame 0", b"frame 1"]

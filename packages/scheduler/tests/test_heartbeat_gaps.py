@@ -48,7 +48,7 @@ class Ear(threading.Thread):
     def run(self) -> None:
         """For as long as there are tests."""
         while True:
-            for source, message, _ in self.node.drain(None):
+            for source, message, *_ in self.node.drain(None):
                 match message:
                     case Heartbeat() if source == "scheduler-0":
                         self.beats.append((time.monotonic(), message))

@@ -42,6 +42,8 @@ class Delivery(NamedTuple):
     source: str
     message: Message | PeerEvent
     frames: tuple[memoryview, ...] = ()
+    at: float = 0.0
+    """When a message came, by the node's clock."""
 
 
 class PeerInfo(NamedTuple):

@@ -86,6 +86,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """Seconds since the running step last gave a sign: since it began, or finished a part of itself."""
     longest_step: float = 0.0
     """Seconds: the longest such time that has ended with a sign."""
+    step_seconds: float = 0.0
+    """What the steps took that are done, all together. Since 1.1."""
     load: Load = Load()
     held: Held = Held()
 
@@ -264,6 +266,8 @@ class BatchEmbeddingOutput(Message, frozen=True, kw_only=True):
     width: int
     finishes: dict[int, FinishReason] = {}
     """Row to finish, for the rows that failed; their part of the frame is zeros."""
+    waited: bytes = b""
+    """Seconds (float32) from when each input came until a step had it; NaN if none had it."""
 
 
 # Scheduler to detokenizer.
@@ -279,6 +283,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     prompt_logprobs: Logprobs | None = None
+    waited: float | None = None
+    """Seconds from when the choice came until a step first had it; None if none has had it. Since 1.1."""
 
 
 class BatchTokenIDOutput(Message, frozen=True, kw_only=True):
@@ -308,6 +314,7 @@ class TextOpening(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     prompt_logprobs: Logprobs | None = None
+    waited: float | None = None
 
 
 class BatchStrOutput(Message, frozen=True, kw_only=True):

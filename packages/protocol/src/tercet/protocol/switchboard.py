@@ -333,7 +333,7 @@ class Switchboard:
                     if reply := answer(source, message):
                         self.send(source, *reply)
                 else:
-                    deliveries.append(Delivery(source, message, tuple(map(memoryview, received.frames[2:]))))
+                    deliveries.append(Delivery(source, message, tuple(map(memoryview, received.frames[2:])), now))
                 return
         self._apply(effects, now, deliveries)
 

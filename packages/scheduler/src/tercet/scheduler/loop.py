@@ -155,7 +155,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def _arrivals(self, wait: float | None) -> list[Arrival]:
         """What arrived, as the core takes it."""
         arrivals = []
-        for source, message, _ in self._drain(wait):
+        for source, message, *_ in self._drain(wait):
             match message:
                 case TokenizedGenerateReqInput():
                     arrivals.append(Arrival(source, message))
