@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages import BatchStrOutput, BatchTokenIDOutput, DecodeSpec, Opening
+from tercet.protocol.messages import BatchStrOutput, BatchTokenIDOutput, DecodeSpec, Opening, TextOpening
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, pack_floats, pack_ints, unpack_ints
 
 LENGTH = FinishReason(FinishType.LENGTH)
@@ -44,6 +44,7 @@ def batch(rows: list[Row]) -> BatchTokenIDOutput:
             decode_spec=row.spec if isinstance(row.spec, bytes) else msgspec.msgpack.encode(row.spec),
             prompt_tokens=7,
             cached_tokens=n,
+            waited=n / 4,
         )
         for n, row in enumerate(rows)
         if row.spec is not None
@@ -125,8 +126,11 @@ def test_each_frontend_gets_its_own_rows_and_openings(script: Script) -> None:
     )
     outputs = dict(script.manager.handle(output))
     assert {peer: out.texts for peer, out in outputs.items()} == {"f": ["a", "c"], "g": ["b"]}
-    assert [(it.row, it.prompt_tokens, it.cached_tokens) for it in outputs["f"].openings] == [(0, 7, 0), (1, 7, 2)]
-    assert [(it.row, it.prompt_tokens, it.cached_tokens) for it in outputs["g"].openings] == [(0, 7, 1)]
+    assert outputs["f"].openings == [
+        TextOpening(row=0, prompt_tokens=7, cached_tokens=0, waited=0.0),
+        TextOpening(row=1, prompt_tokens=7, cached_tokens=2, waited=0.5),
+    ]
+    assert outputs["g"].openings == [TextOpening(row=0, prompt_tokens=7, cached_tokens=1, waited=0.25)]
     later = script.send(Row("1", a, 1), Row("2", b, 1, finish=LENGTH), Row("3", c, 1))
     assert [(row.frontend, row.rid, row.finish) for row in later] == [
         ("f", "1", None),

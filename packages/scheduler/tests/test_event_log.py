@@ -35,6 +35,23 @@ def test_every_plan_of_a_log_comes_out_the_same() -> None:
         assert all(logged == derived for _, logged, derived in answers)
 
 
+def test_times_are_logged_and_a_log_without_them_is_read() -> None:
+    log = io.BytesIO()
+    core = RecordingScheduler(Scheduler(CoreConfig(), small_capacity()), log)
+    core.handle(Arrival("frontend-0", PauseGenerationReq(id="p"), 1.5))
+    core.schedule(2.5)
+    text = log.getvalue()
+    assert [*read_events(io.BytesIO(text))][1:] == [
+        Handled([Arrival("frontend-0", PauseGenerationReq(id="p"), 1.5)]),
+        Scheduled(None, 2.5),
+    ]
+    older = text.replace(b",1.5]", b"]").replace(b',"now":2.5', b"")
+    assert [*read_events(io.BytesIO(older))][1:] == [
+        Handled([Arrival("frontend-0", PauseGenerationReq(id="p"))]),
+        Scheduled(None),
+    ]
+
+
 def test_an_empty_answer_is_logged_once_for_each_question() -> None:
     log = io.BytesIO()
     core = RecordingScheduler(Scheduler(CoreConfig(), small_capacity()), log)

@@ -79,6 +79,17 @@ def test_a_request_is_served_and_then_the_loop_sleeps(overlap: int) -> None:
     assert violations(world.core) == []
 
 
+def test_a_request_has_waited_since_it_came_and_not_since_it_was_looked_at() -> None:
+    world = World()
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=1), at=-7.0))
+    world.loop.run()
+    [waited] = [
+        each.waited for _, batch in world.sent if isinstance(batch, BatchTokenIDOutput) for each in batch.openings
+    ]
+    assert waited is not None
+    assert 7.0 < waited < 8.0
+
+
 def test_an_idle_loop_prepares_a_part_at_a_time_and_work_comes_first() -> None:
     parts = [True, True, True, False]
     world = World(prepare=lambda: parts.pop(0))
@@ -294,7 +305,7 @@ class Hopeless(Scheduler):
 
     runnable = True
 
-    def schedule(self) -> None:
+    def schedule(self, now: float = 0.0) -> None:
         return None
 
 

@@ -17,6 +17,23 @@ def test_a_step_ages_until_it_ends() -> None:
     assert (beat.steps, beat.step_age, beat.longest_step) == (1, 0.0, 3.0)
 
 
+def test_steps_that_overlap_take_no_longer_than_the_time_there_is() -> None:
+    clock = ScriptedClock()
+    board = StatusBoard(clock)
+    board.begin_step()
+    clock.advance(1.0)
+    board.begin_step()
+    clock.advance(1.0)
+    board.advance()
+    board.end_step(more=True)
+    clock.advance(3.0)
+    assert board.heartbeat("f").step_seconds == 2.0
+    board.end_step()
+    clock.advance(60.0)
+    board.enter(Phase.IDLE)
+    assert (board.heartbeat("f").steps, board.heartbeat("f").step_seconds) == (2, 5.0)
+
+
 def test_a_step_that_tells_of_its_pieces_is_as_old_as_the_last_of_them() -> None:
     clock = ScriptedClock()
     board = StatusBoard(clock)

@@ -1,5 +1,6 @@
 """The embedding core as a script: inputs in, plans out, vectors out."""
 
+import math
 import random
 from collections import deque
 
@@ -110,6 +111,23 @@ def test_inputs_share_a_step_up_to_its_budget_and_each_gets_its_own_vector() -> 
         assert run.vectors["f0", str(n), 0] == pytest.approx(run.encoder.vector(row))
     assert run.core.empty
     assert run.core.load().prompt_tokens == 15
+
+
+def test_each_input_tells_how_long_it_waited() -> None:
+    core, encoder = EmbeddingScheduler(CoreConfig(token_budget=8), CAPACITY), FakeEncoder(CAPACITY, poison=POISON)
+    sent = [("a", 8, 10.0), ("b", 8, 10.5), ("c", 1, 11.0)]
+    core.handle(*(Arrival("f0", embedding_request(rid, ids(1, count)), at) for rid, count, at in sent))
+    [(_, aborted, *_)] = core.handle(Arrival("f0", AbortReq(rid="c"), 11.5))
+    assert isinstance(aborted, BatchEmbeddingOutput)
+    assert math.isnan(unpack_floats(aborted.waited)[0]), "no step had it"
+    told: dict[str, float] = {}
+    for now in (12.0, 13.0):
+        plan = core.schedule(now)
+        assert plan is not None
+        [(_, batch, *_)] = core.commit(encoder.submit(plan).result())
+        assert isinstance(batch, BatchEmbeddingOutput)
+        told.update(zip(batch.rids, unpack_floats(batch.waited), strict=True))
+    assert told == {"a": 2.0, "b": 2.5}
 
 
 def test_an_input_longer_than_the_budget_is_computed_whole_and_by_itself() -> None:

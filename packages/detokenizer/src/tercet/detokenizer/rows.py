@@ -124,6 +124,7 @@ class TextRows:
                 prompt_tokens=opening.prompt_tokens,
                 cached_tokens=opening.cached_tokens,
                 prompt_logprobs=opening.prompt_logprobs,
+                waited=opening.waited,
             )
             for opening in self.columns.output.openings
             if place is None or opening.row in place

@@ -33,6 +33,7 @@ class Scheduled(msgspec.Struct, frozen=True, tag=True):
     """A plan was asked for; None when there was nothing to do."""
 
     plan: Plan | None
+    now: float = 0.0
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True):
@@ -70,11 +71,11 @@ class RecordingScheduler:
         self._idle = False
         return self._core.handle(*arrivals)
 
-    def schedule(self) -> Plan | None:
+    def schedule(self, now: float = 0.0) -> Plan | None:
         """Pass on, and write down; of several empty answers to the same question only the first."""
-        plan = self._core.schedule()
+        plan = self._core.schedule(now)
         if plan is not None or not self._idle:
-            self._write(Scheduled(plan))
+            self._write(Scheduled(plan, now))
         self._idle = plan is None
         return plan
 
@@ -122,8 +123,8 @@ def replay(events: Iterator[Event]) -> Iterator[tuple[int, Plan | None, Plan | N
         match event:
             case Handled(arrivals):
                 core.handle(*arrivals)
-            case Scheduled(plan):
-                yield line, plan, core.schedule()
+            case Scheduled(plan, now):
+                yield line, plan, core.schedule(now)
             case Committed(result):
                 core.commit(result)
             case Started():

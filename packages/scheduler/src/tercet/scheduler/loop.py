@@ -47,7 +47,7 @@ class Core(Protocol[PlanT_co, ResultT_contra]):
     @property
     def empty(self) -> bool: ...  # noqa: D102
     def handle(self, *arrivals: Arrival) -> list[Outgoing]: ...  # noqa: D102
-    def schedule(self) -> PlanT_co | None: ...  # noqa: D102
+    def schedule(self, now: float) -> PlanT_co | None: ...  # noqa: D102
     def commit(self, result: ResultT_contra) -> list[Outgoing]: ...  # noqa: D102
     def grammars(self) -> set[Grammar]: ...  # noqa: D102
     def adapters(self) -> set[LoRAAdapter]: ...  # noqa: D102
@@ -114,7 +114,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         arrivals = [*news, *self._arrivals(0 if news else self._wait())]
         if arrivals:
             outbox.send(core.handle(*arrivals))
-        if plan := core.schedule():
+        if plan := core.schedule(self._clock()):
             self._board.begin_step()
             in_flight.append(self._executor.submit(plan))
         self._stuck = not plan and not in_flight
@@ -155,10 +155,10 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def _arrivals(self, wait: float | None) -> list[Arrival]:
         """What arrived, as the core takes it."""
         arrivals = []
-        for source, message, *_ in self._drain(wait):
+        for source, message, _, at in self._drain(wait):
             match message:
                 case TokenizedGenerateReqInput():
-                    arrivals.append(Arrival(source, message))
+                    arrivals.append(Arrival(source, message, at))
                     arrivals += [*self._grammars.want(message.sampling.grammar), *self._adapters.want(message.lora)]
                 case LoadLoRAAdapterReq(adapter=adapter):
                     arrivals += [Arrival(source, message), *self._adapters.want(adapter)]
@@ -169,13 +169,9 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                 case UnloadLoRAAdapterReq(adapter=adapter):
                     self._forget(adapter)
                     arrivals.append(Arrival(source, message))
-                case (
-                    TokenizedEmbeddingReqInput()
-                    | AbortReq()
-                    | FlushCacheReq()
-                    | PauseGenerationReq()
-                    | ContinueGenerationReq()
-                ):
+                case TokenizedEmbeddingReqInput():
+                    arrivals.append(Arrival(source, message, at))
+                case AbortReq() | FlushCacheReq() | PauseGenerationReq() | ContinueGenerationReq():
                     arrivals.append(Arrival(source, message))
                 case PeerDown(peer, _, reason):
                     logger.info("%s is gone: %s", peer, reason)

@@ -20,6 +20,7 @@ class StatusBoard:
         self._steps = 0
         self._step_began: float | None = None
         self._longest = 0.0
+        self._step_seconds = 0.0
         self._advanced = float("-inf")  # these two belong to the thread that computes
         self._longest_piece = 0.0
         self._load = Load()
@@ -53,6 +54,7 @@ class StatusBoard:
         now = self._clock()
         if self._step_began is not None:
             self._longest = max(self._longest, now - max(self._step_began, self._advanced))
+            self._step_seconds += now - self._step_began
         self._step_began = now if more else None
         self._steps += 1
 
@@ -68,6 +70,7 @@ class StatusBoard:
             steps=self._steps,
             step_age=0.0 if began is None else self._clock() - max(began, advanced),
             longest_step=max(self._longest, self._longest_piece),
+            step_seconds=self._step_seconds,
             load=self._load,
             held=self._held.get(peer, Held()),
         )

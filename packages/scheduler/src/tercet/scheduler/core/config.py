@@ -115,3 +115,5 @@ class Arrival(NamedTuple):
 
     source: str
     message: CoreMessage
+    at: float = 0.0
+    """When it came, by the clock that `schedule` is told the time of."""

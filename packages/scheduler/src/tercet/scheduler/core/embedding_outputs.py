@@ -3,7 +3,7 @@
 from array import array
 
 from tercet.protocol.messages import BatchEmbeddingOutput, Message
-from tercet.protocol.values import FinishReason, pack_ints
+from tercet.protocol.values import FinishReason, pack_floats, pack_ints
 from tercet.scheduler.core.embedding_req import EmbeddingReq
 from tercet.scheduler.core.outputs import Outgoing
 
@@ -14,6 +14,7 @@ class VectorBatch:
     def __init__(self) -> None:
         self.rids: list[str] = []
         self.attempts = array("i")
+        self.waited: list[float] = []
         self.vectors: list[bytes] = []
         self.finishes: dict[int, FinishReason] = {}
 
@@ -46,7 +47,11 @@ class EmbeddingOutputs:
         outgoing = self._others
         for peer, batch in self._batches.items():
             message = BatchEmbeddingOutput(
-                rids=batch.rids, attempts=pack_ints(batch.attempts), width=self._width, finishes=batch.finishes
+                rids=batch.rids,
+                attempts=pack_ints(batch.attempts),
+                width=self._width,
+                finishes=batch.finishes,
+                waited=pack_floats(batch.waited),
             )
             outgoing.append((peer, message, b"".join(batch.vectors)))
         return outgoing
@@ -55,4 +60,5 @@ class EmbeddingOutputs:
         batch = self._batches.setdefault(req.frontend, VectorBatch())
         batch.rids.append(req.rid)
         batch.attempts.append(req.attempt)
+        batch.waited.append(req.waited)
         return batch

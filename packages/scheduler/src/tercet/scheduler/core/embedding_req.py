@@ -9,6 +9,7 @@ class EmbeddingReq:
     __slots__ = (
         "alone",
         "arrival",
+        "arrived",
         "attempt",
         "frontend",
         "hold",
@@ -19,12 +20,16 @@ class EmbeddingReq:
         "rid",
         "token_types",
         "tokens",
+        "waited",
     )
 
-    def __init__(self, request: TokenizedEmbeddingReqInput, frontend: str, arrival: int) -> None:
+    def __init__(self, request: TokenizedEmbeddingReqInput, frontend: str, arrival: int, arrived: float = 0.0) -> None:
         self.rid = request.rid
         self.frontend = frontend
         self.arrival = arrival
+        self.arrived = arrived
+        self.waited = float("nan")
+        """From `arrived` until a plan had it; NaN before."""
         self.input_ids = request.input_ids
         self.token_types = request.token_types
         self.tokens = len(request.input_ids) // 4

@@ -81,10 +81,10 @@ class EmbeddingScheduler:
     def handle(self, *arrivals: Arrival) -> list[Outgoing]:
         """Take messages in. Returns what can be answered at once."""
         outputs = EmbeddingOutputs(self.capacity.width)
-        for source, message in arrivals:
+        for source, message, at in arrivals:
             match message:
                 case TokenizedEmbeddingReqInput():
-                    self._accept(source, message, outputs)
+                    self._accept(source, message, outputs, at)
                 case TokenizedGenerateReqInput():
                     self._refuse(source, message, "invalid_request", "this model generates no text", outputs)
                 case AbortReq():
@@ -128,8 +128,11 @@ class EmbeddingScheduler:
                 assert_never(order)
         outputs.tell(source, ControlReply(id=order.id, ok=ok, message=told))
 
-    def schedule(self) -> EncodePlan | None:
-        """Plan the next step, if there is one: inputs in order, as many as the budget holds, but one at least."""
+    def schedule(self, now: float = 0.0) -> EncodePlan | None:
+        """Plan the next step, if there is one: inputs in order, as many as the budget holds, but one at least.
+
+        `now` decides nothing: it tells how long inputs have waited.
+        """
         if self.paused_by or any(reqs[0].alone for _, reqs in self.in_flight):
             return None
         reqs: list[EmbeddingReq] = []
@@ -149,6 +152,7 @@ class EmbeddingScheduler:
             return None
         for req in reqs:
             self.waiting.remove(req)
+            req.waited = now - req.arrived
         self.waiting.count_passed_over(reqs)
         plan = EncodePlan(step=self.counters.steps, rows=[self._row(req) for req in reqs])
         self.counters.steps += 1
@@ -225,7 +229,7 @@ class EmbeddingScheduler:
             prompt_tokens=self.counters.prompt_tokens,
         )
 
-    def _accept(self, source: str, request: TokenizedEmbeddingReqInput, outputs: EmbeddingOutputs) -> None:
+    def _accept(self, source: str, request: TokenizedEmbeddingReqInput, outputs: EmbeddingOutputs, at: float) -> None:
         """Queue an input. A higher attempt of one still held takes its place, an equal or lower one is ignored."""
         held = self.roster.get((source, request.rid))
         if held is not None and held.attempt >= request.attempt:
@@ -244,7 +248,7 @@ class EmbeddingScheduler:
         elif request.attempt == 0 and len(self.waiting) >= self.config.max_queued:
             self._refuse(source, request, "overloaded", "too many inputs are waiting", outputs, retry=True)
         else:
-            req = EmbeddingReq(request, source, self._arrivals)
+            req = EmbeddingReq(request, source, self._arrivals, at)
             self._arrivals += 1
             if finish := self._asked.finish(request.rid):
                 outputs.fail(req, finish)

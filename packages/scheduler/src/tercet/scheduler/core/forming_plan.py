@@ -16,8 +16,9 @@ class FormingPlan:
     prefix cache has its beginning by then. Budget that the short ones leave goes back to the long one.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, now: float) -> None:
         self.budget = budget
+        self.now = now
         self.rows: list[Row] = []
         self.reqs: list[Req] = []
         self.extends: list[Req] = []

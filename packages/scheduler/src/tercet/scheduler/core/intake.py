@@ -49,7 +49,7 @@ class Intake:
         self._arrivals = 0
         self.draining = False
 
-    def accept(self, source: str, request: TokenizedGenerateReqInput, outputs: Outputs) -> None:
+    def accept(self, source: str, request: TokenizedGenerateReqInput, outputs: Outputs, at: float) -> None:
         """Queue a request. A higher attempt of one still held takes it over, an equal or lower one is ignored."""
         held = self._roster.choices(source, request.rid)
         if any(req.attempt >= request.attempt for req in held.values()):
@@ -81,7 +81,7 @@ class Intake:
                 if kept.sent < kept.output_tokens:
                     outputs.emit(kept)
             else:
-                fresh.append(self._new(request, source, index, output_ids))
+                fresh.append(self._new(request, source, index, output_ids, at))
         self._roster.add(fresh)
         asked = self._asked.finish(request.rid)
         for req in fresh:
@@ -128,8 +128,10 @@ class Intake:
                 self._counters.aborted += 1
                 self._roster.end(req, FinishReason(FinishType.ABORT), None)
 
-    def _new(self, request: TokenizedGenerateReqInput, source: str, index: int, output_ids: Sequence[int]) -> Req:
-        req = Req(request, source, index, output_ids, self._arrivals)
+    def _new(
+        self, request: TokenizedGenerateReqInput, source: str, index: int, output_ids: Sequence[int], at: float
+    ) -> Req:
+        req = Req(request, source, index, output_ids, self._arrivals, at)
         self._arrivals += 1
         sampling = request.sampling
         req.end = req.prompt_tokens + sampling.max_new_tokens

@@ -49,11 +49,11 @@ class Planner:
         self.closed = False
         """Whether only choices that have output go on: what has none waits for other weights."""
 
-    def plan(self, step: int) -> tuple[Plan, list[Req]] | None:
+    def plan(self, step: int, now: float) -> tuple[Plan, list[Req]] | None:
         """The next step, or None when there is nothing to compute, or when it is better to wait for a result."""
         if self._awaiting() * FEW > len(self.running):
             return None
-        forming = FormingPlan(self._budget)
+        forming = FormingPlan(self._budget, now)
         starved = self._plan_decodes(forming, step)
         reserved = len(starved)
         forming.budget -= reserved
@@ -265,6 +265,7 @@ class Planner:
         self.running[req] = None
         if req.cached < 0:
             req.cached = min(req.computed, req.prompt_tokens)
+            req.waited = forming.now - req.arrived
             self._counters.prompt_tokens += req.prompt_tokens
             self._counters.cached_tokens += req.cached
         self._counters.forks += req.leader is not None and req.leader.slot >= 0 and req.computed > 0

@@ -26,6 +26,7 @@ class Req:
         "adapter",
         "alone",
         "arrival",
+        "arrived",
         "attempt",
         "cached",
         "computed",
@@ -70,14 +71,22 @@ class Req:
         "token_logprobs",
         "tokens",
         "unsure",
+        "waited",
     )
 
     def __init__(
-        self, request: TokenizedGenerateReqInput, frontend: str, index: int, output_ids: Sequence[int], arrival: int
+        self,
+        request: TokenizedGenerateReqInput,
+        frontend: str,
+        index: int,
+        output_ids: Sequence[int],
+        arrival: int,
+        arrived: float = 0.0,
     ) -> None:
         self.rid = request.rid
         self.index = index
         self.arrival = arrival
+        self.arrived = arrived
         self.tokens = unpack_array(request.input_ids)
         self.prompt_tokens = len(self.tokens)
         self.tokens.extend(output_ids)
@@ -102,6 +111,8 @@ class Req:
         self.passed_over = 0
         """Steps in which a later arrival was admitted before it, or before the one it followed then."""
         self.cached = -1
+        self.waited: float | None = None
+        """From `arrived` until a plan first had it; None before."""
         self.followers: list[Req] = []
         """Choices of the same request that wait for this one to compute the prompt."""
         self.leader: Req | None = None

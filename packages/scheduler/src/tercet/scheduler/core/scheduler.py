@@ -99,10 +99,10 @@ class Scheduler:
     def handle(self, *arrivals: Arrival) -> list[Outgoing]:
         """Take messages in. Returns what can be answered at once."""
         outputs = Outputs()
-        for source, message in arrivals:
+        for source, message, at in arrivals:
             match message:
                 case TokenizedGenerateReqInput():
-                    self.intake.accept(source, message, outputs)
+                    self.intake.accept(source, message, outputs, at)
                 case TokenizedEmbeddingReqInput(rid=rid, attempt=attempt):
                     why = "this model generates text and makes no vectors"
                     outputs.tell(source, Rejected(rid=rid, attempt=attempt, code="invalid_request", message=why))
@@ -165,13 +165,13 @@ class Scheduler:
             if message.fault:
                 self.intake.refuse_adapter(message.adapter, message.fault, outputs)
 
-    def schedule(self) -> Plan | None:
-        """Plan the next step, if there is one."""
+    def schedule(self, now: float = 0.0) -> Plan | None:
+        """Plan the next step, if there is one. `now` decides nothing: it tells how long choices have waited."""
         planned: tuple[Plan, list[Req]] | None = None
         if self._loads_weights:
             planned = self._load_weights(), []
         elif not self.paused:
-            planned = self.planner.plan(self._steps)
+            planned = self.planner.plan(self._steps, now)
         if planned is None:
             return None
         self._steps += 1
