@@ -5,14 +5,16 @@ import re
 from collections.abc import Callable
 
 import httpx2
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from packages.frontend.tests import encoders
 from tercet.frontend.config import HttpConfig
 from tercet.frontend.measures import Histogram
-from tercet.frontend.testing import FakeEngine, Served, serving
-from tercet.protocol.events import Delivery
+from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, Token, serving
+from tercet.protocol.events import Delivery, PeerUp
 from tercet.protocol.messages import Heartbeat
-from tercet.protocol.values import Load, Phase
+from tercet.protocol.values import Load, Phase, Role
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -59,19 +61,23 @@ async def test_requests_and_deaths_are_counted(engine_of: EngineOf, http_of: Htt
         await served.until_idle()
         engine.down("scheduler-0")
         load = Load(queued=3, running=2, pages_total=64, pages_free=7, pages_cached=50, cached_prompt_tokens=11)
-        engine.deliver([Delivery("scheduler-1", Heartbeat(phase=Phase.STEP, load=load))])
+        beat = Heartbeat(phase=Phase.STEP, load=load, steps=8, step_seconds=2.5)
+        engine.deliver([Delivery("scheduler-1", beat)])
         samples = await scrape(http)
     assert samples['tercet_requests_total{frontend="frontend-0",outcome="finished"}'] == 1
     assert samples['tercet_requests_total{frontend="frontend-0",outcome="failed"}'] == 0
     assert samples['tercet_part_deaths_total{frontend="frontend-0",role="scheduler"}'] == 1
     assert samples['tercet_parts_ready{frontend="frontend-0",role="scheduler"}'] == 1
     assert samples['tercet_parts_ready{frontend="frontend-0",role="detokenizer"}'] == 1
-    assert samples['tercet_queued{scheduler="scheduler-1"}'] == 3
-    assert samples['tercet_running{scheduler="scheduler-1"}'] == 2
-    assert samples['tercet_pages{scheduler="scheduler-1"}'] == 64
-    assert samples['tercet_pages_free{scheduler="scheduler-1"}'] == 7
-    assert samples['tercet_pages_cached{scheduler="scheduler-1"}'] == 50
-    assert samples['tercet_cached_prompt_tokens_total{scheduler="scheduler-1"}'] == 11
+    who = '{model="tiny",scheduler="scheduler-1"}'
+    assert samples[f"tercet_queued{who}"] == 3
+    assert samples[f"tercet_steps_total{who}"] == 8
+    assert samples[f"tercet_step_seconds_total{who}"] == 2.5
+    assert samples[f"tercet_running{who}"] == 2
+    assert samples[f"tercet_pages{who}"] == 64
+    assert samples[f"tercet_pages_free{who}"] == 7
+    assert samples[f"tercet_pages_cached{who}"] == 50
+    assert samples[f"tercet_cached_prompt_tokens_total{who}"] == 11
     assert samples['tercet_time_to_first_token_seconds_count{frontend="frontend-0",model="tiny"}'] == 1
     assert 0 < samples['tercet_time_to_first_token_seconds_sum{frontend="frontend-0",model="tiny"}'] < 10
 
@@ -85,6 +91,7 @@ async def test_a_request_that_was_resumed_is_told_of(engine_of: EngineOf, http_o
             while not engine.requests():  # noqa: ASYNC110 - the engine tells nobody
                 await asyncio.sleep(0.001)
         engine.step()
+        engine.waited = 5.0
         engine.down("scheduler-0")
         for _ in range(10):
             engine.step()
@@ -94,6 +101,7 @@ async def test_a_request_that_was_resumed_is_told_of(engine_of: EngineOf, http_o
         samples = await scrape(http)
     assert samples['tercet_redispatches_total{cause="scheduler_died",frontend="frontend-0"}'] == 1
     assert samples['tercet_requests_resumed_finished_total{frontend="frontend-0"}'] == 1
+    assert waits(samples) == (1, 0.02), "what it waited at the other says nothing of the queue it had come to"
     assert info["redispatches"] == {"scheduler_died": 1}
     assert info["requests_resumed_and_finished"] == 1
     assert info["requests_ended"] == {"finished": 1}
@@ -121,11 +129,52 @@ async def test_answers_are_measured_by_model(engine_of: EngineOf, http_of: HttpO
     assert samples[f"tercet_request_prompt_tokens_sum{labels}"] == usage["prompt_tokens"]
     assert samples[f"tercet_request_output_tokens_sum{labels}"] == tokens
     assert samples[f"tercet_time_to_first_token_seconds_count{labels}"] == 1
+    assert waits(samples) == (1, 0.02), "once for both choices"
     assert samples[f"tercet_inter_token_seconds_count{labels}"] == tokens - 2, "each choice's first came after none"
     between = samples[f"tercet_inter_token_seconds_sum{labels}"] / (tokens - 2)
     assert 0.004 <= between < samples[f"tercet_request_seconds_sum{labels}"]
     assert samples['tercet_choices_finished_total{frontend="frontend-0",model="tiny",reason="stop"}'] == 2
     assert samples['tercet_choices_finished_total{frontend="frontend-0",model="tiny",reason="length"}'] == 0
+
+
+def waits(samples: dict[str, float], model: str = "tiny") -> tuple[float, float]:
+    """How many requests waited in a queue, and how long all together."""
+    labels = f'{{frontend="frontend-0",model="{model}"}}'
+    return samples[f"tercet_queue_seconds_count{labels}"], samples[f"tercet_queue_seconds_sum{labels}"]
+
+
+async def test_a_scheduler_that_says_nothing_of_waits_adds_none(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(waited=None)) as served:
+        body = {"model": "tiny", "prompt": "hello"}
+        assert (await http_of(served).post("/v1/completions", json=body)).status_code == 200
+        samples = await scrape(http_of(served))
+    assert waits(samples) == (0, 0)
+    assert samples['tercet_time_to_first_token_seconds_count{frontend="frontend-0",model="tiny"}'] == 1
+
+
+@pytest.mark.parametrize(("waited", "told"), [(0.25, (2, 0.5)), (None, (0, 0))])
+async def test_inputs_of_encoders_wait_in_queues_too(
+    http_of: HttpOf, waited: float | None, told: tuple[float, float]
+) -> None:
+    def nothing(request: object, index: int) -> list[Token]:
+        raise AssertionError("nothing is generated here")
+
+    engine = EncodingEngine(nothing, files=encoders.files(), limits=encoders.limits(), waited=waited)
+    async with serving(engine) as served:
+        body = {"model": "encoder", "input": ["cat", "dog"]}
+        assert (await http_of(served).post("/v1/embeddings", json=body)).status_code == 200
+        samples = await scrape(http_of(served))
+    assert waits(samples, "encoder") == told
+    assert samples['tercet_request_seconds_count{frontend="frontend-0",model="encoder"}'] == 2
+
+
+async def test_a_scheduler_is_of_no_model_until_it_has_said_of_which(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of()
+    async with serving(engine, names=("first", "second")) as served:
+        engine.deliver([Delivery("scheduler-1", PeerUp("scheduler-1", Role.SCHEDULER, "1"))])
+        samples = await scrape(http_of(served))
+    assert samples['tercet_queued{model="first",scheduler="scheduler-0"}'] == 0
+    assert samples['tercet_queued{model="",scheduler="scheduler-1"}'] == 0
 
 
 async def test_responses_are_counted_by_route_whatever_clients_ask_for(engine_of: EngineOf, http_of: HttpOf) -> None:

@@ -25,6 +25,8 @@ class InFlight(ABC):
         self.scheduler = ""
         """Where its present attempt runs; empty while it waits for a scheduler."""
         self.detokenizer = ""
+        self.waited: float | None = None
+        """Seconds that it waited in a scheduler, once it is known."""
         self.began_at = 0.0
         self.dispatched_at = 0.0
         self.refused = False

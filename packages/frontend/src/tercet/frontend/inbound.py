@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import assert_never, cast
 
@@ -138,16 +139,19 @@ class Inbound:
             logger.error("%s sent vectors that make no sense: %s", source, error)
             return
         now = self._clock()
-        for rid, attempt, vector, finish in rows:
+        for rid, attempt, vector, finish, waited in rows:
             state = self._states.get(rid)
             if isinstance(state, EmbeddingState):
-                self._on_vector(state, state.accept(attempt, vector, finish), now)
+                self._on_vector(state, state.accept(attempt, vector, finish), waited, now)
 
-    def _on_vector(self, state: EmbeddingState, verdict: Verdict, now: float) -> None:
+    def _on_vector(self, state: EmbeddingState, verdict: Verdict, waited: float, now: float) -> None:
         if verdict is Verdict.ABORTED:
             self._recovery.again(state, now, Cause.ABORTED)
         elif verdict is ACCEPTED:
-            self._counters.models[state.model.base].ended(state, now)
+            measures = self._counters.models[state.model.base]
+            if not math.isnan(waited):
+                measures.begun(state, waited)
+            measures.ended(state, now)
             self._dispatcher.ended(state)
             if state.alone:
                 self._recovery.retry(now)

@@ -9,6 +9,7 @@ from tercet.frontend.req_state import ReqState, Row
 from tercet.protocol.values import FinishType
 
 FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKEN_BOUNDS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 2.5, 5.0)
 REQUEST_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Seconds."""
@@ -34,6 +35,8 @@ class Histogram:
 class Measures:
     """Of one model's requests, since this frontend started. A request is measured where it ends with an answer."""
 
+    queue: Histogram = field(default_factory=lambda: Histogram(QUEUE_BOUNDS))
+    """Seconds from arrival at a scheduler until a step has the request, at the attempt that first brings anything."""
     first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
     """Seconds from a tokenized prompt to the first token of any choice."""
     between_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
@@ -48,6 +51,8 @@ class Measures:
 
     def heard(self, state: ReqState, row: Row, now: float) -> None:
         """A row was accepted."""
+        if row.opening is not None and row.opening.waited is not None:
+            self.begun(state, row.opening.waited)
         count = len(row.token_ids)
         if count:
             choice = state.choices[row.index]
@@ -59,6 +64,12 @@ class Measures:
         if row.finish is not None:
             self.finishes[row.finish.type] += 1
             self.ended(state, now)
+
+    def begun(self, state: InFlight, waited: float) -> None:
+        """A step has had a request. What its later attempts and other choices waited says nothing of the queue."""
+        if state.waited is None:
+            state.waited = waited
+            self.queue.observe(waited)
 
     def ended(self, state: InFlight, now: float) -> None:
         """A request may have its final answer."""

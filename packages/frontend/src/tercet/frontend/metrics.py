@@ -33,9 +33,15 @@ _COUNTERS = {
     "retractions": "Choices that had to give up their pages to others.",
 }
 """Of a scheduler's load. Its counts begin anew when it does, as Prometheus expects."""
+_STEPS = {
+    "steps": "Forward passes.",
+    "step_seconds": "What they took, all together, in seconds.",
+}
+"""Of its heartbeat, likewise."""
 _FIELDS = {"pages": "pages_total", "slots": "slots_total"}
 """Fields of the load that are named otherwise: in Prometheus' names _total is for counters."""
 _HISTOGRAMS = {
+    "queue_seconds": ("queue", "From a request's arrival at a scheduler to the first step that has it."),
     "time_to_first_token_seconds": ("first_token", "From a tokenized prompt to its first token."),
     "inter_token_seconds": ("between_tokens", "From one token of a choice to the next."),
     "request_seconds": ("request", "From a tokenized prompt to its whole answer."),
@@ -72,15 +78,18 @@ class Metrics:
         yield from self._of_parts()
 
     def _of_schedulers(self) -> Iterator[Metric]:
-        schedulers = self._manager.fleet.schedulers.values()
+        schedulers = [
+            ([each.peer, self._manager.models.name_of(each)], each) for each in self._manager.fleet.schedulers.values()
+        ]
         kinds: list[tuple[Kind, Mapping[str, str]]] = [(GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)]
         for kind, texts in kinds:
             for name, text in texts.items():
                 field = _FIELDS.get(name, name)
-                samples = [([each.peer], getattr(each.load, field)) for each in schedulers]
-                yield _metric(kind, name, text, ["scheduler"], samples)
-        steps = [([each.peer], each.heartbeat.steps) for each in schedulers]
-        yield _metric(CounterMetricFamily, "steps", "Forward passes.", ["scheduler"], steps)
+                samples = [(labels, getattr(each.load, field)) for labels, each in schedulers]
+                yield _metric(kind, name, text, ["scheduler", "model"], samples)
+        for name, text in _STEPS.items():
+            samples = [(labels, getattr(each.heartbeat, name)) for labels, each in schedulers]
+            yield _metric(CounterMetricFamily, name, text, ["scheduler", "model"], samples)
 
     def _of_requests(self) -> Iterator[Metric]:
         manager, counters = self._manager, self._manager.counters

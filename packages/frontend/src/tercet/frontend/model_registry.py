@@ -78,6 +78,10 @@ class ModelRegistry:
             raise UnavailableError("The model is still loading.", retry_after=1)
         raise ModelNotFoundError(f"The model {name!r} does not exist.", param="model")
 
+    def name_of(self, scheduler: SchedulerPeer) -> str:
+        """The first name that a scheduler's model has here; empty until it has said what it serves."""
+        return "" if scheduler.limits is None else next(iter(self._names), scheduler.limits.model)
+
     def _may_learn_more(self) -> bool:
         """Whether not all schedulers have said what they serve."""
         return self._undecided or (len(self._heard) < self._expected and self._clock() < self._patient_until)

@@ -1,5 +1,6 @@
 """One input in flight: what it takes to receive its vector, or to send it again."""
 
+import math
 import struct
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ from tercet.frontend.req_state import Verdict
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.wake import Wake
 from tercet.protocol.messages import BatchEmbeddingOutput, TokenizedEmbeddingReqInput
-from tercet.protocol.values import FinishReason, FinishType, unpack_ints
+from tercet.protocol.values import FinishReason, FinishType, unpack_floats, unpack_ints
 
 
 class EmbeddingState(InFlight):
@@ -97,14 +98,18 @@ class EmbeddingState(InFlight):
 
 def vectors_of(
     batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]
-) -> Iterator[tuple[str, int, bytes, FinishReason | None]]:
-    """(rid, attempt, vector, finish) of each row. Raises ValueError for a batch whose parts do not fit."""
+) -> Iterator[tuple[str, int, bytes, FinishReason | None, float]]:
+    """(rid, attempt, vector, finish, seconds it waited) of each row; NaN if nothing is known of the last.
+
+    Raises ValueError for a batch whose parts do not fit.
+    """
     size = 4 * batch.width
     if len(frames) != 1 or batch.width < 1 or frames[0].nbytes != size * len(batch.rids):
         raise ValueError(f"{len(batch.rids)} vectors of {batch.width} numbers came with frames of another size")
     data = bytes(frames[0])
-    for row, (rid, attempt) in enumerate(zip(batch.rids, unpack_ints(batch.attempts), strict=True)):
-        yield rid, attempt, data[row * size : (row + 1) * size], batch.finishes.get(row)
+    waits = unpack_floats(batch.waited) or [math.nan] * len(batch.rids)
+    for row, (rid, attempt, waited) in enumerate(zip(batch.rids, unpack_ints(batch.attempts), waits, strict=True)):
+        yield rid, attempt, data[row * size : (row + 1) * size], batch.finishes.get(row), waited
 
 
 def numbers(vector: bytes) -> tuple[float, ...]:

@@ -83,5 +83,6 @@ class EncodingEngine(FakeEngine):
             attempts=pack_ints(request.attempt for request in requests),
             width=width,
             finishes={row: each for row, each in enumerate(answers) if isinstance(each, FinishReason)},
+            waited=b"" if self.waited is None else pack_floats([self.waited] * len(requests)),
         )
         return batch, frame

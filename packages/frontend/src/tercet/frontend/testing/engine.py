@@ -109,6 +109,8 @@ class FakeEngine:
     """Schedulers that leave orders unanswered."""
     adapter: Callable[[str, str], str] = _digest
     """SHA-256 of what a scheduler finds at a path; a ValueError is why it refuses that."""
+    waited: float | None = 0.02
+    """What its schedulers say each choice waited; None for one that says nothing of it."""
     held: list[tuple[str, TokenizedGenerateReqInput]] = field(default_factory=list)
     """Requests that wait for `offer`, and the schedulers they are at."""
     _scheduled: bool = False
@@ -279,7 +281,7 @@ class FakeEngine:
         offsets = [0]
         for _, (tokens, _) in rows:
             offsets.append(offsets[-1] + len(tokens))
-        openings = [_opening(row, each.request) for row, (each, _) in enumerate(rows) if not each.opened]
+        openings = [_opening(row, each.request, self.waited) for row, (each, _) in enumerate(rows) if not each.opened]
         for each, _ in rows:
             each.opened = True
         return BatchStrOutput(
@@ -305,14 +307,15 @@ def decode_spec(request: TokenizedGenerateReqInput) -> DecodeSpec:
     return msgspec.msgpack.decode(request.decode_spec, type=DecodeSpec)
 
 
-def _opening(row: int, request: TokenizedGenerateReqInput) -> TextOpening:
+def _opening(row: int, request: TokenizedGenerateReqInput, waited: float | None) -> TextOpening:
     prompt = unpack_ints(request.input_ids)
     scores = None
     if request.logprobs and request.logprobs.prompt:
         top = request.logprobs.top
         likeliest = [Token(token_id, "", logprob=-1.0 - place) for place, token_id in enumerate(prompt[1:])]
         scores = _logprobs([Token(prompt[0], "", logprob=math.nan), *likeliest], top)
-    return TextOpening(row=row, prompt_tokens=len(prompt), cached_tokens=len(prompt) // 2, prompt_logprobs=scores)
+    cached = len(prompt) // 2
+    return TextOpening(row=row, prompt_tokens=len(prompt), cached_tokens=cached, prompt_logprobs=scores, waited=waited)
 
 
 def _logprobs(tokens: list[Token], top: int) -> Logprobs:
