@@ -13,6 +13,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 PARTS = ("frontend", "scheduler", "detokenizer")
+MONITORING = ("prometheus", "grafana")
+"""Services of compose.yaml that are no parts, and run what others have made."""
 INBOX_PORTS = {"frontend": 30000, "scheduler": 30100, "detokenizer": 30200}
 
 
@@ -106,6 +108,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             if "exec" in container(part)[probe]:
                 yield f"kubernetes {part}, {probe}", container(part)[probe]["exec"]["command"]
     for name, service in compose()["services"].items():
+        if name in MONITORING:
+            continue
         entry = service.get("entrypoint") or [f"tercet-{part_of(name)}"]
         yield f"compose {name}", [*entry, *service["command"]]
         if "test" in service["healthcheck"]:

@@ -14,6 +14,7 @@ from tercet.scheduler.config import ProcessOptions
 from tests.deploy_files import (
     DEPLOY,
     INBOX_PORTS,
+    MONITORING,
     PARTS,
     ROOT,
     Dockerfile,
@@ -28,7 +29,7 @@ from tests.deploy_files import (
     pod,
 )
 
-SERVICES = {name: service for name, service in compose()["services"].items() if name != "keys"}
+SERVICES = {name: service for name, service in compose()["services"].items() if name not in {"keys", *MONITORING}}
 EVERYBODY = {(sender, receiver) for sender in PARTS for receiver in PARTS if sender != receiver}
 
 
@@ -130,14 +131,59 @@ def test_the_kustomization_names_every_file() -> None:
     assert kustomization("kubernetes-gpu")["resources"] == ["../kubernetes"]
 
 
-@pytest.mark.parametrize("name", [*SERVICES, "keys"])
+@pytest.mark.parametrize("name", [*SERVICES, "keys", *MONITORING])
 def test_containers_of_compose_can_do_little(name: str) -> None:
     service = compose()["services"][name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     published = [port.rpartition(":")[0].rpartition(":")[0] for port in service.get("ports", ())]
-    assert published == (["127.0.0.1"] if name == "frontend" else [])
+    assert published == (["127.0.0.1"] if name in {"frontend", "grafana"} else [])
+
+
+@pytest.mark.parametrize("name", MONITORING)
+def test_monitoring_starts_when_it_is_asked_for_and_sees_no_key_of_a_part(name: str) -> None:
+    service = compose()["services"][name]
+    assert service["profiles"] == ["monitoring"]
+    assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", service["image"]), "a tag that stays"
+    assert service["networks"] == ["clients"]
+    binds = [volume for volume in service["volumes"] if volume["type"] == "bind"]
+    assert all((DEPLOY / volume["source"]).is_file() and volume["read_only"] for volume in binds)
+    [kept] = [volume for volume in service["volumes"] if volume["type"] == "volume"]
+    assert kept["source"] == name
+    assert name in compose()["volumes"]
+
+
+def test_prometheus_of_compose_reads_every_frontend_by_the_same_rules() -> None:
+    alone, together = (
+        yaml.safe_load((DEPLOY / "monitoring" / file).read_text())
+        for file in ("prometheus.yaml", "prometheus-compose.yaml")
+    )
+    assert alone["rule_files"] == together["rule_files"] == ["alerts.yaml"]
+    (read,) = together["scrape_configs"]
+    assert read["job_name"] == alone["scrape_configs"][0]["job_name"]
+    assert read["dns_sd_configs"][0]["names"] == ["frontend"]
+    port = option(SERVICES["frontend"]["command"], "--port")
+    assert str(read["dns_sd_configs"][0]["port"]) == port
+    _, _, script = compose()["services"]["prometheus"]["entrypoint"]
+    assert f"> {read['authorization']['credentials_file']};" in script
+    mounts = {volume["target"]: volume["source"] for volume in compose()["services"]["prometheus"]["volumes"]}
+    config = option(script.split(), "--config.file")
+    assert mounts[config] == "./monitoring/prometheus-compose.yaml"
+    assert mounts[f"{config.rpartition('/')[0]}/alerts.yaml"] == "./monitoring/alerts.yaml"
+    assert mounts[option(script.split(), "--storage.tsdb.path")] == "prometheus"
+
+
+def test_grafana_of_compose_finds_prometheus_and_the_dashboard() -> None:
+    folder = DEPLOY / "monitoring" / "grafana"
+    (source,) = yaml.safe_load((folder / "datasources.yaml").read_text())["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    (provider,) = yaml.safe_load((folder / "dashboards.yaml").read_text())["providers"]
+    grafana = compose()["services"]["grafana"]
+    mounts = {volume["target"]: volume["source"] for volume in grafana["volumes"]}
+    home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert mounts[home] == "./monitoring/dashboard.json"
+    assert home.rpartition("/")[0] == provider["options"]["path"]
 
 
 @pytest.mark.parametrize("part", PARTS)
