@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 
+from tercet.kernels.attention import triton as attention
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.bench import PAGE_SIZE, measure_recorded
-from tercet.kernels.check import Pair, verdict
+from tercet.kernels.check import Pair, make_batch, verdict
 from tercet.kernels.errors import DeviceFailedError
 from tercet.kernels.ops import logprobs as logprobs_reference
 from tercet.kernels.ops import quantised as quantised_reference
@@ -79,6 +82,28 @@ def _rope(scale: Scale) -> Iterator[_Work]:
         yield _Work(size, run, [rotated, *wanted], 2.0 * given.nbytes, list(caches))
 
 
+def _decodes(scale: Scale) -> Iterator[_Work]:
+    """Of one layer. What few rows read is in the L2 from the second call on."""
+    shape, dim = scale.large, scale.large.head_dim
+    for count in scale.batches:
+        rows = make_batch([(1, scale.context)] * count, PAGE_SIZE, scale.device)
+        pages = int(rows.page_table.max()) + 1
+        caches = torch.randn(2, pages, PAGE_SIZE, shape.kv_heads, dim, device=scale.device).to(scale.dtype)
+        q = torch.randn(count, shape.heads, dim, device=scale.device).to(scale.dtype)
+        expected = _attended(TorchNativeAttention(), rows, q, caches)
+        backends: dict[Tiling, AttentionBackend] = {}  # a graph's counters are made before it is recorded
+        yield _Work(f"batch {count}", partial(_decoded, backends, rows, q, caches), expected, 1.0 * caches.nbytes)
+
+
+def _decoded(backends: dict[Tiling, AttentionBackend], *given: Any, tiling: Tiling) -> Tensors:
+    return _attended(backends.setdefault(tiling, attention.TritonAttention(tiling)), *given)
+
+
+def _attended(backend: AttentionBackend, rows: AttentionBatch, q: torch.Tensor, caches: torch.Tensor) -> Tensors:
+    backend.plan(rows)
+    return [backend.attend(q, caches[0], caches[1], scale=q.shape[2] ** -0.5)]
+
+
 def _largest(scale: Scale) -> Iterator[_Work]:
     for size, logits in _logits(scale):
         yield _Work(size, partial(largest.largest, logits), sampling_reference.largest(logits), logits.nbytes)
@@ -134,6 +159,7 @@ def _one(operation: Callable[..., torch.Tensor], *given: Any, tiling: Tiling) ->
 OPERATIONS: dict[str, tuple[Sequence[Tiling], Callable[[Scale], Iterator[_Work]]]] = {
     "embedding": (embedding.TILINGS, _embedding),
     "rope_store": (rope.TILINGS, _rope),
+    "decode": (attention.DECODE_TILINGS, _decodes),
     "largest": (largest.TILINGS, _largest),
     "logprobs": (logprobs.TILINGS, _logprobs),
     "sample all": (sampling.TILINGS, _sample),
@@ -209,4 +235,4 @@ def _say(title: str, rows: list[Results]) -> None:
     print(title)
     for row in rows:
         mark = "  in use" if row["in_use"] else ""
-        print(f"  {row['tiling']:10} {row['us']:9.1f} us {row['share']:7.1%}{mark}", flush=True)
+        print(f"  {row['tiling']:12} {row['us']:9.1f} us {row['share']:7.1%}{mark}", flush=True)

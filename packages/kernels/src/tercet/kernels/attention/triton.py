@@ -8,7 +8,7 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch, NewTokens
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
-from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two, shared_memory
+from tercet.kernels.triton.launch import Tiling, early_start, multiprocessors, power_of_two, shared_memory
 from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, merge_kernel
 from tercet.kernels.triton.rope import require_whole_heads
 from tercet.kernels.triton.rope_decode import rope_decode_kernel
@@ -29,6 +29,20 @@ _ROOMY = 160 << 10
 
 _LEAST_KEYS = 16
 """Of a block, the fewest that tensor cores multiply."""
+
+DECODE_TILINGS = (
+    Tiling(64, 2, 3),
+    Tiling(64, 2, 5),
+    Tiling(64, 4, 3),
+    Tiling(64, 4, 5),
+    Tiling(32, 2, 5),
+    Tiling(32, 2, 7),
+)
+"""Of decodes with heads of 128 in 16 bits, by the keys of a block; the first is in use.
+
+With three stages shared memory has one block of keys and values, and the next is asked for once both products are done;
+with five it has two, and a multiprocessor has room for fewer programs.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +105,10 @@ class TritonAttention:
 
     capturable = True
 
-    def __init__(self) -> None:
+    def __init__(self, decodes: Tiling | None = None) -> None:
+        """With `decodes`, these are cut up so, whatever the model."""
         self._plan = TritonPlan()
+        self._decodes = decodes
 
     def plan(self, batch: AttentionBatch) -> None:
         """See `TritonPlan.take`."""
@@ -171,6 +187,8 @@ class TritonAttention:
             ended = self._plan.counters(rows * kv_heads, q.device) if splits <= FEW_SPLITS else None
         group, dim, memory = int(options["GROUP"]), int(options["BLOCK_D"]), shared_memory(q.device)
         blocks = _Blocks.of_decode(group, dim, q.element_size(), k_cache.dtype, memory)
+        if (tiling := self._decodes) is not None:
+            blocks = replace(blocks, keys=tiling.block, warps=tiling.warps, stages=tiling.stages)
         tensors = (k_cache, v_cache, parts, lse, out, ended, sinks, batch.page_table, batch.kv_lens)
         sizes = (batch.page_table.stride(0), splits, least)
         kernel, given = decode_kernel, (q, *tensors, q.stride(0), *sizes)

@@ -23,13 +23,18 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
 
 @dataclass(frozen=True)
 class Tiling:
-    """What one program of an operation takes, in the operation's own terms, and how many warps share it."""
+    """What one program of an operation takes, in the operation's own terms, and how many warps share it.
+
+    A loop whose loads Triton has under way ahead of it has `stages`; of others that number means nothing.
+    """
 
     block: int
     warps: int
+    stages: int = 0
 
     def __str__(self) -> str:
-        return f"{self.block} x {self.warps}"
+        ahead = f" x {self.stages}" if self.stages else ""
+        return f"{self.block} x {self.warps}{ahead}"
 
 
 def power_of_two(least: int) -> int:
