@@ -210,6 +210,35 @@ async def test_a_single_tenant_s_cache_is_one(engine_of: EngineOf, http_of: Http
         assert await salts(served, http_of(served), (MINE, None), (MINE, "salt")) == ["", "salt"]
 
 
+async def tenants(served: Served, http: httpx2.AsyncClient, *keys: dict[str, str]) -> list[str]:
+    """For whom requests of these keys are, as the scheduler is told."""
+    await salts(served, http, *((headers, None) for headers in keys))
+    return [each.tenant for each in served.engine.requests()[-len(keys) :]]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_schedulers_are_told_whose_a_request_is(engine_of: EngineOf, http_of: HttpOf, *, shared: bool) -> None:
+    """By the same name from every frontend, at every route, and not by the key."""
+    config = HttpConfig(api_key=("mine", "yours"), admin_key=("boss",), share_cache_between_keys=shared)
+    async with serving(engine_of(three), config) as served:
+        http = http_of(served)
+        found = await tenants(served, http, MINE, YOURS, BOSS)
+        assert len({*found, ""}) == 4
+        for path, body in (("/v1/chat/completions", CHAT), ("/generate", {"text": "hello"}), ("/v1/messages", CHAT)):
+            assert (await http.post(path, json=body, headers=MINE)).status_code == 200, path
+            assert served.engine.requests()[-1].tenant == found[0], path
+    async with serving(engine_of(three), HttpConfig(api_key=("mine",)), peer="frontend-1") as served:
+        assert await tenants(served, http_of(served), MINE) == found[:1]
+    for key in ("mine", "yours", "boss"):
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        assert not [name for name in found if key in name or name in digest or digest in name]
+
+
+async def test_where_nobody_needs_a_key_all_are_one_tenant(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(three), HttpConfig()) as served:
+        assert await tenants(served, http_of(served), MINE, YOURS, {}) == ["", "", ""]
+
+
 async def test_a_request_is_sent_again_with_the_salt_it_had(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of(three, auto=False, schedulers=["scheduler-0", "scheduler-1"])
     async with serving(engine, TWO) as served:
@@ -223,6 +252,7 @@ async def test_a_request_is_sent_again_with_the_salt_it_had(engine_of: EngineOf,
         first, again = engine.requests()
     assert again.attempt == 1
     assert first.cache_salt == again.cache_salt != ""
+    assert first.tenant == again.tenant != ""
 
 
 async def test_a_session_and_a_response_go_on_in_their_key_s_cache(
@@ -259,6 +289,7 @@ async def test_a_response_taken_over_keeps_its_salt(engine_of: EngineOf, http_of
     [again] = served.engine.requests()
     assert again.input_ids == asked.input_ids
     assert again.cache_salt == asked.cache_salt != ""
+    assert again.tenant == asked.tenant != ""
 
 
 def test_what_is_taken_over_is_counted_and_never_refused() -> None:

@@ -113,6 +113,7 @@ MESSAGES: list[m.Message] = [
         hold=True,
         lora=LoRAAdapter("/adapters/sql", "0f" * 32),
         prediction=pack_ints([42, 128_000]),
+        tenant="00ff" * 8,
     ),
     m.TokenizedEmbeddingReqInput(
         rid="r2",

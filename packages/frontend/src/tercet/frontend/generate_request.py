@@ -89,4 +89,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the client expects the answer to be, which changes nothing of it."""
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    """Whose it is, by what `Tenants` makes of the key that was shown."""
     param_names: ParamNames = ParamNames()

@@ -295,4 +295,5 @@ class ReqState(InFlight):
             hold=hold,
             lora=request.lora,
             prediction=pack_ints(self.prediction),
+            tenant=request.tenant,
         )

@@ -1,4 +1,4 @@
-"""What the API keys of one server have of it: each so many requests at a time, and a prefix cache of its own."""
+"""What the API keys of one server have of it: so many requests at a time, a share, and a prefix cache of its own."""
 
 import hashlib
 from collections import Counter
@@ -9,6 +9,9 @@ from tercet.frontend.config import HttpConfig
 from tercet.frontend.errors import RateLimitError
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.keys import current_visitor
+
+_TENANT_DIGITS = 32
+"""As many as keep keys apart: they travel with each request."""
 
 
 class Place:
@@ -58,14 +61,20 @@ class Tenants:
             )
         return Place(self._taken, visitor.owner)
 
-    def apart(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with a salt that only requests of the same key and the same own salt have.
+    def marked(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with what tells schedulers whose it is, and a salt that only requests like it have.
 
-        Otherwise a client would learn from cached tokens, and from times, what others have asked. The salt is the same
-        at every frontend and after every restart, and tells schedulers nothing of the key.
+        Those are of the same key and the same own salt: otherwise a client would learn from cached tokens, and from
+        times, what others have asked. Both are the same at every frontend and after every restart, and tell nothing of
+        the key.
         """
         owner = current_visitor().owner
-        if not self._caches_apart or not owner:
+        if not owner:
             return request
-        salt = hashlib.sha256(f"tercet cache salt\0{owner}\0{request.cache_salt}".encode()).hexdigest()
-        return msgspec.structs.replace(request, cache_salt=salt)
+        tenant = _hashed("tercet tenant", owner)[:_TENANT_DIGITS]
+        salt = _hashed("tercet cache salt", owner, request.cache_salt) if self._caches_apart else request.cache_salt
+        return msgspec.structs.replace(request, tenant=tenant, cache_salt=salt)
+
+
+def _hashed(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -182,7 +182,7 @@ class TokenizerManager:
         """
         place = self._admit()
         try:
-            return await self._submit([self._tenants.apart(each) for each in requests], rid, place)
+            return await self._submit([self._tenants.marked(each) for each in requests], rid, place)
         except BaseException:
             place.give_back()
             raise

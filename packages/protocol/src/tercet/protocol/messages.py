@@ -128,6 +128,9 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     prediction: bytes = b""
     """Token ids (int32) that the sender expects as output. A scheduler may guess by them, which changes how fast the
     output comes and no token of it. Since 1.1."""
+    tenant: str = ""
+    """For whom it is, where a scheduler is to be shared fairly: the same for all requests of one API key, from every
+    frontend, and nothing that tells the key. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
