@@ -174,6 +174,7 @@ class World(Driver):
             ignore_eos=chance.random() < 0.5,
             priority=chance.randrange(3),
             salt=chance.choice(["", "", "tenant"]),
+            tenant=chance.choice(["", "a", "b"]),
             detokenizer=chance.choice(DETOKENIZERS),
             alone=chance.random() < 0.05,
             logprobs=chance.choice([None, None, LogprobParams(), LogprobParams(prompt=True)]),

@@ -87,6 +87,7 @@ def test_more_biases_than_there_may_be_are_refused() -> None:
         {"priority": -(2**31) - 1},
         {"rid": "x" * 1_000_000},
         {"cache_salt": "x" * 1_000_000},
+        {"tenant": "x" * 1_000_000},
         {"detokenizer": "x" * 1_000_000},
         {"input_ids": b"\1\0\0"},
         {"prediction": b"\1\0\0"},

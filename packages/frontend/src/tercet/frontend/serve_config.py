@@ -25,7 +25,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "load_format": ("auto", "safetensors", "dummy"),
     "kv_cache_dtype": ("auto", "bfloat16", "fp8_e4m3"),
     "quantization": ("none", "int8", "int4"),
-    "schedule_policy": ("lpm", "fcfs", "priority"),
+    "schedule_policy": ("lpm", "fcfs", "priority", "fair"),
     "attention_backend": ("auto", "cpu", "flashinfer", "torch_native", "triton"),
 }
 """What schedulers of this release know. Another's may know more, and `--scheduler.NAME` hands them whatever is said."""
@@ -132,7 +132,7 @@ class SchedulerOptions:
     page_size: int | None = None
     """Tokens in one page of the KV cache."""
     schedule_policy: str | None = None
-    """Which waiting request goes first: lpm (longest cached prefix), fcfs or priority."""
+    """Which waiting request goes first: lpm (longest cached prefix), fcfs, priority, or fair (API keys take turns)."""
     disable_radix_cache: Annotated[bool, Parameter(negative="")] = False
     """Do not share cached prefixes between requests."""
     attention_backend: str | None = None

@@ -122,7 +122,7 @@ class ScheduleOptions:
     """How requests share the model."""
 
     schedule_policy: PolicyName = PolicyName.LPM
-    """Which waiting request goes first: lpm (longest cached prefix), fcfs or priority."""
+    """Which waiting request goes first: lpm (longest cached prefix), fcfs, priority, or fair (API keys take turns)."""
     max_running_requests: int | None = None
     """Choices that may run at the same time; otherwise 64, and 256 on a GPU."""
     chunked_prefill_size: int | None = None

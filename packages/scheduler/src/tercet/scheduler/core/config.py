@@ -16,6 +16,7 @@ class PolicyName(StrEnum):
     LPM = "lpm"
     FCFS = "fcfs"
     PRIORITY = "priority"
+    FAIR = "fair"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from tercet.scheduler.core.fair_share import Account, FairShare
 from tercet.scheduler.core.prefix_cache import Node
 from tercet.scheduler.core.radix_cache import RadixCache
 from tercet.scheduler.core.request import Req
@@ -10,7 +11,8 @@ from tercet.scheduler.core.scheduler import Scheduler
 
 def violations(core: Scheduler) -> list[str]:
     """Every broken invariant, in words; empty when all is well."""
-    return [*_slots(core), *_adapters(core), *_requests(core), *_pages(core), *_in_flight(core), *_tree(core)]
+    holdings = [*_slots(core), *_adapters(core), *_requests(core), *_pages(core), *_in_flight(core), *_tree(core)]
+    return [*holdings, *_accounts(core)]
 
 
 def _adapters(core: Scheduler) -> list[str]:
@@ -27,6 +29,24 @@ def _adapters(core: Scheduler) -> list[str]:
         for req in running
         if req.adapter is not None and adapters.place_of(req.adapter) != req.place
     ]
+    return found
+
+
+def _accounts(core: Scheduler) -> list[str]:
+    """Whoever waits or has begun is on its tenant's account, and has paid for all that is known of it."""
+    policy = core.policy
+    if not isinstance(policy, FairShare):
+        return []
+    found = []
+    begun = [req for req in core.roster if req.charged >= 0 and req.finish is None]
+    waiting = Counter(req.tenant for req in core.waiting)
+    running = Counter(req.tenant for req in begun)
+    for name in {*policy.accounts, *waiting, *running}:
+        account = policy.accounts.get(name, Account())
+        if (account.waiting, account.begun) != (waiting[name], running[name]):
+            found.append(f"the account of {name!r} is {account}, not of {waiting[name]} and {running[name]} choices")
+    if any(req.charged != len(req.tokens) for req in begun):
+        found.append("tokens have not been charged for")
     return found
 
 

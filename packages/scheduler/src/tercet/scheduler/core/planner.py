@@ -1,5 +1,8 @@
 """`Planner`: which tokens of which choices the next step computes."""
 
+from collections.abc import Iterable
+from itertools import islice
+
 from tercet.protocol.values import Grammar, LoRAAdapter
 from tercet.scheduler.core.coming_prefixes import ComingPrefixes
 from tercet.scheduler.core.config import (
@@ -213,12 +216,14 @@ class Planner:
         being computed for another waits for it, until its patience is at an end, too.
         """
         admitted: list[Req] = []
+        overtaken: list[Req] = []
+        skipped: list[Req] = []
         put_off = 0
         if forming.budget and self._memory.free_slots:
             reserve = sum(self._foreseen(req) for req in self.running)
             coming = self._coming_prefixes()
             alone = any(req.alone for req in self.running)
-            for req in self.line()[: LONGEST_MEASURED if forming.held_back else None]:
+            for req in islice(self.line(), LONGEST_MEASURED if forming.held_back else None):
                 if forming.budget == 0 or put_off == LONGEST_MEASURED:
                     break
                 if self.is_blocked(req):
@@ -228,10 +233,13 @@ class Planner:
                 if not self._memory.adapters.has_room(req.adapter):
                     if req.passed_over >= self._config.patience:
                         break  # or those whose adapters are at hand could take turns for ever
+                    skipped.append(req)
                     continue
                 if forming.held_back and not forming.is_short(self._memory.missing(req)):
+                    skipped.append(req)
                     continue
                 if self._finds_more_later(req, coming):
+                    skipped.append(req)
                     put_off += 1
                     continue
                 copies = self._memory.admit(req, reserve + self._foreseen(req) if self.running else 0)
@@ -239,11 +247,13 @@ class Planner:
                     break
                 self._introduce(req, copies, forming, step)
                 admitted.append(req)
+                overtaken += skipped
+                skipped.clear()
                 alone = req.alone
                 coming.add(req)
                 reserve += self._foreseen(req)
         if admitted:
-            self._waiting.count_passed_over(admitted)
+            self._waiting.count_passed_over(admitted, overtaken)
 
     def _coming_prefixes(self) -> ComingPrefixes:
         """Prompts that are being computed, by choices that nothing holds up."""
@@ -255,13 +265,13 @@ class Planner:
             return False
         return coming.is_worth_waiting(req, self._memory.cache)
 
-    def line(self) -> list[Req]:
+    def line(self) -> Iterable[Req]:
         """Who waits, in order; one to which the scheduler was offered has it to itself, unless it is held up."""
         offered = [req for req in self._waiting if req.offered and not self.is_blocked(req)]
         return offered or self._waiting.in_order(self._memory.cache)
 
     def _introduce(self, req: Req, copies: list[PageCopy], forming: FormingPlan, step: int) -> None:
-        self._waiting.remove(req)
+        self._waiting.admit(req)
         self.running[req] = None
         if req.cached < 0:
             req.cached = min(req.computed, req.prompt_tokens)

@@ -1,8 +1,10 @@
 """How waiting choices are ordered."""
 
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tercet.scheduler.core.config import PolicyName
+from tercet.scheduler.core.fair_share import FairShare
 from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
 
@@ -11,14 +13,66 @@ LONGEST_MEASURED = 128
 
 
 class SchedulePolicy(Protocol):
-    """An order of admission. Ageing and retraction are the queue's, so a policy need not be fair."""
+    """An order of admission. Ageing and retraction are the queue's, so a policy need not be fair.
 
-    def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:
-        """`waiting` (in order of arrival), best first."""
+    It is told what becomes of choices, for its order may depend on it.
+    """
+
+    def order(self, waiting: list[Req], cache: PrefixCache) -> Iterable[Req]:
+        """`waiting` (in order of arrival), best first. Which is next may depend on whether those before were admitted.
+
+        Nothing comes of asking alone: not everybody who asks admits.
+        """
         ...
 
+    def overtaken(self, waiting: Iterable[Req], admitted: Sequence[Req], skipped: Sequence[Req]) -> Iterable[Req]:
+        """Whom of those still `waiting` a step wronged, so that they age.
 
-class FirstComeFirstServed:
+        Of those that it `skipped`, in order, each could have run, and stood before one that was `admitted`.
+        """
+        ...
+
+    def joined(self, req: Req) -> None:
+        """A choice has begun to wait, new or retracted."""
+
+    def left(self, req: Req) -> None:
+        """A choice waits no more."""
+
+    def admitted(self, req: Req) -> None:
+        """A choice has left for a slot, and needs all that it has not `computed`."""
+
+    def advanced(self, reqs: Iterable[Req]) -> None:
+        """A step with these choices is over: they may have more tokens. One may be named several times, or be gone."""
+
+    def ended(self, req: Req) -> None:
+        """A choice has its final answer."""
+
+
+class _ByArrival:
+    """What policies have in common to which all choices are alike, whoever's they are: they need not be told of any."""
+
+    def overtaken(self, waiting: Iterable[Req], admitted: Sequence[Req], skipped: Sequence[Req]) -> Iterable[Req]:  # noqa: ARG002
+        """Those that came before the last of the admitted."""
+        latest = max(req.arrival for req in admitted)
+        return (req for req in waiting if req.arrival < latest)
+
+    def joined(self, req: Req) -> None:
+        """Nothing."""
+
+    def left(self, req: Req) -> None:
+        """Nothing."""
+
+    def admitted(self, req: Req) -> None:
+        """Nothing."""
+
+    def advanced(self, reqs: Iterable[Req]) -> None:
+        """Nothing."""
+
+    def ended(self, req: Req) -> None:
+        """Nothing."""
+
+
+class FirstComeFirstServed(_ByArrival):
     """In order of arrival."""
 
     def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:  # noqa: ARG002
@@ -26,7 +80,7 @@ class FirstComeFirstServed:
         return waiting
 
 
-class LongestPrefixMatch:
+class LongestPrefixMatch(_ByArrival):
     """Those with the most cached tokens first: they cost least, and their prefix is still there."""
 
     def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:
@@ -37,7 +91,7 @@ class LongestPrefixMatch:
         return sorted(measured, key=lambda req: (-req.cached_pages(cache), req.arrival)) + waiting[LONGEST_MEASURED:]
 
 
-class PriorityFirst:
+class PriorityFirst(_ByArrival):
     """The highest priority first."""
 
     def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:  # noqa: ARG002
@@ -49,4 +103,5 @@ POLICIES: dict[PolicyName, type[SchedulePolicy]] = {
     PolicyName.FCFS: FirstComeFirstServed,
     PolicyName.LPM: LongestPrefixMatch,
     PolicyName.PRIORITY: PriorityFirst,
+    PolicyName.FAIR: FairShare,
 }

@@ -1,6 +1,7 @@
 """Choices that wait for a slot: retracted ones first, then new ones in the order of the policy."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from tercet.scheduler.core.policy import SchedulePolicy
 from tercet.scheduler.core.prefix_cache import PrefixCache
@@ -30,6 +31,7 @@ class WaitingQueue:
 
     def add(self, req: Req, *, first: bool = False) -> None:
         """Let a choice wait; `first` is for those that ran already, or resume what an earlier attempt began."""
+        self._policy.joined(req)
         if first:
             self._first[req] = None
             return
@@ -38,24 +40,31 @@ class WaitingQueue:
         self._rest[req] = None
 
     def remove(self, req: Req) -> None:
-        """Take a choice out, admitted or aborted."""
+        """Take a choice out."""
         del (self._first if req in self._first else self._rest)[req]
+        self._policy.left(req)
 
-    def in_order(self, cache: PrefixCache) -> list[Req]:
-        """Who should be admitted next: those that go first, those that lost patience, then the policy's choice."""
+    def admit(self, req: Req) -> None:
+        """Take a choice out that was given a slot."""
+        self.remove(req)
+        self._policy.admitted(req)
+
+    def in_order(self, cache: PrefixCache) -> Iterator[Req]:
+        """Who should be admitted next: those that go first, those that lost patience, then the policy's choice.
+
+        Choices can be admitted meanwhile.
+        """
         if not self._sorted:
             self._rest = dict(sorted(self._rest.items(), key=lambda item: item[0].arrival))
             self._sorted = True
         first = sorted(self._first, key=lambda req: req.arrival)
         aged = [req for req in self._rest if req.passed_over >= self._patience]
         if not aged:
-            return first + self._policy.order(list(self._rest), cache)
+            return chain(first, self._policy.order(list(self._rest), cache))
         young = [req for req in self._rest if req.passed_over < self._patience]
-        return first + aged + self._policy.order(young, cache)
+        return chain(first, aged, self._policy.order(young, cache))
 
-    def count_passed_over(self, admitted: list[Req]) -> None:
-        """Age everyone who was passed over by a later arrival in this step."""
-        latest = max(req.arrival for req in admitted)
-        for req in self:
-            if req.arrival < latest:
-                req.passed_over += 1
+    def count_passed_over(self, admitted: Sequence[Req], skipped: Sequence[Req]) -> None:
+        """Age whom this step passed over; it `skipped` those that could have run and stood before one it admitted."""
+        for req in self._policy.overtaken(self, admitted, skipped):
+            req.passed_over += 1

@@ -29,6 +29,7 @@ class Req:
         "arrived",
         "attempt",
         "cached",
+        "charged",
         "computed",
         "decode_spec",
         "detokenizer",
@@ -68,6 +69,7 @@ class Req:
         "slot",
         "steady",
         "stop_ids",
+        "tenant",
         "token_logprobs",
         "tokens",
         "unsure",
@@ -95,6 +97,7 @@ class Req:
         self.guided = request.sampling.grammar is not None
         self.logprobs = request.logprobs
         self.priority = request.priority
+        self.tenant = request.tenant
         self.adapter = request.lora
         self.salt = namespace_of(request)
         self.resumed = bool(request.resume)
@@ -113,6 +116,8 @@ class Req:
         self.cached = -1
         self.waited: float | None = None
         """From `arrived` until a plan first had it; None before."""
+        self.charged = -1
+        """Tokens that its tenant was charged for, or came with; -1 before it runs. A policy keeps these books."""
         self.followers: list[Req] = []
         """Choices of the same request that wait for this one to compute the prompt."""
         self.leader: Req | None = None

@@ -7,6 +7,7 @@ from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import Outputs
 from tercet.scheduler.core.planner import Planner
+from tercet.scheduler.core.policy import SchedulePolicy
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
 
@@ -17,8 +18,11 @@ class Roster:
     One that ended stays until no plan names it. Frontends choose rids by themselves: equal ones of two are strangers.
     """
 
-    def __init__(self, memory: KVMemory, waiting: WaitingQueue, planner: Planner, counters: Counters) -> None:
+    def __init__(
+        self, memory: KVMemory, policy: SchedulePolicy, waiting: WaitingQueue, planner: Planner, counters: Counters
+    ) -> None:
         self._memory = memory
+        self._policy = policy
         self._waiting = waiting
         self._planner = planner
         self._counters = counters
@@ -75,6 +79,7 @@ class Roster:
         elif req.leader is not None and req in req.leader.followers:
             req.leader.followers.remove(req)
             self._following -= 1
+        self._policy.ended(req)
         if req.in_flight == 0:
             self.free(req)
 

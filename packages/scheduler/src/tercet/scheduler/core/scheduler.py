@@ -62,9 +62,10 @@ class Scheduler:
         self.capacity = capacity
         self.counters = Counters()
         self.memory = KVMemory(capacity, radix_cache=config.radix_cache)
-        self.waiting = WaitingQueue(POLICIES[config.policy](), config.patience)
+        self.policy = POLICIES[config.policy]()
+        self.waiting = WaitingQueue(self.policy, config.patience)
         self.planner = Planner(config, self.memory, self.waiting, self.counters)
-        self.roster = Roster(self.memory, self.waiting, self.planner, self.counters)
+        self.roster = Roster(self.memory, self.policy, self.waiting, self.planner, self.counters)
         self.intake = Intake(capacity, self.memory.tokens, config.max_queued, self.waiting, self.roster, self.counters)
         self.in_flight: deque[tuple[Plan, list[Req]]] = deque()
         self.paused_by = ""
@@ -228,6 +229,7 @@ class Scheduler:
         self._steady.update(steady)
         outputs.emit_steady(self._steady, said)
         self.counters.accepted_tokens += guesses.learn()
+        self.policy.advanced(reqs)
         self.memory.settle(plan.step)
         if plan.weights:
             self.weights.loaded(outputs)

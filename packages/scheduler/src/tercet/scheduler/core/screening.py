@@ -10,7 +10,7 @@ from tercet.protocol.messages import TokenizedGenerateReqInput
 from tercet.protocol.values import LogprobParams, LoRAAdapter, SamplingParams
 
 LONGEST_NAME = 512
-"""Characters of a request's id, its salt and its detokenizer."""
+"""Characters of a request's id, its salt, its tenant and its detokenizer."""
 MOST_CHOICES = 128
 MOST_BIASES = 1024
 MOST_STOP_IDS = 1024
@@ -39,7 +39,8 @@ _REALS: tuple[tuple[str, float, float], ...] = (
 
 def fault_in(request: TokenizedGenerateReqInput, vocab_size: int) -> str | None:
     """What is wrong with the form of a request, in words; None if nothing is. Token ids are `strange_ids`'s matter."""
-    for name, text in (("rid", request.rid), ("salt", request.cache_salt), ("detokenizer", request.detokenizer)):
+    names = ("rid", request.rid), ("salt", request.cache_salt), ("tenant", request.tenant)
+    for name, text in (*names, ("detokenizer", request.detokenizer)):
         if len(text) > LONGEST_NAME:
             return f"the {name} has {len(text)} characters; {LONGEST_NAME} are allowed"
     numbers = (("attempt", request.attempt, 0, INT32), ("priority", request.priority, -INT32 - 1, INT32))
