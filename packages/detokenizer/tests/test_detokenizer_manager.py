@@ -1,105 +1,16 @@
 """What the manager makes of a scheduler's batches, read like a script: rows in, rows out."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tercet.detokenizer.detokenizer_manager import DetokenizerManager
-from tercet.detokenizer.tokenizer_store import TokenizerStore
+from packages.detokenizer.tests.script import Row, Script, batch
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages import BatchStrOutput, BatchTokenIDOutput, DecodeSpec, Opening, TextOpening
+from tercet.protocol.messages import DecodeSpec, TextOpening
 from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, pack_floats, pack_ints, unpack_ints
 
 LENGTH = FinishReason(FinishType.LENGTH)
-
-
-@dataclass
-class Row:
-    """One row of a batch, either way; `text` and `frontend` of those that come out."""
-
-    rid: str
-    ids: Sequence[int]
-    position: int = 0
-    index: int = 0
-    attempt: int = 0
-    spec: DecodeSpec | bytes | None = None
-    finish: FinishReason | None = None
-    logprobs: Logprobs | None = None
-    frontend: str = "f"
-    text: str = field(default="", compare=False)
-
-
-def batch(rows: list[Row]) -> BatchTokenIDOutput:
-    offsets = [0]
-    for row in rows:
-        offsets.append(offsets[-1] + len(row.ids))
-    openings = [
-        Opening(
-            row=n,
-            frontend=row.frontend,
-            decode_spec=row.spec if isinstance(row.spec, bytes) else msgspec.msgpack.encode(row.spec),
-            prompt_tokens=7,
-            cached_tokens=n,
-            waited=n / 4,
-        )
-        for n, row in enumerate(rows)
-        if row.spec is not None
-    ]
-    return BatchTokenIDOutput(
-        rids=[row.rid for row in rows],
-        indices=pack_ints(row.index for row in rows),
-        attempts=pack_ints(row.attempt for row in rows),
-        positions=pack_ints(row.position for row in rows),
-        offsets=pack_ints(offsets),
-        token_ids=pack_ints(token_id for row in rows for token_id in row.ids),
-        openings=openings,
-        finishes={n: row.finish for n, row in enumerate(rows) if row.finish},
-        logprobs={n: row.logprobs for n, row in enumerate(rows) if row.logprobs},
-    )
-
-
-def rows_of(frontend: str, output: BatchStrOutput) -> Iterator[Row]:
-    ids, offsets = unpack_ints(output.token_ids), unpack_ints(output.offsets)
-    for n, (rid, text) in enumerate(zip(output.rids, output.texts, strict=True)):
-        yield Row(
-            rid,
-            list(ids[offsets[n] : offsets[n + 1]]),
-            unpack_ints(output.positions)[n],
-            unpack_ints(output.indices)[n],
-            unpack_ints(output.attempts)[n],
-            finish=output.finishes.get(n),
-            logprobs=output.logprobs.get(n),
-            frontend=frontend,
-            text=text,
-        )
-
-
-class Script:
-    """A manager with one tokenizer, driven by rows."""
-
-    def __init__(self, vocabulary: Vocabulary, max_choices: int = 100) -> None:
-        self.tokenizers = TokenizerStore()
-        self.tokenizers.add("s", "sha", vocabulary)
-        self.manager = DetokenizerManager(self.tokenizers, max_choices)
-        self._vocabulary = vocabulary
-
-    def ids(self, text: str) -> list[int]:
-        """One id for each byte, so a test knows which token holds what."""
-        token = self._vocabulary.tokenizer.token_to_id
-        alphabet = {" ": "Ġ", "\n": "Ċ"}
-        found = [token(alphabet.get(char, char)) for char in text]
-        assert None not in found
-        return [token_id for token_id in found if token_id is not None]
-
-    def send(self, *rows: Row) -> list[Row]:
-        return [row for frontend, out in self.manager.handle(batch(list(rows)), "s") for row in rows_of(frontend, out)]
-
-    def texts(self, *rows: Row) -> list[str]:
-        return [row.text for row in self.send(*rows)]
 
 
 @pytest.fixture

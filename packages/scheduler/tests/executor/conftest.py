@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from packages.kernels.tests.quick_interpreter import quicken
+from packages.scheduler.tests.executor.encoders import Make, maker
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.native.library import load_library, missing_library
@@ -80,6 +81,12 @@ class Steps:
             backends=[self.backend],
             pool=self.pool,
         )
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Random encoders."""
+    return maker(tmp_path_factory.mktemp)
 
 
 @pytest.fixture
