@@ -52,6 +52,27 @@ async def test_a_message_may_have_a_type_and_no_other(engine_of: EngineOf, http_
         assert len({request.input_ids for request in served.engine.requests()}) == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("name", "nothing", "something"),
+    [
+        ("use_beam_search", False, True),
+        ("length_penalty", 1, 0.5),
+        ("bad_words", [], ["fox"]),
+        ("return_tokens_as_token_ids", False, True),
+    ],
+)
+async def test_what_is_not_honoured_may_ask_for_nothing(
+    path: str, name: str, nothing: object, something: object, engine_of: EngineOf, http_of: HttpOf
+) -> None:
+    body = BODY if "chat" in path else {"model": "tiny", "prompt": "hello"}
+    async with serving(engine_of()) as served:
+        for value in (nothing, None):
+            assert (await http_of(served).post(path, json={**body, name: value})).status_code == 200
+        refused = await http_of(served).post(path, json={**body, name: something})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
 async def test_rule_17_parameters_that_change_no_text_are_accepted(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
     async with serving(engine_of()) as served:
         answer = await openai_of(served).chat.completions.create(

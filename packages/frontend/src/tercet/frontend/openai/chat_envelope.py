@@ -20,6 +20,7 @@ class ChatEnvelope:
 
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
         self.has_logprobs = bool(body.logprobs)
+        self.has_ids = bool(body.return_token_ids)
         self._top = body.top_logprobs or 0
         self._prompt_top = body.prompt_logprobs
         self._names = model.files.token_bytes
@@ -44,15 +45,31 @@ class ChatEnvelope:
         self._suffix = chunk_suffix(counts, wanted=self._include_usage)
         self._text_suffix = b'},"logprobs":null,"finish_reason":null}' + self._suffix
 
-    def chunk(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: str | None = None) -> bytes:
-        """An event with one choice's delta, which is JSON, as `logprobs` are."""
+    def first_chunk(self, generation: Generation, index: int, delta: bytes) -> bytes:
+        """A choice's first, with the ids of the prompt when asked for."""
+        chunk = self.chunk(index, delta)
+        if not self.has_ids:
+            return chunk
+        named = orjson.dumps({"prompt_token_ids": _prompt_ids(generation)})
+        return chunk.removesuffix(self._suffix) + b"]," + named[1:-1] + self._suffix.removeprefix(b"]")
+
+    def chunk(
+        self,
+        index: int,
+        delta: bytes,
+        logprobs: bytes = b"null",
+        reason: str | None = None,
+        token_ids: Sequence[int] | None = None,
+    ) -> bytes:
+        """An event with one choice's delta, which is JSON, as `logprobs` are; with ids where they are asked for."""
         finish = b"null" if reason is None else b'"' + reason.encode() + b'"'
-        return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}%b' % (
+        return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}%b' % (
             self._prefix,
             index,
             delta,
             logprobs,
             finish,
+            b"" if not self.has_ids or token_ids is None else b',"token_ids":' + orjson.dumps(list(token_ids)),
             self._suffix,
         )
 
@@ -69,6 +86,10 @@ class ChatEnvelope:
         shown = token_ids if self._shows_end else without_end(token_ids, finish)
         return chat_logprobs(self._names, shown, parts, self._top)
 
+    def ids(self, token_ids: Sequence[int]) -> dict[str, list[int]]:
+        """What a whole choice tells of its tokens, when asked for: of all, also of one that only ends the answer."""
+        return {"token_ids": list(token_ids)} if self.has_ids else {}
+
     def end(self, generation: Generation, reasoning_tokens: int = 0) -> bytes:
         """The chunk of token counts, when asked for, and the end of the stream."""
         if not self._include_usage:
@@ -83,8 +104,15 @@ class ChatEnvelope:
         """A chat.completion."""
         counts = usage(generation, reasoning_tokens=reasoning_tokens)
         answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": counts}
+        if self.has_ids:
+            answer["prompt_token_ids"] = _prompt_ids(generation)
         if self._prompt_top is not None:
             [state] = generation.states
-            ids = unpack_ints(state.prompt_ids)
+            ids = _prompt_ids(generation)
             answer["prompt_logprobs"] = prompt_logprobs(self._names, ids, state.prompt_logprobs, self._prompt_top)
         return orjson.dumps(answer)
+
+
+def _prompt_ids(generation: Generation) -> list[int]:
+    [state] = generation.states
+    return list(unpack_ints(state.prompt_ids))

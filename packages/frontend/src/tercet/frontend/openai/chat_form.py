@@ -21,17 +21,18 @@ class ChatForm:
         """One chunk for each choice with news, after one with its role where it is the first."""
         if self._envelope.continuous_usage:
             self._envelope.count(generation)
-        return b"".join([self._events_of(arrival.update) for arrival in arrivals])
+        return b"".join([self._events_of(generation, arrival.update) for arrival in arrivals])
 
-    def _events_of(self, update: Update) -> bytes:
+    def _events_of(self, generation: Generation, update: Update) -> bytes:
         envelope, chunks = self._envelope, b""
         if update.index in self._begun:
-            if update.text and update.finish is None and not envelope.has_logprobs:
+            if update.text and update.finish is None and not (envelope.has_logprobs or envelope.has_ids):
                 return envelope.text_chunk(update.index, orjson.dumps(update.text))
         else:
             self._begun.add(update.index)
-            chunks = envelope.chunk(update.index, b'{"role":"assistant","content":"","refusal":null}')
-        if not (update.text or update.finish or envelope.has_logprobs):
+            role = b'{"role":"assistant","content":"","refusal":null}'
+            chunks = envelope.first_chunk(generation, update.index, role)
+        if not (update.text or update.finish or envelope.has_logprobs or envelope.has_ids):
             return chunks
         logprobs = b"null"
         if envelope.has_logprobs:
@@ -41,7 +42,7 @@ class ChatForm:
         if update.text or envelope.has_logprobs:
             delta = b'{"content":' + orjson.dumps(update.text) + b"}"
         reason = update.finish.type if update.finish else None
-        return chunks + envelope.chunk(update.index, delta, logprobs, reason)
+        return chunks + envelope.chunk(update.index, delta, logprobs, reason, update.token_ids)
 
     def end(self, generation: Generation) -> bytes:
         """The end of the stream."""
@@ -57,6 +58,7 @@ class ChatForm:
                     "message": {"role": "assistant", "content": choice.text, "refusal": None},
                     "logprobs": self._envelope.logprobs(choice.token_ids, choice.logprobs, choice.finish),
                     "finish_reason": choice.finish.type if choice.finish else None,
+                    **self._envelope.ids(choice.token_ids),
                 }
                 for choice in choices
             ],

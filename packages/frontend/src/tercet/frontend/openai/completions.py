@@ -123,6 +123,7 @@ class CompletionForm:
         self._scores_only = body.max_tokens == 0
         self._top = body.logprobs
         self._prompt_top = body.prompt_logprobs
+        self._has_ids = bool(body.return_token_ids)
         self._shows_end = bool(body.include_stop_str_in_output)
         self._include_usage = body.include_usage
         self._continuous_usage = body.continuous_usage
@@ -148,10 +149,12 @@ class CompletionForm:
             update = arrival.update
             number = arrival.prompt * self._n + update.index
             first = number not in self._begun
-            if not (first or update.text or update.finish or self._top is not None):
+            if not (first or update.text or update.finish or self._top is not None or self._has_ids):
                 continue
             state = generation.states[arrival.prompt]
             choice = self._choice(number, state, update.text, update.token_ids, update.logprobs, update.finish)
+            if first:
+                choice |= self._prompt_ids(state)
             chunks += self._prefix + orjson.dumps(choice) + self._suffix
         return chunks
 
@@ -166,6 +169,7 @@ class CompletionForm:
         shown = _best(choices, self._n) if self._chooses else choices
         rows = [
             self._choice(number, each.state, each.text, each.token_ids, each.logprobs, each.finish)
+            | self._prompt_ids(each.state)
             | self._prompt_fields(each.state)
             for number, each in enumerate(shown)
         ]
@@ -188,7 +192,8 @@ class CompletionForm:
         writer = self._begun.get(number) or self._begun.setdefault(number, self._writer(state, len(echo.text)))
         if self._scores_only:
             text, ids, logprobs = "", [], []
-        elif not self._shows_end:
+        told = {"token_ids": list(ids)} if self._has_ids else {}
+        if not self._shows_end:
             ids = without_end(ids, finish)
         scores = writer.write(ids, logprobs) if self._top is not None else None
         if scores is not None and echo.scores is not None:
@@ -199,6 +204,7 @@ class CompletionForm:
             "text": echo.text + text,
             "logprobs": scores,
             "finish_reason": "length" if reason and self._scores_only else reason,
+            **told,
         }
 
     def _writer(self, state: ReqState, offset: int) -> CompletionLogprobs:
@@ -215,6 +221,10 @@ class CompletionForm:
                 scores = echo_logprobs(names, specials, ids, text, state.prompt_logprobs, self._top)
             self._prompts[state.rid] = _Echo(text, scores)
         return self._prompts[state.rid]
+
+    def _prompt_ids(self, state: ReqState) -> dict[str, list[int]]:
+        """What the first of a choice tells of its prompt's tokens, when asked for."""
+        return {"prompt_token_ids": list(unpack_ints(state.prompt_ids))} if self._has_ids else {}
 
     def _prompt_fields(self, state: ReqState) -> dict[str, orjson.Fragment]:
         """What a whole choice tells of its prompt's tokens, when asked for; written once for all of a prompt."""

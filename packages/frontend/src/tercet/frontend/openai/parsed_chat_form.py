@@ -28,7 +28,7 @@ _NO_TEXT = b'{"content":""}'
 
 
 class ParsedChatForm:
-    """Writes a chunk for each event. Log-probabilities go with the first chunk of their tokens, whatever it tells of.
+    """Writes a chunk for each event. Log-probabilities and ids go with the first chunk of their tokens.
 
     A client that asked with `functions` gets its call as `function_call`.
     """
@@ -59,15 +59,16 @@ class ParsedChatForm:
         if envelope.continuous_usage:
             envelope.count(generation, self._reasoning_tokens)
         scored = envelope.logprobs(update.token_ids, update.logprobs, update.finish)
-        if not deltas and scored is not None and scored["content"]:
+        ids = update.token_ids if envelope.has_ids else []
+        if not deltas and (len(ids) or (scored is not None and scored["content"])):
             deltas = [{}]
         chunks = []
         if index not in self._begun:
             self._begun.add(index)
-            chunks.append(envelope.chunk(index, _ROLE))
+            chunks.append(envelope.first_chunk(generation, index, _ROLE))
         for delta in deltas:
-            chunks.append(envelope.chunk(index, orjson.dumps(delta), orjson.dumps(scored)))
-            scored = None
+            chunks.append(envelope.chunk(index, orjson.dumps(delta), orjson.dumps(scored), token_ids=ids))
+            scored, ids = None, []
         if update.finish is not None:
             last = b"{}" if index in self._answered else _NO_TEXT
             chunks.append(envelope.chunk(index, last, reason=self._reason(update.finish, reader)))
@@ -123,6 +124,7 @@ class ParsedChatForm:
             "message": message,
             "logprobs": self._envelope.logprobs(choice.token_ids, choice.logprobs, choice.finish),
             "finish_reason": self._reason(choice.finish, reader) if choice.finish else None,
+            **self._envelope.ids(choice.token_ids),
         }
 
     def _written(self, calls: list[Call]) -> dict[str, Any]:

@@ -82,8 +82,22 @@ class SamplingFields(Strict):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
+
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    bad_words: Annotated[list[Name], Field(max_length=1024)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    @model_validator(mode="after")
+    def _what_is_not_honoured_asks_for_nothing(self) -> "SamplingFields":
+        refuse("length_penalty", self.length_penalty, harmless=self.length_penalty == 1)
+        for name in ("use_beam_search", "bad_words", "return_tokens_as_token_ids"):
+            value = getattr(self, name)
+            refuse(name, value, harmless=not value)
+        return self
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> "SamplingFields":
