@@ -5,7 +5,8 @@ their threads keep no step, and a kernel that `await_previous` lets begin early 
 `check_memory` a launch raises `MemoryFaultError` unless
 
 - every access lies between the first and the last number of a tensor that the kernel was given,
-- what one program writes no other reads or writes, or else each has an atomic on the same number between,
+- what one program writes no other reads or writes, or else each has an atomic on the same number between, or both write
+  the same there (rows that pad a batch do, to a page which is nobody's),
 - between what a program writes and what it reads of that there is a barrier or an atomic, either way round; but it may
   write what it has read if the numbers lie as they lay, for the same threads answer for them,
 - every program that may begin early waits: until then it writes nothing, lets no other begin, and reads nothing that
@@ -51,6 +52,8 @@ class Access(NamedTuple):
 
     at: Addresses
     stretch: int
+    bits: Addresses = np.zeros(0, np.uint64)
+    """Of a store: what it leaves at each address."""
 
 
 @dataclass
@@ -102,15 +105,15 @@ class Launch:
             self._allow(unwritten, f"a program reads what {self.before.kernel} writes, without waiting for it")
         self.reads.append(Access(at, len(self.stretches) - 1))
 
-    def write(self, pointers: Addresses, at: Addresses, size: int) -> None:
-        """A store."""
+    def write(self, pointers: Addresses, at: Addresses, size: int, bits: Addresses) -> None:
+        """A store of `bits`."""
         self._contain(at, size)
         self._allow(not self.waiting, "a program writes before the kernel before has ended")
         others = [loaded for lying, loaded in self.loaded if not np.array_equal(lying, pointers)]
         settled = not any(_overlap(at, loaded) for loaded in others)
         self._allow(settled, "a program writes what another of its threads may have to read yet")
         self.stored.append(at)
-        self.writes.append(Access(at, len(self.stretches) - 1))
+        self.writes.append(Access(at, len(self.stretches) - 1, bits))
 
     def meet(self, _: Addresses, at: Addresses, size: int) -> None:
         """An atomic: what lies before it here lies before what comes after the next one there."""
@@ -147,23 +150,38 @@ class Launch:
         self.settle()
 
     def _compare(self) -> None:
-        written = np.concatenate([access.at for access in self.writes])
+        at = np.concatenate([access.at for access in self.writes])
+        bits = np.concatenate([access.bits for access in self.writes])
         stretch = np.concatenate([np.full(len(access.at), access.stretch) for access in self.writes])
-        order = np.lexsort([stretch, written])
-        written, stretch = written[order], stretch[order]
+        somebodys = np.ones(len(at), bool)
         for first, end in _NOBODYS:
-            somebodys = (written < first) | (written >= end)
-            written, stretch = written[somebodys], stretch[somebodys]
-        again = np.flatnonzero(written[1:] == written[:-1])
+            somebodys &= (at < first) | (at >= end)
+        order = np.lexsort([stretch, at])
+        order = order[somebodys[order]]
+        at, bits, stretch = at[order], bits[order], stretch[order]
+        again = np.flatnonzero((at[1:] == at[:-1]) & (bits[1:] != bits[:-1]))
         for one, other in np.unique(np.stack([stretch[again], stretch[again + 1]], 1), axis=0).tolist():
-            self._order(one, other, "written")
+            self._allow(self._ordered(one, other), f"memory is written by {self._programs(one, other)}")
         for access in self.reads + self.atomics:
-            for one in np.unique(stretch[_found(access.at, written)]).tolist():
-                self._order(one, access.stretch, "read and written")
+            found = _found(access.at, at)
+            for one in np.unique(stretch[found]).tolist():
+                if not self._ordered(one, access.stretch):
+                    theirs = found[stretch[found] == one]
+                    mine = self._written_by(self.stretches[access.stretch].program)
+                    same = all(mine.get(where) == left for where, left in zip(at[theirs], bits[theirs], strict=True))
+                    self._allow(same, f"memory is read and written by {self._programs(one, access.stretch)}")
 
-    def _order(self, one: int, other: int, what: str) -> None:
-        first, second = self.stretches[min(one, other)], self.stretches[max(one, other)]
-        self._allow(second.follows(first), f"memory is {what} by programs {first.program} and {second.program}")
+    def _written_by(self, program: int) -> dict[int, int]:
+        """By address, what a program leaves there."""
+        writes = [access for access in self.writes if self.stretches[access.stretch].program == program]
+        return {where: left for access in writes for where, left in zip(access.at, access.bits, strict=True)}
+
+    def _ordered(self, one: int, other: int) -> bool:
+        return self.stretches[max(one, other)].follows(self.stretches[min(one, other)])
+
+    def _programs(self, one: int, other: int) -> str:
+        first, second = sorted((self.stretches[one].program, self.stretches[other].program))
+        return f"programs {first} and {second}"
 
     def _contain(self, at: Addresses, size: int) -> None:
         place = np.searchsorted(self._starts, at, "right") - 1
@@ -173,6 +191,11 @@ class Launch:
     def _allow(self, right: bool, wrong: str) -> None:
         if not right:
             raise MemoryFaultError(f"{self.kernel}: {wrong}")
+
+
+def _bits(values: npt.NDArray[Any]) -> Addresses:
+    """Numbers of any type as their bits."""
+    return np.ascontiguousarray(values).view(f"u{values.itemsize}").astype(np.uint64).reshape(-1)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -230,7 +253,7 @@ def check_memory() -> None:
         return load(self, pointers, mask, *rest, **named)
 
     def masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        launch.write(*places(pointers, mask))
+        launch.write(*places(pointers, mask), _bits(value.data[mask.data.astype(bool)]))
         return store(self, pointers, value, mask, *rest, **named)
 
     def atomic_rmw(self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import tercet.kernels.triton
 from tercet.kernels.triton.compiling import Compiled, compile_case
+
+_KERNELS = Path(tercet.kernels.triton.__file__).parent
 
 _LABEL = re.compile(r"(\$L\w+):")
 _BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$L\w+)")
@@ -35,7 +38,8 @@ def accesses(kernel: Compiled) -> Iterator[Access]:
     """In the order of the kernel's code."""
     lines = kernel.ptx.splitlines()
     loops = list(_loops(lines))
-    files = {number: Path(name) for number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', kernel.ptx)}
+    named = re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', kernel.ptx)
+    files = {number: _KERNELS / Path(name).name for number, name in named}  # Triton's cache may name another checkout's
     source = ""
     for place, line in enumerate(lines):
         if found := _PLACE.search(line):

@@ -34,6 +34,14 @@ def one_place_kernel(out_ptr):
 
 
 @triton.jit
+def alike_kernel(x_ptr, out_ptr):
+    """Writes the same into the same place, and reads it again."""
+    tl.store(x_ptr, 5)
+    tl.debug_barrier()
+    tl.store(out_ptr + tl.program_id(0), tl.load(x_ptr))
+
+
+@triton.jit
 def counting_kernel(parts_ptr, ended_ptr, out_ptr, COUNTS: tl.constexpr, SIZE: tl.constexpr):  # noqa: N803
     """The last program to end adds up what all have written; it is known only where programs COUNT."""
     part, programs = tl.program_id(0), tl.num_programs(0)
@@ -126,6 +134,7 @@ def test_programs_that_read_what_others_write() -> None:
 
 def test_programs_that_write_one_place() -> None:
     run(one_place_kernel, 1, ints(1))
+    run(alike_kernel, 3, ints(1), ints(3))
     with pytest.raises(Exception, match="memory is written by programs 0 and 1"):
         run(one_place_kernel, 2, ints(1))
 
