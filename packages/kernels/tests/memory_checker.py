@@ -17,8 +17,6 @@ Order between programs is that of vector clocks, as FastTrack keeps them
 reads numbers of another size than it has written is not seen through.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -153,11 +151,7 @@ class Launch:
         at = np.concatenate([access.at for access in self.writes])
         bits = np.concatenate([access.bits for access in self.writes])
         stretch = np.concatenate([np.full(len(access.at), access.stretch) for access in self.writes])
-        somebodys = np.ones(len(at), bool)
-        for first, end in _NOBODYS:
-            somebodys &= (at < first) | (at >= end)
         order = np.lexsort([stretch, at])
-        order = order[somebodys[order]]
         at, bits, stretch = at[order], bits[order], stretch[order]
         again = np.flatnonzero((at[1:] == at[:-1]) & (bits[1:] != bits[:-1]))
         for one, other in np.unique(np.stack([stretch[again], stretch[again + 1]], 1), axis=0).tolist():
@@ -216,19 +210,6 @@ def _found(at: Addresses, among: Addresses) -> npt.NDArray[np.int64]:
     there = last > first
     runs = [np.arange(begin, end) for begin, end in zip(first[there], last[there], strict=True)]
     return np.concatenate(runs) if runs else np.zeros(0, np.int64)
-
-
-_NOBODYS: list[tuple[int, int]] = []
-
-
-@contextmanager
-def nobodys(*memory: torch.Tensor) -> Iterator[None]:
-    """Here programs may write as they like: no result depends on it."""
-    _NOBODYS.extend(_span(each) for each in memory if each.numel())
-    try:
-        yield
-    finally:
-        _NOBODYS.clear()
 
 
 def check_memory() -> None:

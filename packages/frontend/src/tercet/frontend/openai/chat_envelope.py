@@ -33,9 +33,13 @@ class ChatEnvelope:
             "model": body.model,
             "system_fingerprint": model.fingerprint,
         }
-        head = orjson.dumps({**self._head, "object": "chat.completion.chunk"})
-        self._prefix = b"data: " + head[:-1] + b',"choices":['
+        self._prefix = self._prefixed({})
         self._end_with(None)
+
+    def _prefixed(self, more: dict[str, Any]) -> bytes:
+        """What begins a chunk, up to its choices."""
+        head = orjson.dumps({**self._head, "object": "chat.completion.chunk", **more})
+        return b"data: " + head[:-1] + b',"choices":['
 
     def count(self, generation: Generation, reasoning_tokens: int = 0) -> None:
         """Chunks from here on have the counts of what has come."""
@@ -50,8 +54,7 @@ class ChatEnvelope:
         chunk = self.chunk(index, delta)
         if not self.has_ids:
             return chunk
-        named = orjson.dumps({"prompt_token_ids": _prompt_ids(generation)})
-        return chunk.removesuffix(self._suffix) + b"]," + named[1:-1] + self._suffix.removeprefix(b"]")
+        return self._prefixed({"prompt_token_ids": _prompt_ids(generation)}) + chunk.removeprefix(self._prefix)
 
     def chunk(
         self,
@@ -108,8 +111,8 @@ class ChatEnvelope:
             answer["prompt_token_ids"] = _prompt_ids(generation)
         if self._prompt_top is not None:
             [state] = generation.states
-            ids = _prompt_ids(generation)
-            answer["prompt_logprobs"] = prompt_logprobs(self._names, ids, state.prompt_logprobs, self._prompt_top)
+            scores = prompt_logprobs(self._names, _prompt_ids(generation), state.prompt_logprobs, self._prompt_top)
+            answer["prompt_logprobs"] = scores
         return orjson.dumps(answer)
 
 
