@@ -40,7 +40,7 @@ class Tape:
         self.fails = fails
         self.recorded: list[int] = []
         self.replayed: list[int] = []
-        """Rows of what has given hidden states: what samples is not counted."""
+        """Rows of what has given hidden states: what samples is not counted, nor are launches that end a recording."""
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         output = run()
@@ -48,10 +48,13 @@ class Tape:
         if rows == self.fails:
             raise torch.OutOfMemoryError
         self.recorded.append(rows)
+        launched = False
 
         def replay() -> None:
-            if output.ndim > 1:
+            nonlocal launched
+            if launched and output.ndim > 1:
                 self.replayed.append(rows)
+            launched = True
             output.copy_(run())
 
         return replay, output

@@ -62,6 +62,35 @@ def test_a_flood_of_one_tenant_lets_another_s_request_by(policy: PolicyName, n: 
     run.assert_empty()
 
 
+@pytest.mark.parametrize(("n", "queued"), [(1, {"a": 12, "b": 6}), (4, {"a": 12, "b": 8})])
+def test_a_flood_leaves_places_in_the_queue(n: int, queued: dict[str, int]) -> None:
+    """As many as it takes; so whoever has none finds one. Where choices follow others they count, too."""
+    run = driver(max_queued=24)
+    for tenant, most in queued.items():
+        for number in range(24 // n):
+            ask(run, f"{tenant}{number}", [7, number], tenant, n=n)
+            assert (f"{tenant}{number}" in run.rejected) is ((number + 1) * n > most)
+    assert {tenant: sum(req.tenant == tenant for req in run.core.roster) for tenant in "ab"} == queued
+    assert {(each.code, each.retry) for each in run.rejected.values()} == {("overloaded", True)}
+    ask(run, "late", [9, 1], "c", n=n)
+    assert "late" not in run.rejected
+    run.run()
+    assert len(run.finishes) == sum(queued.values()) + n
+    ask(run, "again", [7, 1], "a", n=12)
+    assert "again" not in run.rejected, "places are free again"
+    run.run()
+    run.assert_empty()
+
+
+def test_what_resumes_finds_a_place_whoever_s_it_is() -> None:
+    run = driver(max_queued=2)
+    for name in "ab":
+        ask(run, name, [7, 8], "a")
+    assert [*run.rejected] == ["b"]
+    run.send(request("c", [7, 8], tenant="a", attempt=1, resume=[Resume(0)]))
+    assert "c" not in run.rejected
+
+
 def test_tenants_take_turns_by_what_they_cost() -> None:
     run = driver(slots=1)
     for number in range(12):

@@ -58,24 +58,34 @@ class PlannedBefore(TorchNativeAttention):
 class Tape:
     """A `Recorder` that runs the work again, into the tensor of the first result."""
 
-    def __init__(self, fails: int = 0, error: Exception | None = None) -> None:
+    def __init__(self, fails: int = 0, error: Exception | None = None, *, launched: bool = False) -> None:
+        """`fails` rows cannot be recorded or, if so told, be launched when they are recorded."""
         self.fails = fails
         self.error = error or torch.OutOfMemoryError()
+        self.launched = launched
         self.recorded: list[int] = []
         self.tried = 0
-        self.replays = 0
+        self.launches = 0
+
+    @property
+    def replays(self) -> int:
+        """Launches since those in which recording ended."""
+        return self.launches - len(self.recorded)
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         self.tried += 1
         output = run()
-        if len(output) == self.fails:
+        if len(output) == self.fails and not self.launched:
             raise self.error
-        self.recorded.append(len(output))
 
         def replay() -> None:
-            self.replays += 1
+            if len(output) == self.fails:
+                self.recorded.remove(len(output))
+                raise self.error
+            self.launches += 1
             output.copy_(run())
 
+        self.recorded.append(len(output))
         return replay, output
 
 
@@ -242,12 +252,13 @@ def test_what_is_longer_than_one_token_runs_as_it_is(attending: Any, steps: Any)
     assert tape.replays == 0
 
 
+@pytest.mark.parametrize("launched", [False, True])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("CUDA error: out of memory"), MemoryError()])
 def test_without_memory_a_bucket_is_left_out(
-    error: Exception, attending: Any, steps: Any, monkeypatch: pytest.MonkeyPatch
+    error: Exception, launched: bool, attending: Any, steps: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what it was given is the device's again before the next is tried."""
-    tape = Tape(2, error)
+    tape = Tape(2, error, launched=launched)
     graphed = Graphed(attending, steps(), tape)
     given_back: list[int] = []
     monkeypatch.setattr(cuda_graphs, "release_cached", lambda: given_back.append(tape.tried))
@@ -382,9 +393,12 @@ def test_sampling_of_the_largest_bucket_is_recorded_first(attending: Any, steps:
     assert sorted(tape.recorded) == [1, 2, SLOTS]
 
 
+@pytest.mark.parametrize("launched", [False, True])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("not permitted when stream is capturing")])
-def test_where_sampling_cannot_be_recorded_it_is_launched(error: Exception, attending: Any, steps: Any) -> None:
-    given, tape = steps(), Tape(SLOTS, error)
+def test_where_sampling_cannot_be_recorded_it_is_launched(
+    error: Exception, launched: bool, attending: Any, steps: Any
+) -> None:
+    given, tape = steps(), Tape(SLOTS, error, launched=launched)
     graphed = Graphed(attending, given, Tape())
     runner = graphed.runner
     while runner.capture_next():

@@ -30,16 +30,23 @@ class Others(Alone):
 
 
 class Device:
-    """A `Recorder` that runs what it records once before, and may fail after that."""
+    """A `Recorder` that runs what it records once before, and may fail after that, or when it is launched."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, *, launched: bool = False) -> None:
         self.error = error
+        self.launched = launched
+        self.launches = 0
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         output = run()
+        if self.error is not None and not self.launched:
+            raise self.error
+        return self.launch, output
+
+    def launch(self) -> None:
         if self.error is not None:
             raise self.error
-        return lambda: None, output
+        self.launches += 1
 
 
 def work() -> torch.Tensor:
@@ -47,9 +54,13 @@ def work() -> torch.Tensor:
 
 
 def test_what_all_record_is_recorded() -> None:
-    others = Others()
-    assert JointRecorder(Device(), others).record(work)[1] == 1
+    others, device = Others(), Device()
+    launch, output = JointRecorder(device, others).record(work)
+    assert output == 1
     assert others.asked == [RECORDED]
+    assert device.launches == 0, "others may not have recorded it yet"
+    launch()
+    assert device.launches == 1
 
 
 @pytest.mark.parametrize(
@@ -83,6 +94,14 @@ def test_a_step_that_fails_before_it_is_recorded_is_the_end(error: Exception) ->
         JointRecorder(Device(), others).record(fails)
     assert not isinstance(raised.value, MemoryError | RuntimeError), "which `CudaGraphRunner` survives"
     assert not others.asked
+
+
+def test_a_launch_that_fails_is_the_end() -> None:
+    """Others wait in its collectives; and no step may be left out for want of memory in one process alone."""
+    launch, _ = JointRecorder(Device(NO_MEMORY, launched=True), Others()).record(work)
+    with pytest.raises(RankError) as raised:
+        launch()
+    assert not isinstance(raised.value, MemoryError | RuntimeError)
 
 
 def test_the_conduct_of_several_is_to_try_nothing_alone() -> None:

@@ -76,6 +76,15 @@ class FairShare:
             first.setdefault(req.tenant, req)
         return first.values()
 
+    def room(self, tenant: str, free: int, following: int) -> int:
+        """As many as it leaves: so there is a place for whoever has none, however many flood the queue.
+
+        The dynamic threshold of "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches" (Choudhury and
+        Hahne, 1998): n tenants that want all get a part in n + 1 each.
+        """
+        account = self.accounts.get(tenant)
+        return free - following - (0 if account is None else account.waiting)
+
     def joined(self, req: Req) -> None:
         """If its tenant has nothing else that waits, lift it."""
         account = self.accounts.get(req.tenant)

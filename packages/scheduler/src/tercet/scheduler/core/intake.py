@@ -171,7 +171,7 @@ class Intake:
             return rejected("invalid_token_ids", "the prompt is empty or holds a token id outside the vocabulary")
         if strange_ids(self._vocab_size, unpack_ints(request.prediction)):
             return rejected("invalid_request", "the prediction holds a token id outside the vocabulary")
-        if not request.resume and self._roster.queued + request.sampling.n > self._max_queued:
+        if not request.resume and request.sampling.n > self._roster.room(request.tenant, self._max_queued):
             return rejected("overloaded", "too many requests are waiting", retry=True)
         return None
 

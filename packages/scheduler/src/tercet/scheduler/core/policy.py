@@ -32,6 +32,10 @@ class SchedulePolicy(Protocol):
         """
         ...
 
+    def room(self, tenant: str, free: int, following: int) -> int:
+        """How many of the `free` places in the queue a tenant may take, of which `following` choices follow others."""
+        ...
+
     def joined(self, req: Req) -> None:
         """A choice has begun to wait, new or retracted."""
 
@@ -55,6 +59,10 @@ class _ByArrival:
         """Those that came before the last of the admitted."""
         latest = max(req.arrival for req in admitted)
         return (req for req in waiting if req.arrival < latest)
+
+    def room(self, tenant: str, free: int, following: int) -> int:  # noqa: ARG002
+        """All."""
+        return free
 
     def joined(self, req: Req) -> None:
         """Nothing."""

@@ -1,5 +1,6 @@
 """`Roster`: every choice the core holds, and how one ends."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tercet.protocol.values import FinishReason, FinishType, belongs
@@ -27,7 +28,8 @@ class Roster:
         self._planner = planner
         self._counters = counters
         self._held: dict[tuple[str, str], dict[int, Req]] = {}
-        self._following = 0
+        self._following: Counter[str] = Counter()
+        """Choices that follow another, by tenant."""
 
     def __iter__(self) -> Iterator[Req]:
         for choices in self._held.values():
@@ -36,7 +38,11 @@ class Roster:
     @property
     def queued(self) -> int:
         """Choices that wait, or follow one that computes their prompt."""
-        return len(self._waiting) + self._following
+        return len(self._waiting) + self._following.total()
+
+    def room(self, tenant: str, most: int) -> int:
+        """How many choices of a tenant may queue besides, if `most` of all may."""
+        return self._policy.room(tenant, most - self.queued, self._following[tenant])
 
     def choices(self, frontend: str, rid: str) -> dict[int, Req]:
         """The choices held of a frontend's request, by index."""
@@ -78,7 +84,7 @@ class Roster:
             self._waiting.remove(req)
         elif req.leader is not None and req in req.leader.followers:
             req.leader.followers.remove(req)
-            self._following -= 1
+            self._count_following(req.tenant, -1)
         self._policy.ended(req)
         if req.in_flight == 0:
             self.free(req)
@@ -104,7 +110,7 @@ class Roster:
         leader, *followers = reqs
         leader.leader = None
         leader.followers = followers
-        self._following += len(followers)
+        self._count_following(leader.tenant, len(followers))
         for follower in followers:
             follower.leader = leader
         self._waiting.add(leader, first=leader.resumed)
@@ -114,5 +120,10 @@ class Roster:
         followers, leader.followers = leader.followers, []
         for follower in followers:
             follower.passed_over = leader.passed_over
-        self._following -= len(followers)
+        self._count_following(leader.tenant, -len(followers))
         return followers
+
+    def _count_following(self, tenant: str, more: int) -> None:
+        self._following[tenant] += more
+        if not self._following[tenant]:
+            del self._following[tenant]

@@ -308,12 +308,17 @@ class CudaGraphRunner:
             self._wanted.clear()
 
     def _record(self, run: Callable[[], torch.Tensor], what: str) -> _Recorded | None:
-        """None where there is no memory. Raises RuntimeError where something else fails, and would again."""
+        """None where there is no memory. Raises RuntimeError where something else fails, and would again.
+
+        It is launched here, over padding: the first launch of a graph wants memory, too, and no step is to lack it.
+        """
         self._tables.clear_decodes()
         if self._adapters is not None:
             self._adapters.clear_in_place()
         with OutlivingShortage():
-            return _Recorded(*self._recorder.record(run))
+            recorded = _Recorded(*self._recorder.record(run))
+            recorded.replay()
+            return recorded
         logger.warning("no memory for a graph of %s: such steps are launched kernel by kernel", what)
         release_cached()  # what a recording was given stays its pool's: the next, which is smaller, may need that
         return None

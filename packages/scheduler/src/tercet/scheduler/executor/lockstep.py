@@ -96,7 +96,7 @@ class JointRecorder:
         """See `Recorder`. If one process fails all raise: others MemoryError where it lacked memory, else RuntimeError.
 
         RankError where the first call of `run` failed: others may then wait in its collectives. Recording, which comes
-        after that call, runs none.
+        after that call, runs none. A launch that fails is a RankError likewise.
         """
         ran = False
 
@@ -107,14 +107,21 @@ class JointRecorder:
             return output
 
         try:
-            recorded = self._recorder.record(first)
+            replay, output = self._recorder.record(first)
         except (MemoryError, RuntimeError) as error:
             if not ran:
                 raise RankError(f"a step cannot be computed to be recorded: {error}") from error
             self._agree(_LACKS_MEMORY if lacks_memory(error) else _CANNOT, error)
             raise
         self._agree(_RECORDED)
-        return recorded
+
+        def launch() -> None:
+            try:
+                replay()
+            except RuntimeError as error:
+                raise RankError(f"what was recorded cannot be launched: {error}") from error
+
+        return launch, output
 
     def _agree(self, outcome: int, error: Exception | None = None) -> None:
         worst = self._collectives.smallest(outcome)
