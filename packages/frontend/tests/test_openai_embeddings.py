@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from packages.frontend.tests import encoders
+from tercet.frontend.config import HttpConfig
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Script, Served, serving
 from tercet.protocol.messages import TokenizedEmbeddingReqInput
 from tercet.protocol.values import ModelLimits, Task, unpack_floats, unpack_ints
@@ -35,6 +36,10 @@ def classifier(*labels: str, **options: Any) -> EncodingEngine:
 def second_of_pair(request: TokenizedEmbeddingReqInput) -> list[float]:
     """A reranker that likes documents which hold many tokens."""
     return [float(sum(unpack_ints(request.token_types))) - 3.0]
+
+
+def inputs_of(served: Served) -> list[TokenizedEmbeddingReqInput]:
+    return [each for _, each in served.engine.sent if isinstance(each, TokenizedEmbeddingReqInput)]
 
 
 def unpacked(text: str) -> list[float]:
@@ -132,6 +137,21 @@ async def test_what_cannot_be_answered_is_refused_by_name(
             assert error["code"] == code
         assert isinstance(served.engine, EncodingEngine)
         assert served.engine.asked() == []
+
+
+async def test_encoders_are_told_whose_an_input_is(http_of: Http) -> None:
+    """By the same name for all inputs of a key, but not by the key, and by none where nobody needs one."""
+    ask = {"model": "encoder", "input": ["cat", "the cat sat"]}
+    async with serving(engine(), HttpConfig(api_key=("mine", "yours"))) as served:
+        for key in ("mine", "yours"):
+            answer = await http_of(served).post("/v1/embeddings", json=ask, headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 200
+        mine, again, yours, _ = [each.tenant for each in inputs_of(served)]
+    assert mine == again != yours
+    assert {"", "mine", "yours"}.isdisjoint({mine, yours})
+    async with serving(engine()) as served:
+        assert (await http_of(served).post("/v1/embeddings", json=ask)).status_code == 200
+        assert [each.tenant for each in inputs_of(served)] == ["", ""]
 
 
 async def test_a_model_that_generates_makes_no_vectors(engine_of: Callable[..., FakeEngine], http_of: Http) -> None:

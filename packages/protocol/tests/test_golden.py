@@ -123,6 +123,7 @@ MESSAGES: list[m.Message] = [
         priority=1,
         alone=True,
         hold=True,
+        tenant="00ff" * 8,
     ),
     m.AbortReq(rid="r1", indices=[1], reason="the client left", asked=True),
     m.FlushCacheReq(id="c1"),

@@ -76,7 +76,7 @@ def test_two_that_always_wait_are_given_as_much_in_any_stretch_of_time(overlap: 
     world = Busy(seed, slots, overlap)
     assert drift(world, 150) <= 2 * world.bound
     assert isinstance(world.core.policy, FairShare)
-    accounts = world.core.policy.accounts
+    accounts = world.core.policy.accounts.by_tenant
     assert abs(accounts["a"].served - accounts["b"].served) <= world.bound
     assert world.core.counters.retractions == 0
 

@@ -8,8 +8,9 @@ import pytest
 
 from tercet.protocol.messages import AbortReq
 from tercet.protocol.values import Grammar, GrammarKind, LoRAAdapter, Resume, pack_ints
+from tercet.scheduler.core.accounts import Account
 from tercet.scheduler.core.config import CoreConfig, GrammarPending, PeerBlocked, PolicyName
-from tercet.scheduler.core.fair_share import MOST_SKIPPED, Account, FairShare
+from tercet.scheduler.core.fair_share import MOST_SKIPPED, FairShare
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 
@@ -24,7 +25,7 @@ def driver(*, slots: int = 4, pages: int = 400, overlap: int = 0, adapters: int 
 
 def accounts(run: Driver) -> dict[str, Account]:
     assert isinstance(run.core.policy, FairShare)
-    return run.core.policy.accounts
+    return run.core.policy.accounts.by_tenant
 
 
 def served(run: Driver) -> dict[str, int]:

@@ -90,5 +90,5 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
-    """Whose it is, by what `Tenants` makes of the key that was shown."""
+    """Whose it is, by `Tenants.tenant`."""
     param_names: ParamNames = ParamNames()

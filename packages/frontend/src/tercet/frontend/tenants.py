@@ -61,6 +61,11 @@ class Tenants:
             )
         return Place(self._taken, visitor.owner)
 
+    def tenant(self) -> str:
+        """What tells schedulers whose a request is, but nothing of the key; empty where there are no keys."""
+        owner = current_visitor().owner
+        return _hashed("tercet tenant", owner)[:_TENANT_DIGITS] if owner else ""
+
     def marked(self, request: GenerateRequest) -> GenerateRequest:
         """The request with what tells schedulers whose it is, and a salt that only requests like it have.
 
@@ -71,9 +76,8 @@ class Tenants:
         owner = current_visitor().owner
         if not owner:
             return request
-        tenant = _hashed("tercet tenant", owner)[:_TENANT_DIGITS]
         salt = _hashed("tercet cache salt", owner, request.cache_salt) if self._caches_apart else request.cache_salt
-        return msgspec.structs.replace(request, tenant=tenant, cache_salt=salt)
+        return msgspec.structs.replace(request, tenant=self.tenant(), cache_salt=salt)
 
 
 def _hashed(*parts: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
+from msgspec import structs
+
 from tercet.frontend.adapter_names import AdapterNames
 from tercet.frontend.adapters import Adapters
 from tercet.frontend.admission import check_output, check_scores, check_stops, sampling
@@ -220,7 +222,7 @@ class TokenizerManager:
         """
         place = self._admit()
         try:
-            return await self._embed(request, rid, place)
+            return await self._embed(structs.replace(request, tenant=self._tenants.tenant()), rid, place)
         finally:
             place.give_back()
 
@@ -236,7 +238,7 @@ class TokenizerManager:
         encoded = itertools.chain.from_iterable(await asyncio.gather(*jobs))
         batch, rid = EmbeddingBatch(place), rid or self.new_id()
         for number, (each, param) in enumerate(zip(encoded, request.params, strict=True)):
-            batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request.priority, batch.wake, param))
+            batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request, batch.wake, param))
         try:
             await batch.run(self._start)
         finally:

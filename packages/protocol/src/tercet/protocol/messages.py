@@ -146,6 +146,8 @@ class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
     """As in TokenizedGenerateReqInput."""
     hold: bool = False
     """As in TokenizedGenerateReqInput."""
+    tenant: str = ""
+    """As in TokenizedGenerateReqInput."""
 
 
 class AbortReq(Message, frozen=True, kw_only=True):

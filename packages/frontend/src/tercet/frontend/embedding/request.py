@@ -45,6 +45,8 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate: int | None = None
     """Tokens past which an input is cut; -1 is what the model can read, None cuts nothing."""
     priority: int = 0
+    tenant: str = ""
+    """Whose it is, by `Tenants.tenant`."""
 
 
 class EncodedInput(NamedTuple):

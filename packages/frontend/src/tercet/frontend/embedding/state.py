@@ -4,7 +4,7 @@ import math
 import struct
 from collections.abc import Iterator
 
-from tercet.frontend.embedding.request import EncodedInput
+from tercet.frontend.embedding.request import EmbeddingRequest, EncodedInput
 from tercet.frontend.errors import RequestAbortedError, ServerError, from_rejection
 from tercet.frontend.in_flight import InFlight
 from tercet.frontend.req_state import Verdict
@@ -18,13 +18,14 @@ class EmbeddingState(InFlight):
     """An input of an embedding, a score or a classification. Its one choice has one position, the vector."""
 
     def __init__(
-        self, rid: str, given: EncodedInput, model: ServedModel, priority: int, wake: Wake, param: str
+        self, rid: str, given: EncodedInput, model: ServedModel, request: EmbeddingRequest, wake: Wake, param: str
     ) -> None:
         super().__init__(rid, model, given.ids, wake)
         self.vector = b""
         """Little-endian float32; empty until it has come."""
         self._types = given.types
-        self._priority = priority
+        self._priority = request.priority
+        self._tenant = request.tenant
         self._param = param
 
     @property
@@ -93,6 +94,7 @@ class EmbeddingState(InFlight):
             priority=self._priority,
             alone=alone,
             hold=hold,
+            tenant=self._tenant,
         )
 
 

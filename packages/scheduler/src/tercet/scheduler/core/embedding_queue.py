@@ -1,17 +1,24 @@
 """Inputs that wait for a step: those that come again after a crash first, then new ones."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 from itertools import chain
 
+from tercet.scheduler.core.accounts import Accounts
 from tercet.scheduler.core.config import PolicyName
 from tercet.scheduler.core.embedding_req import EmbeddingReq
 
 
 class EmbeddingQueue:
-    """In order of arrival, or under the policy `priority` by that; who was passed over too often goes first."""
+    """In order of arrival, or under the policy `priority` by that; who was passed over too often goes first.
+
+    Under `fair` the tenant whose inputs had the fewest tokens so far comes next, with its earliest one.
+    """
 
     def __init__(self, policy: PolicyName, patience: int) -> None:
         self._by_priority = policy is PolicyName.PRIORITY
+        self.accounts = Accounts() if policy is PolicyName.FAIR else None
         self._patience = patience
         self._first: dict[EmbeddingReq, None] = {}
         self._rest: dict[EmbeddingReq, None] = {}
@@ -25,27 +32,55 @@ class EmbeddingQueue:
     def __iter__(self) -> Iterator[EmbeddingReq]:
         return chain(self._first, self._rest)
 
+    def room(self, tenant: str, most: int) -> int:
+        """How many inputs of a tenant may wait besides, if `most` of all may."""
+        free = most - len(self)
+        return free if self.accounts is None else self.accounts.room(tenant, free)
+
     def add(self, req: EmbeddingReq, *, first: bool = False) -> None:
         """Let an input wait."""
         (self._first if first else self._rest)[req] = None
+        if self.accounts is not None:
+            self.accounts.joined(req.tenant)
 
     def remove(self, req: EmbeddingReq) -> None:
-        """Take an input out, planned or aborted; harmless for one that does not wait."""
-        self._first.pop(req, None)
-        self._rest.pop(req, None)
+        """Take an input out; harmless for one that does not wait."""
+        if req not in self:
+            return
+        del (self._first if req in self._first else self._rest)[req]
+        if self.accounts is not None:
+            self.accounts.left(req.tenant)
 
-    def in_order(self) -> Iterable[EmbeddingReq]:
-        """Who should be planned next. Nothing may be removed while this is gone through."""
-        if not self._by_priority:
-            return self
-        return chain(self._first, sorted(self._rest, key=self._rank))
-
-    def count_passed_over(self, planned: list[EmbeddingReq]) -> None:
-        """Age everyone whom a later arrival was preferred to."""
+    def take(self, planned: list[EmbeddingReq]) -> None:
+        """Take inputs out that a plan names, and age everyone whom a later arrival was preferred to."""
+        for req in planned:
+            self.remove(req)
+            if self.accounts is not None:
+                self.accounts[req.tenant].served += req.tokens
         if self._by_priority:
             latest = max(req.arrival for req in planned)
             for req in self._rest:
                 req.passed_over += req.arrival < latest
+
+    def in_order(self) -> Iterable[EmbeddingReq]:
+        """Who should be planned next. Nothing may be removed while this is gone through."""
+        if self._by_priority:
+            return chain(self._first, sorted(self._rest, key=self._rank))
+        return self if self.accounts is None else chain(self._first, self._in_turn(self.accounts))
+
+    def _in_turn(self, accounts: Accounts) -> Iterator[EmbeddingReq]:
+        """As if each that comes were planned. Of equals, the tenant with fewer inputs goes first, and so a newcomer."""
+        lines: dict[str, deque[EmbeddingReq]] = {}
+        for req in self._rest:
+            lines.setdefault(req.tenant, deque()).append(req)
+        heap = [(accounts[tenant].served, len(line), line[0].arrival, line) for tenant, line in lines.items()]
+        heapify(heap)
+        while heap:
+            served, _, _, line = heappop(heap)
+            req = line.popleft()
+            yield req
+            if line:
+                heappush(heap, (served + req.tokens, len(line), line[0].arrival, line))
 
     def _rank(self, req: EmbeddingReq) -> tuple[bool, int, int]:
         patient = req.passed_over < self._patience

@@ -18,6 +18,7 @@ class EmbeddingReq:
         "passed_over",
         "priority",
         "rid",
+        "tenant",
         "token_types",
         "tokens",
         "waited",
@@ -34,6 +35,7 @@ class EmbeddingReq:
         self.token_types = request.token_types
         self.tokens = len(request.input_ids) // 4
         self.priority = request.priority
+        self.tenant = request.tenant
         self.passed_over = 0
         self.offered = False
         """Whether nobody else may start before it: its frontend has been told so."""

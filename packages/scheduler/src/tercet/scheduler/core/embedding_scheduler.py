@@ -150,10 +150,9 @@ class EmbeddingScheduler:
                 break
         if not reqs:
             return None
+        self.waiting.take(reqs)
         for req in reqs:
-            self.waiting.remove(req)
             req.waited = now - req.arrived
-        self.waiting.count_passed_over(reqs)
         plan = EncodePlan(step=self.counters.steps, rows=[self._row(req) for req in reqs])
         self.counters.steps += 1
         self.counters.prompt_tokens += sum(req.tokens for req in reqs)
@@ -245,7 +244,7 @@ class EmbeddingScheduler:
             self._refuse(source, request, "draining", "this scheduler is leaving", outputs, retry=True)
         elif fault is not None:
             self._refuse(source, request, *fault, outputs)
-        elif request.attempt == 0 and len(self.waiting) >= self.config.max_queued:
+        elif request.attempt == 0 and self.waiting.room(request.tenant, self.config.max_queued) < 1:
             self._refuse(source, request, "overloaded", "too many inputs are waiting", outputs, retry=True)
         else:
             req = EmbeddingReq(request, source, self._arrivals, at)

@@ -11,8 +11,9 @@ Fault = tuple[str, str]
 
 def fault_in_input(request: TokenizedEmbeddingReqInput, capacity: EncoderCapacity) -> Fault | None:
     """Why an input can have no vector here, if it cannot. What passes raises neither in the core nor the executor."""
-    if len(request.rid) > LONGEST_NAME:
-        return "invalid_request", f"the rid has {len(request.rid)} characters; {LONGEST_NAME} are allowed"
+    for name, given in (("rid", request.rid), ("tenant", request.tenant)):
+        if len(given) > LONGEST_NAME:
+            return "invalid_request", f"the {name} has {len(given)} characters; {LONGEST_NAME} are allowed"
     if not 0 <= request.attempt <= INT32 or not -INT32 - 1 <= request.priority <= INT32:
         return "invalid_request", "the attempt or the priority is out of range"
     if len(request.input_ids) % 4 or len(request.token_types) not in {0, len(request.input_ids)}:

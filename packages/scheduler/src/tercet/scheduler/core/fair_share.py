@@ -6,18 +6,16 @@ tenant with the least takes it, with its earliest choice. A prompt is charged as
 what need not be computed; an output token when it is known, so that a wrong guess costs its tenant nothing. Nor does
 what is computed again after a retraction: the tenant has nothing of it.
 
-A tenant that begins to wait is lifted to the least counter of those that wait already. Otherwise it could save up what
-others were given while it asked for little, and come before them for as long once it asks for much. That holds for one
-of which only something runs, too.
+A tenant that begins to wait is lifted to the least counter of those that wait already, so that nobody saves up.
 
 So while two tenants wait, their counters differ by no more than U, which is the longest prompt and all the output that
 can run at a time, and what they are given in that time by no more than 2 U.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
+from tercet.scheduler.core.accounts import Account, Accounts
 from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
 
@@ -29,23 +27,11 @@ MOST_SKIPPED = 32
 """Choices of one tenant that a step may skip before it looks at others': it looks at a limited number."""
 
 
-@dataclass(slots=True)
-class Account:
-    """What a tenant was given, and how many of its choices wait and have begun."""
-
-    served: int = 0
-    waiting: int = 0
-    begun: int = 0
-
-
 class FairShare:
     """By what tenants were given, and within a tenant by arrival."""
 
     def __init__(self) -> None:
-        self.accounts: dict[str, Account] = {}
-        """Of every tenant, but for those that have nothing here and would be lifted when they come again."""
-        self._last = Account()
-        """Of the tenant that was the last to wait."""
+        self.accounts = Accounts()
 
     def order(self, waiting: list[Req], cache: PrefixCache) -> Iterator[Req]:  # noqa: ARG002
         """Always the next of the tenant that has been given least so far, with what was admitted meanwhile."""
@@ -77,32 +63,16 @@ class FairShare:
         return first.values()
 
     def room(self, tenant: str, free: int, following: int) -> int:
-        """As many as it leaves: so there is a place for whoever has none, however many flood the queue.
-
-        The dynamic threshold of "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches" (Choudhury and
-        Hahne, 1998): n tenants that want all get a part in n + 1 each.
-        """
-        account = self.accounts.get(tenant)
-        return free - following - (0 if account is None else account.waiting)
+        """As many as it leaves."""
+        return self.accounts.room(tenant, free, following)
 
     def joined(self, req: Req) -> None:
-        """If its tenant has nothing else that waits, lift it."""
-        account = self.accounts.get(req.tenant)
-        if account is None or not account.waiting:
-            level = self._level()
-            self.accounts = {
-                name: each for name, each in self.accounts.items() if each.waiting or each.begun or each.served > level
-            }
-            account = self.accounts.setdefault(req.tenant, Account())
-            account.served = max(account.served, level)
-        account.waiting += 1
+        """One more of its tenant's waits."""
+        self.accounts.joined(req.tenant)
 
     def left(self, req: Req) -> None:
         """One less waits."""
-        account = self.accounts[req.tenant]
-        account.waiting -= 1
-        if not account.waiting:
-            self._last = account
+        self.accounts.left(req.tenant)
 
     def admitted(self, req: Req) -> None:
         """Charge for the prompt, the first time."""
@@ -125,10 +95,6 @@ class FairShare:
         if req.charged >= 0:
             self.advanced((req,))
             self.accounts[req.tenant].begun -= 1
-
-    def _level(self) -> int:
-        """Where whoever begins to wait stands at least. It never falls."""
-        return min((each.served for each in self.accounts.values() if each.waiting), default=self._last.served)
 
 
 class _Line:

@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from tercet.scheduler.core.fair_share import Account, FairShare
+from tercet.scheduler.core.accounts import Account
+from tercet.scheduler.core.fair_share import FairShare
 from tercet.scheduler.core.prefix_cache import Node
 from tercet.scheduler.core.radix_cache import RadixCache
 from tercet.scheduler.core.request import Req
@@ -41,8 +42,9 @@ def _accounts(core: Scheduler) -> list[str]:
     begun = [req for req in core.roster if req.charged >= 0 and req.finish is None]
     waiting = Counter(req.tenant for req in core.waiting)
     running = Counter(req.tenant for req in begun)
-    for name in {*policy.accounts, *waiting, *running}:
-        account = policy.accounts.get(name, Account())
+    accounts = policy.accounts.by_tenant
+    for name in {*accounts, *waiting, *running}:
+        account = accounts.get(name, Account())
         if (account.waiting, account.begun) != (waiting[name], running[name]):
             found.append(f"the account of {name!r} is {account}, not of {waiting[name]} and {running[name]} choices")
     if any(req.charged != len(req.tokens) for req in begun):

@@ -17,6 +17,7 @@ def embedding_request(
     priority: int = 0,
     alone: bool = False,
     hold: bool = False,
+    tenant: str = "",
 ) -> TokenizedEmbeddingReqInput:
     """An input as a frontend would send it."""
     return TokenizedEmbeddingReqInput(
@@ -27,6 +28,7 @@ def embedding_request(
         priority=priority,
         alone=alone,
         hold=hold,
+        tenant=tenant,
     )
 
 
