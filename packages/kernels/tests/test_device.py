@@ -86,7 +86,6 @@ def test_a_gpu_that_computes_is_taken() -> None:
             "Found no NVIDIA driver on your system. Please check; "
             "a container gets it from its host, as by docker run --gpus all",
         ),
-        (RuntimeError("Error 802: system not yet initialized"), None, "Error 802: system not yet initialized"),
     ],
 )
 def test_what_is_wrong_with_a_driver_is_told_as_torch_tells_it_when_asked(
@@ -127,6 +126,13 @@ def test_a_gpu_that_others_hold_is_no_missing_one(said: str, cuda: pytest.Monkey
     with pytest.raises(BusyDeviceError) as caught:
         missing_gpu()
     assert str(caught.value) == f"GPU 0 cannot be used now: {said}"
+
+
+def test_gpus_that_are_not_joined_yet_are_no_missing_ones(cuda: pytest.MonkeyPatch) -> None:
+    cuda.setattr("torch.cuda.is_available", lambda: False)
+    cuda.setattr("torch.cuda.init", raising(RuntimeError("CUDA call failed. Error 802: system not yet initialized")))
+    with pytest.raises(BusyDeviceError, match="Error 802: system not yet initialized"):
+        missing_gpu()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ _DISPLAYS = ("0x0300", "0x0302")
 """How the class of a PCI device begins that is a GPU, with connectors or without."""
 _UNSUITED = ("no kernel image", "unsupported toolchain", "kernel image is invalid")
 """Words of an error: that torch has nothing that this GPU, or its driver, can run."""
+_STARTING = "system not yet initialized"
+"""Words of an error: that GPUs wait for the service that joins them (Fabric Manager), as after a boot."""
 _FAULTS = ("CUDA error", "Triton Error [CUDA]")
 _SHORTAGES = ("out of memory", "ALLOC_FAILED")
 """Words of a RuntimeError: that an accelerator failed, and that it lacked memory alone, after which it goes on."""
@@ -101,13 +103,15 @@ def _compute(device: torch.device) -> None:
 
 
 def _why_none() -> str:
-    """Why torch finds no GPU."""
+    """Why torch finds no GPU. Raises BusyDeviceError where it may find one later."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA: one that has it is chosen at {_TORCH_BUILDS}"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (AssertionError, RuntimeError) as error:
         why = _first_line(error).rstrip(".")
+        if _STARTING in why:
+            raise BusyDeviceError(f"the GPUs cannot be used now: {why} (is Fabric Manager running?)") from error
     else:
         why = "torch finds none"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
