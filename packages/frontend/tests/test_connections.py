@@ -99,7 +99,7 @@ async def test_where_all_work_a_new_one_is_turned_away(engine_of: EngineOf, http
         assert {(await each).status_code for each in asked} == {200}
 
 
-@pytest.mark.parametrize(("hard", "most"), [(4096, 4096 - 256), (300, 150)])
+@pytest.mark.parametrize(("hard", "most"), [(4096, 4096 - 512), (300, 150)])
 def test_as_many_as_the_process_may_have_but_for_what_the_parts_need(hard: int, most: int) -> None:
     code = (
         "import resource; from tercet.frontend.connections import room_for_connections as room;"

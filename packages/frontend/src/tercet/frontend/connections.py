@@ -7,9 +7,9 @@ from typing import Protocol
 
 _MOST_FILES = 65_536
 """File descriptors that are asked for: each idle connection takes some kilobytes, too."""
-_OTHERS = 256
-"""File descriptors that are left to the other parts' connections, grammar workers and files: ZeroMQ ends a process that
-cannot take a connection of theirs."""
+_OTHERS = 512
+"""File descriptors that are left to the other parts' connections, each of which takes five, grammar workers and files:
+ZeroMQ ends a process that cannot take a connection of theirs."""
 
 
 class Connection(Protocol):
