@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from openai import OpenAI
 
 START_LIMIT = 120.0
@@ -88,6 +89,12 @@ class Server:
             assert time.monotonic() < end, f"still {load}"
             time.sleep(0.05)
         return load
+
+    def part(self, peer: str) -> psutil.Process:
+        """The process of the part of that name."""
+        children = psutil.Process(self.process.pid).children()
+        [found] = [each for each in children if peer in each.cmdline()]
+        return found
 
     def stop(self) -> int:
         """SIGTERM, since Ctrl-C means nothing to what a shell started in the background; returns the exit code."""

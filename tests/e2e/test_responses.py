@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from openai import BadRequestError, OpenAI
 from openai.types.responses import FunctionToolParam, Response
@@ -144,10 +143,6 @@ def test_a_killed_frontend_costs_a_background_response_nothing_and_a_restart_nei
 
 def kill_frontend(server: Server, peer: str) -> None:
     """SIGKILL to the process of that name."""
-    [process] = [
-        child
-        for child in psutil.Process(server.process.pid).children(recursive=True)
-        if "tercet.frontend" in child.cmdline() and any(peer in word for word in child.cmdline())
-    ]
+    process = server.part(peer)
     process.kill()
     process.wait(10)

@@ -372,12 +372,24 @@ def test_schedulers_are_told_of_adapters_only_where_there_are_any() -> None:
     ]
 
 
+def test_frontends_of_one_socket_know_each_other() -> None:
+    parts = local_parts(ServeConfig(serve=ServeOptions(frontend_workers=3)), Path("/run/x"))
+    told = {part.name: [word for word in part.command if "sibling" in word] for part in parts}
+    assert told == {
+        "scheduler-0": [],
+        "detokenizer-0": [],
+        "frontend-0": ["--sibling=frontend-1", "--sibling=frontend-2"],
+        "frontend-1": ["--sibling=frontend-0", "--sibling=frontend-2"],
+        "frontend-2": ["--sibling=frontend-0", "--sibling=frontend-1"],
+    }
+
+
 def test_offline_use_has_no_frontend_process() -> None:
     roles = [part.role for part in local_parts(ServeConfig(), Path("/run/x"), frontends=False)]
     assert roles == [Role.SCHEDULER, Role.DETOKENIZER]
 
 
-@pytest.mark.parametrize("name", ["peer", "parent_fd", "listen", "api-key"])
+@pytest.mark.parametrize("name", ["peer", "parent_fd", "listen", "api-key", "sibling"])
 def test_what_the_supervisor_decides_cannot_be_handed_down(name: str) -> None:
     with pytest.raises(ConfigError, match=name.replace("_", "-")):
         local_parts(ServeConfig(frontend_extra={name: "1"}), Path("/run/x"))

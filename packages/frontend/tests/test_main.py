@@ -351,6 +351,7 @@ def test_a_process_that_is_told_to_leave_finishes_a_request_even_one_that_was_lo
     [
         *("--listen=nonsense", "--host=256.0.0.1", "--api-key-file=/nowhere", "--recovery-timeout=soon", "--nonsense"),
         *("--response-store=/proc", "--response-store-days=-1", "--lora=haiku"),
+        *("--sibling=../frontend-1", "--sibling=frontend-1"),
     ],
 )
 def test_options_that_cannot_work_end_the_process_with_2(wrong: str) -> None:

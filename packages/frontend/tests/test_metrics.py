@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 
 import httpx2
@@ -13,8 +14,8 @@ from tercet.frontend.config import HttpConfig
 from tercet.frontend.measures import Histogram
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, Token, serving
 from tercet.protocol.events import Delivery, PeerUp
-from tercet.protocol.messages import Heartbeat
-from tercet.protocol.values import Load, Phase, Role
+from tercet.protocol.messages import Heartbeat, Series, SeriesReq
+from tercet.protocol.values import Load, Phase, Role, Sample
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -211,12 +212,57 @@ async def test_a_reader_of_openmetrics_gets_it(engine_of: EngineOf, http_of: Htt
 
 
 async def test_what_a_frontend_counts_bears_its_name(engine_of: EngineOf, http_of: HttpOf) -> None:
-    """Several of a machine answer at one address in turn: series of one name would go back and forth between them."""
+    """Each of those at a socket begins anew when it is restarted, and the others do not."""
     async with serving(engine_of()) as served:
         samples = await scrape(http_of(served))
     unnamed = [name for name in samples if "scheduler=" not in name and 'frontend="frontend-0"' not in name]
     assert samples
     assert not unnamed
+
+
+def finished(times: int) -> Series:
+    return Series(id="", samples={"requests": [Sample(labels=["finished"], value=times)]})
+
+
+def ended(samples: dict[str, float]) -> dict[str, float]:
+    """Requests that finished, by frontend."""
+    pattern = re.compile(r'tercet_requests_total\{frontend="([^"]+)",outcome="finished"\}')
+    return {match[1]: value for name, value in samples.items() if (match := pattern.fullmatch(name))}
+
+
+async def test_whoever_is_asked_answers_for_all_frontends_at_the_socket(engine_of: EngineOf, http_of: HttpOf) -> None:
+    siblings = {"frontend-1": finished(3), "frontend-2": finished(4), "frontend-3": finished(-5)}
+    engine = engine_of(siblings=siblings)
+    engine.full.add("frontend-2")
+    async with serving(engine) as served:
+        http = http_of(served)
+        assert (await http.post("/v1/completions", json={"model": "tiny", "prompt": "hello"})).status_code == 200
+        await served.until_idle()
+        samples = await scrape(http)
+        engine.full.clear()
+        later = await scrape(http)
+        engine.deliver([Delivery("frontend-1", SeriesReq(id="theirs"))])
+    assert ended(samples) == {"frontend-0": 1, "frontend-1": 3}
+    assert ended(later) == {"frontend-0": 1, "frontend-1": 3, "frontend-2": 4}
+    assert len([name for name in later if name.startswith("tercet_queued{")]) == 1
+    peer, answer = engine.sent[-1]
+    assert isinstance(answer, Series)
+    assert (peer, answer.id, answer.samples["requests"][0].value) == ("frontend-1", "theirs", 1)
+
+
+async def test_a_frontend_that_dies_while_it_is_asked_holds_up_nothing(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(siblings={"frontend-1": finished(3)}, silent={"frontend-1"})
+    async with serving(engine) as served:
+        began = time.monotonic()
+        asked = asyncio.create_task(scrape(http_of(served)))
+        async with asyncio.timeout(10):
+            while not any(isinstance(message, SeriesReq) for _, message in engine.sent):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        engine.down("frontend-1", Role.FRONTEND)
+        samples = await asked
+    assert time.monotonic() - began < 0.9, "a silent one is waited for a second"
+    assert 'tercet_requests_open{frontend="frontend-0"}' in samples
+    assert not any("frontend-1" in name for name in samples)
 
 
 async def test_metrics_ask_for_the_key_unless_told_to_be_open(engine_of: EngineOf, http_of: HttpOf) -> None:

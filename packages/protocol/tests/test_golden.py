@@ -16,6 +16,7 @@ from tercet.protocol.values import (
     Grammar,
     GrammarKind,
     Held,
+    HistogramSample,
     Load,
     LogprobParams,
     Logprobs,
@@ -25,6 +26,7 @@ from tercet.protocol.values import (
     Phase,
     Resume,
     Role,
+    Sample,
     SamplingParams,
     Task,
     pack_floats,
@@ -157,6 +159,12 @@ MESSAGES: list[m.Message] = [
     ),
     m.BatchStrOutput(
         texts=["é", ""], openings=[m.TextOpening(row=0, prompt_tokens=3, cached_tokens=2, waited=0.25)], **ROWS
+    ),
+    m.SeriesReq(id="s1"),
+    m.Series(
+        id="s1",
+        samples={"requests_open": [Sample(value=2.0)], "requests": [Sample(labels=["finished"], value=7.0)]},
+        histograms={"queue_seconds": [HistogramSample(labels=["demo"], buckets=[3, 0, 1], sum=1.25)]},
     ),
 ]  # fmt: skip
 

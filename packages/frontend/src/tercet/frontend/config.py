@@ -30,6 +30,8 @@ class LinkConfig:
     """Inbox of a scheduler; repeatable, and an ipc path may be a glob."""
     detokenizer: Repeatable = ()
     """Inbox of a detokenizer; repeatable, and an ipc path may be a glob."""
+    sibling: Repeatable = ()
+    """Peer id of another frontend at the same --fd, whose inbox is in the same directory; repeatable."""
     supervisor: str = ""
     """Inbox of the supervisor, if there is one."""
     advertise: str = ""

@@ -18,7 +18,8 @@ from tercet.frontend.reconciliation import Reconciler
 from tercet.frontend.recovery import Recovery
 from tercet.frontend.req_state import ACCEPTED, ReqState, Row, Verdict, rows_of
 from tercet.frontend.served_model import context_of
-from tercet.protocol.events import Delivery, PeerDown, PeerReady, PeerUp
+from tercet.frontend.siblings import Siblings
+from tercet.protocol.events import Delivery, PeerDown, PeerEvent, PeerReady, PeerUp
 from tercet.protocol.messages import (
     BatchEmbeddingOutput,
     BatchStrOutput,
@@ -32,6 +33,8 @@ from tercet.protocol.messages import (
     Ready,
     ReadyAlone,
     Rejected,
+    Series,
+    SeriesReq,
     TokenizerFiles,
     TokenizerFilesReq,
 )
@@ -40,7 +43,7 @@ from tercet.protocol.values import Role
 
 logger = logging.getLogger(__name__)
 
-Incoming = FrontendInbox | PeerUp | PeerReady | PeerDown
+Incoming = FrontendInbox | PeerEvent
 """All that a frontend's node delivers: it decodes nothing else."""
 
 
@@ -57,6 +60,7 @@ class Inbound:
         states: Mapping[str, InFlight],
         counters: Counters,
         control: Control,
+        siblings: Siblings,
         clock: Callable[[], float],
         changed: Callable[[], None],
     ) -> None:
@@ -69,6 +73,7 @@ class Inbound:
         self._states = states
         self._counters = counters
         self._control = control
+        self._siblings = siblings
         self._clock = clock
         self._changed = changed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,14 +110,14 @@ class Inbound:
                 self._on_ready_alone(source, message)
             case TokenizerFiles():
                 self._spawn(self._load(source, message, frames))
-            case PeerUp():
-                self._on_up(message)
-            case PeerReady():
-                self._on_ready(message)
-            case PeerDown():
-                self._on_down(message.peer, message.reason)
+            case PeerUp() | PeerReady() | PeerDown():
+                self._on_peer(message)
             case ControlReply():
                 self._control.on_reply(source, message)
+            case SeriesReq():
+                self._siblings.on_request(source, message)
+            case Series():
+                self._siblings.on_series(source, message)
             case Hello() | Introduce() | Ready() | Progress() | Goodbye():
                 logger.debug("membership of %s is the node's business: %s", source, type(message).__name__)
             case _:
@@ -199,6 +204,17 @@ class Inbound:
 
     # Peers.
 
+    def _on_peer(self, event: PeerEvent) -> None:
+        match event:
+            case PeerUp():
+                self._on_up(event)
+            case PeerReady():
+                self._on_ready(event)
+            case PeerDown():
+                self._on_down(event.peer, event.reason)
+            case _:
+                assert_never(event)
+
     def _on_heartbeat(self, source: str, heartbeat: Heartbeat) -> None:
         part = self._fleet.get(source)
         if part is None:
@@ -251,6 +267,7 @@ class Inbound:
 
     def _on_down(self, peer: str, reason: str) -> None:
         """A part is gone. It left on purpose if it said so, and it died of something if it said "failed" or nothing."""
+        self._siblings.gone(peer)
         part = self._fleet.remove(peer)
         if part is None:
             return

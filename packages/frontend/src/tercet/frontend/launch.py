@@ -80,10 +80,10 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     env = {name: "\n".join(keys) for name, keys in given.items() if keys}
     command = (*module, "tercet.frontend", *flags)
     at_first = ("--require-lora",) if frontend.lora else ()
-    parts += [
-        Part(own_name(Role.FRONTEND, number), Role.FRONTEND, command, env, gets_socket=True, at_first=at_first)
-        for number in range(config.serve.frontend_workers)
-    ]
+    names = [own_name(Role.FRONTEND, number) for number in range(config.serve.frontend_workers)]
+    for name in names:
+        siblings = (f"--sibling={other}" for other in names if other != name)
+        parts.append(Part(name, Role.FRONTEND, (*command, *siblings), env, gets_socket=True, at_first=at_first))
     return parts
 
 

@@ -230,6 +230,7 @@ def extra_flags(extra: Mapping[str, str]) -> list[str]:
         "admin-key",
         "scheduler",
         "detokenizer",
+        "sibling",
     }
     names = {name: name.replace("_", "-") for name in extra}
     for name in names.values():

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
@@ -34,16 +34,18 @@ from tercet.frontend.grammar.checker import GrammarChecker
 from tercet.frontend.in_flight import InFlight
 from tercet.frontend.inbound import Inbound
 from tercet.frontend.model_registry import ModelRegistry
+from tercet.frontend.own_series import own_series
 from tercet.frontend.prediction import LONGEST
 from tercet.frontend.recovery import Recovery
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.router import DataParallelController
 from tercet.frontend.served_model import ServedModel
+from tercet.frontend.siblings import Siblings
 from tercet.frontend.tenants import Place, Tenants
 from tercet.frontend.text_work import TextWork
 from tercet.frontend.weights import Weights
 from tercet.protocol.events import Delivery
-from tercet.protocol.messages import AbortReq, Heartbeat
+from tercet.protocol.messages import AbortReq, Heartbeat, Series
 from tercet.protocol.node import Sender
 from tercet.protocol.values import Load, Phase, Task, belongs
 
@@ -65,7 +67,8 @@ class TokenizerManager:
     """The frontend's side of every request. All methods run on the event loop's thread; only tokenization does not.
 
     `on_servable` is called once, when a request could be served for the first time. `lora` has the paths of adapters
-    by name; `adapter_names` keeps the adapters that are loaded later, by default in memory.
+    by name; `adapter_names` keeps the adapters that are loaded later, by default in memory. `siblings` are the
+    frontends that share this one's socket.
     """
 
     def __init__(
@@ -82,12 +85,14 @@ class TokenizerManager:
         tenants: Tenants | None = None,
         lora: Mapping[str, str] | None = None,
         adapter_names: AdapterNames | None = None,
+        siblings: Iterable[str] = (),
     ) -> None:
         self.peer = peer
         self.fleet = Fleet()
         self.models = registry
         self.counters = Counters()
         self.control = Control(outbox, self.fleet)
+        self.siblings = Siblings(outbox, siblings, self.series)
         self.adapters = Adapters(registry, self.fleet, self.control, lora or {}, adapter_names)
         self.weights = Weights(registry, self.fleet, self.control)
         self.grammars = GrammarChecker()
@@ -108,6 +113,7 @@ class TokenizerManager:
             self._states,
             self.counters,
             self.control,
+            self.siblings,
             clock,
             self._changed,
         )
@@ -144,6 +150,10 @@ class TokenizerManager:
         busy = Phase.STEP if self._states else Phase.IDLE
         load = Load(queued=self.waiting, running=len(self._states))
         return Heartbeat(phase=Phase.DRAINING if self.draining else busy, load=load)
+
+    def series(self, number: str = "") -> Series:
+        """What this frontend counts, as the answer to the request of that id."""
+        return own_series(number, self.counters, self.fleet, self.running, self.waiting)
 
     def start(self) -> None:
         """Begin to look after requests that wait for a part."""

@@ -25,6 +25,7 @@ from tercet.frontend.turn.plan import TurnPlanner
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.awake import AwakeClock
 from tercet.protocol.config import Dial, NodeConfig
+from tercet.protocol.endpoints import check_peer_id
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import FrontendInbox, Heartbeat, Ready
 from tercet.protocol.security import Security
@@ -64,6 +65,7 @@ class Frontend:
             connect=(
                 *(Dial(Role.SCHEDULER, spec) for spec in link.scheduler),
                 *(Dial(Role.DETOKENIZER, spec) for spec in link.detokenizer),
+                *(Dial(Role.FRONTEND, f"{link.listen}/{check_peer_id(peer)}.*") for peer in link.sibling),
             ),
             supervisor=link.supervisor,
             advertise=link.advertise,
@@ -93,6 +95,7 @@ class Frontend:
             tenants=Tenants.of(config.http),
             lora=self._lora,
             adapter_names=AdaptersInFile(database) if database else None,
+            siblings=link.sibling,
         )
         self._kept = Kept(self._manager, TurnPlanner(serving), database) if database else None
         app = build_app(self._manager, config.http, serving, self._kept, local=is_local(self._listener))

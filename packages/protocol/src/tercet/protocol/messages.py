@@ -13,6 +13,7 @@ import msgspec
 from tercet.protocol.values import (
     FinishReason,
     Held,
+    HistogramSample,
     Load,
     LogprobParams,
     Logprobs,
@@ -22,6 +23,7 @@ from tercet.protocol.values import (
     Phase,
     Resume,
     Role,
+    Sample,
     SamplingParams,
 )
 
@@ -338,6 +340,23 @@ class BatchStrOutput(Message, frozen=True, kw_only=True):
     logprobs: dict[int, Logprobs] = {}
 
 
+# Frontend to frontend: those that share a socket.
+
+
+class SeriesReq(Message, frozen=True, kw_only=True):
+    """Asks for what a frontend counts, since whichever is asked for /metrics answers for all. Since 1.1."""
+
+    id: str
+
+
+class Series(Message, frozen=True, kw_only=True):
+    """The answer to SeriesReq: what its sender has counted since it started, by the names in /metrics. Since 1.1."""
+
+    id: str
+    samples: dict[str, list[Sample]] = {}
+    histograms: dict[str, list[HistogramSample]] = {}
+
+
 # Unions: what each link carries, and what each inbox therefore decodes.
 
 Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
@@ -349,10 +368,11 @@ SchedulerToDetokenizer = BatchTokenIDOutput | TokenizerFiles
 DetokenizerToScheduler = TokenizerFilesReq
 DetokenizerToFrontend = BatchStrOutput
 FrontendToDetokenizer = AbortReq
+FrontendToFrontend = SeriesReq | Series
 
 SchedulerInbox = Membership | FrontendToScheduler | DetokenizerToScheduler
 DetokenizerInbox = Membership | SchedulerToDetokenizer | FrontendToDetokenizer
-FrontendInbox = Membership | SchedulerToFrontend | DetokenizerToFrontend
+FrontendInbox = Membership | SchedulerToFrontend | DetokenizerToFrontend | FrontendToFrontend
 SupervisorInbox = Membership
 
 

@@ -275,3 +275,21 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     attempts: bytes = b""
     positions: bytes = b""
     """The next position each choice will emit."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One number that a frontend counts."""
+
+    labels: list[str] = []
+    """What its labels say, in the order that its name has them in."""
+    value: float
+
+
+class HistogramSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One histogram that a frontend counts."""
+
+    labels: list[str] = []
+    """As in Sample."""
+    buckets: list[int]
+    """Observations up to each bound, those of lower bounds left out, and those above all."""
+    sum: float

@@ -22,6 +22,8 @@ from tercet.protocol.messages import (
     PauseGenerationReq,
     Ready,
     ReadyAlone,
+    Series,
+    SeriesReq,
     TextOpening,
     TokenizedGenerateReqInput,
     TokenizerFiles,
@@ -106,7 +108,9 @@ class FakeEngine:
     reject: Callable[[TokenizedGenerateReqInput], Message | None] = _accept
     full: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
-    """Schedulers that leave orders unanswered."""
+    """Peers that leave orders and questions unanswered."""
+    siblings: dict[str, Series] = field(default_factory=dict)
+    """What other frontends at the socket count, by peer id."""
     adapter: Callable[[str, str], str] = _digest
     """SHA-256 of what a scheduler finds at a path; a ValueError is why it refuses that."""
     waited: float | None = 0.02
@@ -119,7 +123,7 @@ class FakeEngine:
 
     def send(self, peer: str, message: Message, *frames: Frame) -> bool:  # noqa: ARG002
         """What the frontend sends; answered from the loop, never at once."""
-        if peer in self.full or peer not in self.schedulers:
+        if peer in self.full or peer not in {*self.schedulers, *self.siblings}:
             return False
         self.sent.append((peer, message))
         match message:
@@ -135,6 +139,8 @@ class FakeEngine:
                 self._answer(peer, self._read(peer, message))
             case UpdateWeightsFromDiskReq():
                 self._update(peer, message)
+            case SeriesReq():
+                self._answer(peer, msgspec.structs.replace(self.siblings[peer], id=message.id))
         return True
 
     def connect(self) -> None:
@@ -218,7 +224,7 @@ class FakeEngine:
         reply = TokenizerFiles(id=request_id, model=self.limits.model, names=list(self.files), sha256=sums)
         self._from(peer, reply, *(memoryview(content) for content in self.files.values()))
 
-    def _answer(self, peer: str, reply: ControlReply) -> None:
+    def _answer(self, peer: str, reply: ControlReply | Series) -> None:
         if peer not in self.silent:
             asyncio.get_running_loop().call_soon(self._from, peer, reply)
 

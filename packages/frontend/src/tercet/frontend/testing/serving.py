@@ -80,6 +80,7 @@ async def serving(
             tenants=Tenants.of(http),
             lora=read_adapters(config.lora),
             adapter_names=AdaptersInFile(database) if database else None,
+            siblings=engine.siblings,
         )
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()
