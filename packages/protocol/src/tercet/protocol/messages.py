@@ -136,7 +136,10 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
-    """One input to make one vector of. It has one choice, index 0, whose only position is 0. Since 1.1."""
+    """One input to make one vector of. It has one choice, index 0, whose only position is 0. Since 1.1.
+
+    `alone`, `hold` and `tenant` are as in TokenizedGenerateReqInput.
+    """
 
     rid: str
     attempt: int
@@ -145,11 +148,8 @@ class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
     """Segment of each token (int32), for encoders that read pairs; empty means all 0."""
     priority: int = 0
     alone: bool = False
-    """As in TokenizedGenerateReqInput."""
     hold: bool = False
-    """As in TokenizedGenerateReqInput."""
     tenant: str = ""
-    """As in TokenizedGenerateReqInput."""
 
 
 class AbortReq(Message, frozen=True, kw_only=True):
