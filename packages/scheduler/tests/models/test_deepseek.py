@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.conftest import LATENT
-from packages.scheduler.tests.executor.test_cuda_graphs import Tape, init
+from packages.scheduler.tests.executor.graphed import Tape, init
 from packages.scheduler.tests.models.test_families import Paged, load, some_tokens
 from packages.scheduler.tests.models.test_hugging_face import assert_alike, changed, expected, generate, options
 from tercet.kernels.attention.torch_native import TorchNativeLatent

@@ -136,10 +136,7 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
-    """One input to make one vector of. It has one choice, index 0, whose only position is 0. Since 1.1.
-
-    `alone`, `hold` and `tenant` are as in TokenizedGenerateReqInput.
-    """
+    """One input to make one vector of. It has one choice, index 0, whose only position is 0. Since 1.1."""
 
     rid: str
     attempt: int
@@ -150,6 +147,7 @@ class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
     alone: bool = False
     hold: bool = False
     tenant: str = ""
+    """These three are as in TokenizedGenerateReqInput."""
 
 
 class AbortReq(Message, frozen=True, kw_only=True):
