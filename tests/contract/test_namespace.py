@@ -97,6 +97,17 @@ def test_parts_require_only_the_siblings_they_may_import() -> None:
     assert {name for name in mandatory if name.startswith("tercet-")} == {"tercet-protocol"}
 
 
+def test_the_oldest_environment_has_the_oldest_there_may_be() -> None:
+    pins = [Requirement(line) for line in (ROOT / "constraints-oldest.txt").read_text().splitlines() if line[0] != "#"]
+    pinned = {pin.name: next(iter(pin.specifier)).version for pin in pins}
+    for part in ("kernels", "scheduler"):
+        extras = project(part)["optional-dependencies"].values()
+        for wanted in map(Requirement, [*project(part)["dependencies"], *(each for extra in extras for each in extra)]):
+            if wanted.name in {"torch", "transformers", "triton"}:
+                lowest = next(each.version for each in wanted.specifier if each.operator == ">=")
+                assert pinned[wanted.name] == f"{lowest}.0"
+
+
 def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
 
