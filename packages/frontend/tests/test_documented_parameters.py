@@ -83,7 +83,7 @@ def unknown(params: type, model: type[BaseModel], seen: Seen) -> Iterator[Unknow
 @pytest.mark.parametrize(
     ("params", "model", "reached"),
     [
-        (CompletionCreateParamsNonStreaming, ChatRequest, {"TextPart", "RefusalPart", "Function", "ToolCall"}),
+        (CompletionCreateParamsNonStreaming, ChatRequest, {"RefusalPart", "Function", "InputGrammar", "CalledCustom"}),
         (TextParams, CompletionRequest, {"StreamOptions"}),
         (ResponseCreateParamsNonStreaming, CreateResponse, {"TextPart", "FunctionTool", "FunctionOutputItem"}),
         (MessageCreateParamsNonStreaming, CreateMessage, {"TextBlock", "ToolResultBlock", "Tool"}),

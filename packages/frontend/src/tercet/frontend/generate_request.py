@@ -85,6 +85,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """False if log-probabilities are computed only to choose the best answers, and not shown."""
     grammar: Grammar | None = None
     """What the answer must be an instance of: `grammar.compiler.to_grammar` of a constraint."""
+    trials: list[tuple[Grammar, str]] = []
+    """Grammars that have to compile, whether or not any is enforced, each with the client's name for it."""
     prediction: str = ""
     """What the client expects the answer to be, which changes nothing of it."""
     priority: int = 0

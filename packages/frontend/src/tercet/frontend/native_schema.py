@@ -146,7 +146,7 @@ class Tokenize(Strict):
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Every tool that the chat's model would be told of."""
-        return specs_of([tool.function for tool in self.tools or ()])
+        return specs_of(self.tools or ())
 
 
 def tokenize_request(name: str) -> type[Tokenize]:

@@ -281,6 +281,8 @@ class TokenizerManager:
         if asked and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
             [param, *_] = asked.values()
             raise UnsupportedParameterError("This model's answers cannot be constrained.", param=param)
+        for grammar, param in (trial for each in requests for trial in each.trials):
+            await self.grammars.check(grammar, model, param)  # one by one: the line for checks is short
         await asyncio.gather(*(self.grammars.check(grammar, model, param) for grammar, param in asked.items()))
 
     def release(self, asked: Generation | EmbeddingBatch) -> None:

@@ -17,5 +17,7 @@ MAX_OPTIONS = 4_096
 MAX_TAGS = 512
 MAX_TAG_TEXT = 32_768
 """Characters around the contents of all tags."""
+MAX_TOOL_GRAMMARS = 32
+"""Custom tools of a request that have a grammar: each is tried out apart."""
 MAX_FREE_TOKENS = 1_000_000
 """Tokens of reasoning that a limit can allow."""

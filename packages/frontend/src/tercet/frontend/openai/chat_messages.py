@@ -67,13 +67,32 @@ class CalledFunction(Strict):
     parsed_arguments: Any = Field(None, exclude=True)
 
 
-class ToolCall(Strict):
+class CalledCustom(Strict):
+    """Which custom tool was called, and with what."""
+
+    name: Name
+    input: Text
+
+
+class FunctionCall(Strict):
     """A call the assistant made. What is left out OpenAI's clients add to answers, and send back with them."""
 
     id: CallId
     type: Literal["function"]
     function: CalledFunction
     index: Any = Field(None, exclude=True)
+
+
+class CustomCall(Strict):
+    """The same of a custom tool."""
+
+    id: CallId
+    type: Literal["custom"]
+    custom: CalledCustom
+    index: Any = Field(None, exclude=True)
+
+
+ToolCall = Annotated[FunctionCall | CustomCall, Field(discriminator="type")]
 
 
 class AssistantMessage(ChatMessage):

@@ -84,6 +84,11 @@ class ParsedChatForm:
                 return {"function_call": {"name": name, "arguments": ""}}
             case ToolArgumentsDelta(_, text) if self._functions:
                 return {"function_call": {"arguments": text}}
+            case ToolCallStart(index, name, call_id, custom=True):
+                tool = {"name": name, "input": ""}
+                return {"tool_calls": [{"index": index, "id": call_id, "type": "custom", "custom": tool}]}
+            case ToolArgumentsDelta(index, text, custom=True):
+                return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
             case ToolCallStart(index, name, call_id):
                 function = {"name": name, "arguments": ""}
                 return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
@@ -128,12 +133,16 @@ class ParsedChatForm:
         }
 
     def _written(self, calls: list[Call]) -> dict[str, Any]:
-        functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
         if self._functions:
-            return {"function_call": functions[0]}
-        return {
-            "tool_calls": [
-                {"id": call.id, "type": "function", "function": function}
-                for call, function in zip(calls, functions, strict=True)
-            ]
-        }
+            return {"function_call": _function(calls[0])}
+        return {"tool_calls": list(map(_tool_call, calls))}
+
+
+def _tool_call(call: Call) -> dict[str, Any]:
+    if call.custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+    return {"id": call.id, "type": "function", "function": _function(call)}
+
+
+def _function(call: Call) -> dict[str, str]:
+    return {"name": call.name, "arguments": call.arguments}

@@ -3,16 +3,20 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.grammar.limits import MAX_TEXT
+from tercet.frontend.grammar.spec import Lark, Regex
 from tercet.frontend.openai.sampling_schema import Strict
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.turn.chat_turn import Calls, ToolChoice
+from tercet.frontend.turn.custom_calls import custom_tool
 
 _MOST_TOOLS = 128
 
 
+Description = Annotated[str, Field(max_length=65_536)]
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -20,46 +24,106 @@ class Function(Strict):
     """A function of the client's that the model may call."""
 
     name: FunctionName
-    description: Annotated[str, Field(max_length=65_536)] | None = None
+    description: Description | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(Strict):
-    """A tool; of the types that OpenAI has, functions are supported."""
+class TextFormat(Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class InputGrammar(Strict):
+    """A language, whose texts are the inputs that a custom tool takes."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+
+    def constraint(self, param: str) -> Lark | Regex:
+        """The language; `param` is what the client calls its definition."""
+        if self.syntax == "lark":
+            return Lark(text=self.definition, param=param)
+        return Regex(pattern=self.definition, param=param)
+
+
+class GrammarFormat(Strict):
+    """The texts of a language."""
+
+    type: Literal["grammar"]
+    grammar: InputGrammar
+
+
+class Custom(Strict):
+    """A tool of the client's that takes a text."""
+
+    name: FunctionName
+    description: Description | None = None
+    format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] | None = None
+
+
+class FunctionTool(Strict):
+    """A function as a tool."""
 
     type: Literal["function"]
     function: Function
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_a_function(cls, tool: object) -> object:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind != "function" and isinstance(kind, str):
-            raise UnsupportedParameterError(
-                f"Tools of the type {kind[:64]!r} are not supported, only functions.", param="tools"
-            )
-        return tool
+
+class CustomTool(Strict):
+    """A custom tool."""
+
+    type: Literal["custom"]
+    custom: Custom
 
 
 class NamedFunction(Strict):
-    """A function by its name."""
+    """A function, or a custom tool, by its name."""
 
     name: FunctionName
 
 
 class NamedTool(Strict):
-    """A tool by its name."""
+    """A function by its name, among tools."""
 
     type: Literal["function"]
     function: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self.function.name
+
+
+class NamedCustomTool(Strict):
+    """A custom tool by its name."""
+
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self.custom.name
+
+
+def _supported(tool: object) -> object:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind not in {"function", "custom"}:
+        raise UnsupportedParameterError(
+            f"Tools of the type {kind[:64]!r} are not supported, only functions and custom tools.", param="tools"
+        )
+    return tool
+
+
+AnyNamed = Annotated[NamedTool | NamedCustomTool, Field(discriminator="type")]
 
 
 class AllowedTools(Strict):
     """Some of the tools, and whether one of them has to be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=_MOST_TOOLS)]
+    tools: Annotated[list[AnyNamed], Field(min_length=1, max_length=_MOST_TOOLS)]
 
 
 class AllowedToolsChoice(Strict):
@@ -70,17 +134,29 @@ class AllowedToolsChoice(Strict):
 
 
 Choice = Literal["none", "auto", "required"]
+Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type"), BeforeValidator(_supported)]
 Tools = Annotated[list[Tool], Field(max_length=_MOST_TOOLS)]
 Functions = Annotated[list[Function], Field(max_length=_MOST_TOOLS)]
-ToolChoiceField = Choice | Annotated[NamedTool | AllowedToolsChoice, Field(discriminator="type")]
+ToolChoiceField = Choice | Annotated[NamedTool | NamedCustomTool | AllowedToolsChoice, Field(discriminator="type")]
 
 
-def specs_of(functions: Iterable[Function]) -> tuple[ToolSpec, ...]:
-    """Functions as the rest of the frontend knows them."""
+def specs_of(tools: Iterable[FunctionTool | CustomTool]) -> tuple[ToolSpec, ...]:
+    """Tools as the rest of the frontend knows them."""
     return tuple(
-        ToolSpec(each.name, each.parameters or {}, each.description or "", strict=bool(each.strict))
-        for each in functions
+        _function(tool.function)
+        if isinstance(tool, FunctionTool)
+        else _custom(tool.custom, f"tools[{place}].custom.format.grammar.definition")
+        for place, tool in enumerate(tools)
     )
+
+
+def _function(each: Function) -> ToolSpec:
+    return ToolSpec(each.name, each.parameters or {}, each.description or "", strict=bool(each.strict))
+
+
+def _custom(each: Custom, param: str) -> ToolSpec:
+    grammar = each.format.grammar.constraint(param) if isinstance(each.format, GrammarFormat) else None
+    return custom_tool(each.name, each.description or "", grammar)
 
 
 class ToolFields(Strict):
@@ -110,7 +186,8 @@ class ToolFields(Strict):
     @property
     def names_one(self) -> bool:
         """Whether one tool has to be called, which is no reason of its own to finish."""
-        return isinstance(self.tool_choice, NamedTool) or isinstance(self.function_call, NamedFunction)
+        named = (NamedTool, NamedCustomTool, NamedFunction)
+        return isinstance(self.tool_choice, named) or isinstance(self.function_call, named)
 
     @property
     def calls_several(self) -> bool:
@@ -119,7 +196,7 @@ class ToolFields(Strict):
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Every tool of the request."""
-        return specs_of([tool.function for tool in self.tools or ()] or self.functions or [])
+        return specs_of(self.tools or ()) or tuple(map(_function, self.functions or ()))
 
     def choice(self) -> ToolChoice:
         """What may be called, and what must."""
@@ -127,8 +204,8 @@ class ToolFields(Strict):
         match chosen:
             case str(word):
                 return ToolChoice(Calls(word))
-            case NamedTool(function=NamedFunction(name=name)) | NamedFunction(name=name):
-                return ToolChoice(Calls.REQUIRED, frozenset({name}))
+            case NamedTool() | NamedCustomTool() | NamedFunction():
+                return ToolChoice(Calls.REQUIRED, frozenset({chosen.name}))
             case AllowedToolsChoice(allowed_tools=allowed):
-                return ToolChoice(Calls(allowed.mode), frozenset(each.function.name for each in allowed.tools))
+                return ToolChoice(Calls(allowed.mode), frozenset(each.name for each in allowed.tools))
         return ToolChoice()

@@ -16,18 +16,23 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
-    """The model calls a tool; `index` counts the calls of one answer from 0. `id` only where the model wrote one."""
+    """The model calls a tool; `index` counts the calls of one answer from 0. `id` only where the model wrote one.
+
+    Parsers know no `custom` tools, which have a text for arguments: a `ChoiceReader` tells them apart.
+    """
 
     index: int
     name: str
     id: str | None = None
+    custom: bool = False
 
 
 class ToolArgumentsDelta(msgspec.Struct, frozen=True):
-    """More of a call's arguments, as JSON text."""
+    """More of a call's arguments, as JSON text, or of a custom tool's input, as it is."""
 
     index: int
     text: str
+    custom: bool = False
 
 
 class ToolCallEnd(msgspec.Struct, frozen=True):
@@ -71,8 +76,8 @@ def _close(result: list[Event], parts: list[str]) -> None:
             result[-1] = TextDelta("".join(parts))
         case ReasoningDelta():
             result[-1] = ReasoningDelta("".join(parts))
-        case ToolArgumentsDelta(index):
-            result[-1] = ToolArgumentsDelta(index, "".join(parts))
+        case ToolArgumentsDelta(index, _, custom):
+            result[-1] = ToolArgumentsDelta(index, "".join(parts), custom)
         case ToolCallStart() | ToolCallEnd():
             raise AssertionError("a call's start and end have no text to gather")
     parts.clear()

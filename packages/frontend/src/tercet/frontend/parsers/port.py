@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from tercet.frontend.grammar.spec import Lark, Regex
 from tercet.frontend.parsers.events import Event
 from tercet.frontend.parsers.reader import Reader, Steps
 from tercet.frontend.parsers.sink import Sink
@@ -33,6 +34,10 @@ class ToolSpec(msgspec.Struct, frozen=True):
     description: str = ""
     strict: bool = False
     """Calls keep to the schema, whatever the model."""
+    custom: bool = False
+    """A custom tool: its one argument is the `input` that the client gets, as a text."""
+    grammar: Lark | Regex | None = None
+    """What its input is to keep to."""
 
 
 class Tools:

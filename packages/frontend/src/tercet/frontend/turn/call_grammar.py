@@ -12,7 +12,9 @@ import orjson
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.grammar.json_schema import check_schema, schema_text, subschemas
+from tercet.frontend.grammar.lark import slashed
 from tercet.frontend.grammar.references import check_references
+from tercet.frontend.grammar.spec import Regex
 from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
 from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, kinds
 from tercet.frontend.turn.rules import Rules, escaped
@@ -136,6 +138,8 @@ class CallGrammar:
         allowed = kinds(inner, root, known)
         if allowed != UNKNOWN and "string" not in allowed:
             return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
+        if isinstance(tool.grammar, Regex):
+            return self._text(f"(?:{slashed(tool.grammar.pattern)[1:-1]})", suffix)
         if tool.strict and allowed == STRING:
             for keyword in _ONLY_IN_JSON:
                 if keyword in inner:
@@ -143,16 +147,15 @@ class CallGrammar:
                         f"'{keyword}' of a strict tool's argument cannot be enforced in this model's notation.",
                         param="tools",
                     )
-        return self._text(inner, suffix)
+        return self._text(f"(?s:.){_repeats(inner.get('minLength'), inner.get('maxLength'))}", suffix)
 
-    def _text(self, schema: dict[str, Any], suffix: str) -> str:
+    def _text(self, pattern: str, suffix: str) -> str:
         """A string as it is, up to the marker that ends it; line breaks around the marker are the notation's."""
         marker = suffix.strip("\n")
         before, _, behind = suffix.partition(marker)
-        times = _repeats(schema.get("minLength"), schema.get("maxLength"))
         if marker in self._rules.tokens.added:
-            return f"/(?s:.){times}{escaped(before)}/ {self._rules.literal(marker + behind)}"
-        text = f"/(?s:.){times}{escaped(before + marker)}/"
+            return f"/{pattern}{escaped(before)}/ {self._rules.literal(marker + behind)}"
+        text = f"/{pattern}{escaped(before + marker)}/"
         if before:
             text += f" & ~/((?s:.)*[^\\n])?{escaped(marker)}(?s:.)*/"
         for other in self._framing.value_also_ends:

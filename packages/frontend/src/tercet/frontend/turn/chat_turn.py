@@ -31,8 +31,8 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One turn. Values are within the bounds of the API.
 
     `messages` are chat messages as OpenAI writes them: role, content (text or text parts), tool_calls with arguments
-    as JSON text, tool_call_id, reasoning_content. `tercet.frontend.turn.history` checks them and gives them the form
-    that templates read.
+    as JSON text or the input of a custom tool, tool_call_id, reasoning_content. `tercet.frontend.turn.history` checks
+    them and gives them the form that templates read.
     """
 
     messages: list[dict[str, Any]]

@@ -17,7 +17,8 @@ NO_OBJECT = "invalid_json"
 def history(messages: list[Message]) -> list[Message]:
     """Messages in the form of today's templates: calls have objects for arguments, and results know their tool.
 
-    The old `function_call`, and its result with the role "function", become a call and the result of it.
+    Of a custom tool the input is the only argument. The old `function_call`, and its result with the role "function",
+    become a call and the result of it.
     """
     shaped: list[Message] = []
     called: dict[str, str] = {}
@@ -53,6 +54,9 @@ def _assistant(message: Message, calls: list[Message]) -> Message:
 
 def _calls(message: Message, place: int) -> Iterator[Message]:
     for number, call in enumerate(message.get("tool_calls") or ()):
+        if custom := call.get("custom"):
+            yield _call(call["id"], custom["name"], {"input": custom["input"]})
+            continue
         where = f"messages[{place}].tool_calls[{number}].function.arguments"
         function = call["function"]
         yield _call(call["id"], function["name"], _arguments(function.get("arguments"), where))

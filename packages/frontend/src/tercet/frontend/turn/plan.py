@@ -9,6 +9,8 @@ from tercet.frontend.config import ServingConfig
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.generate_request import ChatPrompt, GenerateRequest
 from tercet.frontend.generation import Generation
+from tercet.frontend.grammar.compiler import to_grammar
+from tercet.frontend.grammar.limits import MAX_TOOL_GRAMMARS
 from tercet.frontend.json_depth import DEEPEST, is_within
 from tercet.frontend.notations import AUTOMATIC, NONE
 from tercet.frontend.parsers.port import ToolSpec
@@ -18,6 +20,7 @@ from tercet.frontend.served_model import ServedModel
 from tercet.frontend.special_text import SpecialText, SpecialTexts
 from tercet.frontend.turn.answer_grammar import EnforcedCalls, Thinking, answer_grammar
 from tercet.frontend.turn.chat_turn import Calls, ChatTurn
+from tercet.frontend.turn.custom_calls import CustomCalls
 from tercet.frontend.turn.history import history
 from tercet.frontend.turn.reader import ChoiceReader
 from tercet.frontend.turn.reasoning_tokens import ReasoningTokens
@@ -73,6 +76,7 @@ class TurnPlanner:
         prompt = _prompt(turn, model, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
         hidden = special and turn.skip_special_tokens
+        customs = frozenset(tool.name for tool in turn.tools if tool.custom)
 
         def make_reader(state: ReqState) -> ChoiceReader:
             end = _end_of_prompt(state) if names.reasoning else ""
@@ -80,6 +84,7 @@ class TurnPlanner:
                 make_parser(names, tools, end),
                 SpecialText(model.files.special_texts) if hidden else None,
                 _reasoning_tokens(names, model, end),
+                customs=CustomCalls(customs) if customs else None,
                 one_call=not turn.parallel_tool_calls,
                 short_ids=bool(names.tools and tool_format(names.tools).framing.short_ids),
             )
@@ -99,6 +104,7 @@ class TurnPlanner:
                 stops_in_special_tokens=not hidden,
                 logprobs=turn.logprobs,
                 grammar=await _grammar(turn, model, names, tools, prompt),
+                trials=_trials(turn, model),
                 prediction=turn.prediction,
                 priority=turn.priority,
                 cache_salt=turn.cache_salt,
@@ -132,6 +138,14 @@ async def _grammar(
     if thinking is None and calls is None and constraint is None:
         return None
     return await asyncio.to_thread(answer_grammar, model.tokens, thinking, calls, constraint)
+
+
+def _trials(turn: ChatTurn, model: ServedModel) -> list[tuple[Grammar, str]]:
+    """The grammars of custom tools' inputs, which have to be some. Raises BadRequestError for too much of them."""
+    asked = [tool.grammar for tool in turn.tools if tool.grammar is not None]
+    if len(asked) > MAX_TOOL_GRAMMARS:
+        raise BadRequestError(f"More than {MAX_TOOL_GRAMMARS} custom tools have a grammar.", param="tools")
+    return [(to_grammar(each, model.tokens), each.param) for each in asked]
 
 
 def _grammar_param(turn: ChatTurn) -> str:

@@ -18,18 +18,23 @@ from tercet.frontend.parsers.events import (
 from tercet.frontend.parsers.port import Parser
 from tercet.frontend.req_state import Update
 from tercet.frontend.special_text import SpecialText
+from tercet.frontend.turn.custom_calls import CustomCalls
 from tercet.frontend.turn.reasoning_tokens import ReasoningTokens
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 class Call(msgspec.Struct):
-    """A tool call; `arguments` is JSON text, which may be cut off when the call is not `complete`."""
+    """A tool call; `arguments` is JSON text, or the input of a `custom` tool.
+
+    It may be cut off when the call is not `complete`.
+    """
 
     id: str
     name: str
     arguments: str = ""
     complete: bool = False
+    custom: bool = False
 
 
 class Said(msgspec.Struct):
@@ -52,8 +57,8 @@ def add_up(events: Iterable[Event]) -> Said:
                 texts.append(text)
             case ReasoningDelta(text):
                 thoughts.append(text)
-            case ToolCallStart(_, name, call_id):
-                calls.append(Call(call_id or "", name))
+            case ToolCallStart(_, name, call_id, custom):
+                calls.append(Call(call_id or "", name, custom=custom))
                 arguments.append([])
             case ToolArgumentsDelta(index, text):
                 arguments[index].append(text)
@@ -80,6 +85,7 @@ class ChoiceReader:
         specials: SpecialText | None = None,
         thinking: ReasoningTokens | None = None,
         *,
+        customs: CustomCalls | None = None,
         one_call: bool = False,
         short_ids: bool = False,
     ) -> None:
@@ -91,6 +97,7 @@ class ChoiceReader:
         self._specials = specials
         self._kind: type[Event] = TextDelta
         self._thinking = thinking
+        self._customs = customs
         self._one_call = one_call
         self._short_ids = short_ids
 
@@ -112,7 +119,10 @@ class ChoiceReader:
             events = self._without_specials(self._specials, events)
             if update.finish is not None:
                 events += self._held_back(self._specials)
-        return merged([event for event in map(self._shown, events) if event is not None])
+        shown = [event for event in map(self._shown, events) if event is not None]
+        if self._customs is not None:
+            shown = self._customs.translated(shown, last=update.finish is not None)
+        return merged(shown)
 
     def _without_specials(self, specials: SpecialText, events: list[Event]) -> list[Event]:
         result: list[Event] = []
