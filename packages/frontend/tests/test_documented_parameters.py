@@ -85,7 +85,7 @@ def unknown(params: type, model: type[BaseModel], seen: Seen) -> Iterator[Unknow
     [
         (CompletionCreateParamsNonStreaming, ChatRequest, {"RefusalPart", "Function", "InputGrammar", "CalledCustom"}),
         (TextParams, CompletionRequest, {"StreamOptions"}),
-        (ResponseCreateParamsNonStreaming, CreateResponse, {"TextPart", "FunctionTool", "FunctionOutputItem"}),
+        (ResponseCreateParamsNonStreaming, CreateResponse, {"TextPart", "CustomTool", "GrammarFormat", "OutputItem"}),
         (MessageCreateParamsNonStreaming, CreateMessage, {"TextBlock", "ToolResultBlock", "Tool"}),
     ],
     ids=["chat", "completions", "responses", "messages"],

@@ -9,6 +9,7 @@ _DELTAS = {
     "response.output_text.delta": ("response.output_text.done", "text"),
     "response.reasoning_text.delta": ("response.reasoning_text.done", "text"),
     "response.function_call_arguments.delta": ("response.function_call_arguments.done", "arguments"),
+    "response.custom_tool_call_input.delta": ("response.custom_tool_call_input.done", "input"),
 }
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 
@@ -61,6 +62,11 @@ def _item(events: list[Event]) -> Event:
         assert {**begun, "arguments": item["arguments"], "status": item["status"]} == item
         _text(middle, item["arguments"])
         assert middle[-1]["name"] == item["name"]
+        return item
+    if item["type"] == "custom_tool_call":
+        assert begun["input"] == ""
+        assert {**begun, "input": item["input"], "status": item["status"]} == item
+        _text(middle, item["input"])
         return item
     assert begun["content"] == []
     assert {event["content_index"] for event in middle} == {0}

@@ -27,10 +27,11 @@ Saying = Callable[[list[Token]], AbstractAsyncContextManager[Served]]
 ADDED = "response.output_item.added"
 THOUGHT = "<think>\nhmm, rain?\n</think>"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+PATCH = '<tool_call>\n{"name": "patch", "arguments": {"input": "*** \\"\\u00e9\\" \\ud83c\\udf0d\\n"}}\n</tool_call>'
 BODY: dict[str, Any] = {
     "model": "tiny",
     "input": "hello",
-    "tools": [{"type": "function", "name": "weather"}],
+    "tools": [{"type": "function", "name": "weather"}, {"type": "custom", "name": "patch"}],
     "include": ["message.output_text.logprobs"],
 }
 CONFIG = ServingConfig(reasoning_parser="qwen3", tool_call_parser="hermes")
@@ -101,6 +102,7 @@ def spelt(part: dict[str, Any]) -> str:
         f"{THOUGHT}\n\nIt rains, été 🌍.",
         f"{THOUGHT}I look.\n{CALL}\n{CALL}",
         f"{CALL} Well.",
+        PATCH,
         "<tool_<tool_call>\nnone\n</tool_call>\n\nno call",
     ],
 )
@@ -139,11 +141,13 @@ async def test_a_store_that_fails_is_told_of_behind_all_that_was_said(
     assert last["output"][0]["content"][0]["text"] == "Hello world"
 
 
-@pytest.mark.parametrize("steps", [0, 1, 16, 40, 100])
+@pytest.mark.parametrize(
+    ("steps", "call"), [(0, CALL), (1, CALL), (16, CALL), (40, CALL), (100, CALL), (50, PATCH), (100, PATCH)]
+)
 async def test_what_is_cancelled_keeps_what_it_has_said(
-    steps: int, saying: Saying, openai_of: Callable[..., openai.AsyncOpenAI], tokenizer: Tokenizer
+    steps: int, call: str, saying: Saying, openai_of: Callable[..., openai.AsyncOpenAI], tokenizer: Tokenizer
 ) -> None:
-    async with saying(spoken(tokenizer, f"{THOUGHT}I look at it.\n{CALL}")) as served:
+    async with saying(spoken(tokenizer, f"{THOUGHT}I look at it.\n{call}")) as served:
         engine = served.engine
         engine.auto = False
         responses = openai_of(served).responses
@@ -170,7 +174,8 @@ async def test_what_is_cancelled_keeps_what_it_has_said(
             own = [event for event in told if event.get("output_index") == place]
             done = own[-1]["type"] == "response.output_item.done"
             assert item["status"] == ("completed" if done else "incomplete")
-            text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+            text = item.get("arguments", item.get("input"))
+            text = item["content"][0]["text"] if text is None else text
             deltas = [event for event in own if "delta" in event]
             assert text == "".join(event["delta"] for event in deltas)
             if item["type"] == "message":

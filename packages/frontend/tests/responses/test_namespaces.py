@@ -142,7 +142,7 @@ async def test_a_function_in_a_namespace_can_be_chosen(
     [
         ([{**SEARCH, "external_web_access": True}], "tools[0]"),
         ([{"type": "web_search"}], "tools[0]"),
-        ([PLAN, {**AGENTS, "tools": [CLOSE, {"type": "custom", "name": "apply_patch"}]}], "tools[1].tools[1]"),
+        ([PLAN, {**AGENTS, "tools": [CLOSE, {"type": "mcp", "name": "x"}]}], "tools[1].tools[1]"),
         ([{**AGENTS, "tools": []}], "tools[0].tools"),
         ([SEARCH, {**PLAN, "name": "a b"}], "tools[1].name"),
         ([AGENTS, AGENTS], "tools"),

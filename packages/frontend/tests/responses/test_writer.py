@@ -34,6 +34,10 @@ SAID: list[Event] = [
     ToolCallStart(1, "time", "call_2"),
     ToolArgumentsDelta(1, "{}"),
     ToolCallEnd(1),
+    ToolCallStart(2, "patch", "call_3", custom=True),
+    ToolArgumentsDelta(2, "*** Begin", custom=True),
+    ToolArgumentsDelta(2, ' "x"\n', custom=True),
+    ToolCallEnd(2),
 ]
 
 
@@ -51,19 +55,26 @@ def told(writer: ResponseWriter, said: list[Event], finish: FinishType = FinishT
 def test_reasoning_text_and_calls_become_items_of_their_own() -> None:
     writer = ResponseWriter(body())
     told(writer, SAID)
-    reasoning, message, weather, time = writer.body["output"]
+    reasoning, message, weather, time, patch = writer.body["output"]
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "hmm, rain?"}]
     assert message["content"][0]["text"] == "\n\nI look."
     assert (weather["name"], weather["call_id"], weather["arguments"]) == ("weather", "call_1", '{"city":"Oslo"}')
     assert (time["name"], time["arguments"]) == ("time", "{}")
+    assert patch["id"].startswith("ctc_")
+    assert {key: patch[key] for key in patch.keys() - {"id", "status"}} == {
+        "type": "custom_tool_call",
+        "call_id": "call_3",
+        "name": "patch",
+        "input": '*** Begin "x"\n',
+    }
     assert {item["status"] for item in writer.body["output"]} == {"completed"}
-    assert len({item["id"] for item in writer.body["output"]}) == 4
+    assert len({item["id"] for item in writer.body["output"]}) == 5
     assert (writer.body["status"], writer.body["completed_at"]) == ("completed", 7)
 
 
 def test_every_item_is_opened_filled_and_closed_once() -> None:
     changes = told(ResponseWriter(body()), SAID)
-    for place in range(4):
+    for place in range(5):
         own = [change["type"].removeprefix("response.") for change in changes if change.get("output_index") == place]
         assert (own[0], own[-1]) == ("output_item.added", "output_item.done")
         assert own.count("output_item.added") == own.count("output_item.done") == 1
@@ -126,8 +137,8 @@ def cut_again(data: st.DataObject, said: list[Event]) -> list[Event]:
                 events += map(TextDelta, pieces(data, text))
             case ReasoningDelta(text):
                 events += map(ReasoningDelta, pieces(data, text))
-            case ToolArgumentsDelta(index, text):
-                events += [ToolArgumentsDelta(index, piece) for piece in pieces(data, text)]
+            case ToolArgumentsDelta(index, text, custom):
+                events += [ToolArgumentsDelta(index, piece, custom) for piece in pieces(data, text)]
             case _:
                 events.append(each)
     return events
@@ -148,7 +159,7 @@ def test_a_run_that_goes_on_from_another_repeats_and_loses_nothing(data: st.Data
     assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
     for place, item in enumerate(whole[-1]["response"]["output"]):
         deltas = [event["delta"] for event in whole if "delta" in event and event["output_index"] == place]
-        shown = item.get("arguments") or item["content"][0]["text"]
+        shown = item.get("arguments") or item.get("input") or item["content"][0]["text"]
         assert "".join(deltas) == shown
     assert [event["type"] for event in whole if "delta" not in event] == [
         event["type"] for event in first if "delta" not in event

@@ -181,5 +181,5 @@ def _call_ids(events: Sequence[Change]) -> dict[int, str]:
     return {
         event["output_index"]: event["item"]["call_id"]
         for event in events
-        if event["type"] == "response.output_item.added" and event["item"]["type"] == "function_call"
+        if event["type"] == "response.output_item.added" and "call_id" in event["item"]
     }

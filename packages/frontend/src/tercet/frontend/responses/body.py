@@ -6,6 +6,7 @@ from typing import Any
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.generation import Generation
 from tercet.frontend.responses.schema import CreateResponse
+from tercet.frontend.responses.tool_schema import OfflineSearch
 from tercet.protocol.values import SamplingParams
 
 _PREFIX = "resp_"
@@ -51,7 +52,7 @@ def new_body(
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": _plain(request.tool_choice) or "auto",
-        "tools": [_tool(tool.model_dump()) for tool in request.tools or ()],
+        "tools": [_tool(tool.model_dump()) for tool in request.tools or () if not isinstance(tool, OfflineSearch)],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
@@ -97,4 +98,6 @@ def _plain(value: Any) -> Any:
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool["type"] == "namespace":
         return {**tool, "tools": [_tool(each) for each in tool["tools"]]}
+    if tool["type"] == "custom":
+        return tool
     return {**tool, "parameters": tool["parameters"] or {}, "strict": bool(tool["strict"])}

@@ -10,7 +10,16 @@ from tercet.frontend.responses.namespaces import known_as
 Item = dict[str, Any]
 Message = dict[str, Any]
 
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+_ANSWERED = {"function_call_output": "function_call", "custom_tool_call_output": "custom_tool_call"}
+"""Outputs, and what each is the output of."""
 
 
 def shaped(item: Item) -> Item:
@@ -41,8 +50,8 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
     Raises BadRequestError for answers to calls there are not.
     """
     messages: list[Message] = [{"role": "developer", "content": instructions}] if instructions else []
-    called: set[str] = set()
-    answered = {item["call_id"] for item in (*earlier, *given) if item["type"] == "function_call_output"}
+    called: set[tuple[str, str]] = set()
+    answered = {item["call_id"] for item in (*earlier, *given) if item["type"] in _ANSWERED}
     for place, item in enumerate((*earlier, *given), -len(earlier)):
         match item["type"]:
             case "message" if item["role"] != "assistant":
@@ -54,15 +63,15 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
                 message = _assistant(messages, unless="content")
                 thought = text_of(item.get("content") or item["summary"])
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
-            case "function_call" if item.get("status") == "incomplete" and item["call_id"] not in answered:
-                pass  # it was cut off in its arguments, and never made
-            case "function_call":
-                called.add(item["call_id"])
+            case "function_call" | "custom_tool_call":
+                if item.get("status") == "incomplete" and item["call_id"] not in answered:
+                    continue  # it was cut off in its arguments, and never made
+                called.add((item["type"], item["call_id"]))
                 _assistant(messages).setdefault("tool_calls", []).append(_call(item))
-            case "function_call_output":
-                if item["call_id"] not in called:
+            case "function_call_output" | "custom_tool_call_output" as kind:
+                if (_ANSWERED[kind], item["call_id"]) not in called:
                     raise BadRequestError(
-                        f"No tool call found for function call output with call_id {item['call_id']}.",
+                        f"No tool call found for {kind.replace('_', ' ')} with call_id {item['call_id']}.",
                         param=f"input[{place}].call_id",
                     )
                 output = text_of(item["output"])
@@ -86,5 +95,7 @@ def _assistant(messages: list[Message], unless: str | None = None) -> Message:
 
 
 def _call(item: Item) -> dict[str, Any]:
-    function = {"name": known_as(item.get("namespace"), item["name"]), "arguments": item["arguments"]}
-    return {"id": item["call_id"], "type": "function", "function": function}
+    name = known_as(item.get("namespace"), item["name"])
+    if item["type"] == "custom_tool_call":
+        return {"id": item["call_id"], "type": "custom", "custom": {"name": name, "input": item["input"]}}
+    return {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": item["arguments"]}}

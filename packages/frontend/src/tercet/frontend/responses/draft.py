@@ -12,24 +12,17 @@ from tercet.frontend.generate_request import ParamNames
 from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.spec import Constraint, JsonObject, JsonSchema
 from tercet.frontend.openai.sampling_schema import SamplingFields, stop_strings
-from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.responses.body import new_body, usage_of
 from tercet.frontend.responses.conversation import Item, messages_of, shaped
 from tercet.frontend.responses.output_items import Change
-from tercet.frontend.responses.schema import (
-    AllowedTools,
-    CreateResponse,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    NamedFunction,
-    Prompted,
-)
+from tercet.frontend.responses.schema import CreateResponse, JsonObjectFormat, JsonSchemaFormat, Prompted
 from tercet.frontend.responses.scored_text import ScoredText
 from tercet.frontend.responses.store import ResponseStore
+from tercet.frontend.responses.tool_schema import choice_of, specs_of
 from tercet.frontend.responses.writer import ResponseWriter
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.frontend.turn.chat_turn import Calls, ChatTurn, ToolChoice
+from tercet.frontend.turn.chat_turn import ChatTurn
 from tercet.frontend.turn.plan import TurnPlan, TurnPlanner
 from tercet.protocol.values import LogprobParams
 
@@ -135,8 +128,8 @@ class Drafter:
         turn = ChatTurn(
             messages=messages_of(earlier, given, request.instructions),
             sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
-            tools=_tools(request),
-            tool_choice=_tool_choice(request),
+            tools=tuple(specs_of(request.tools or ())),
+            tool_choice=choice_of(request.tool_choice),
             parallel_tool_calls=request.calls_several,
             constraint=_constraint(request),
             reasoning_effort=request.reasoning.effort if request.reasoning else None,
@@ -179,24 +172,6 @@ class Drafter:
 def new_seed() -> int:
     """A seed where the client gives none: a response begun again has to say the same."""
     return secrets.randbits(63)
-
-
-def _tools(request: Prompted) -> tuple[ToolSpec, ...]:
-    return tuple(
-        ToolSpec(name, tool.parameters or {}, description, bool(tool.strict))
-        for name, description, tool in request.functions()
-    )
-
-
-def _tool_choice(request: Prompted) -> ToolChoice:
-    match request.tool_choice:
-        case NamedFunction(name=name):
-            return ToolChoice(Calls.REQUIRED, frozenset({name}))
-        case AllowedTools(mode=mode, tools=tools):
-            return ToolChoice(Calls(mode), frozenset(tool.name for tool in tools))
-        case str(word):
-            return ToolChoice(Calls(word))
-    return ToolChoice()
 
 
 def _constraint(request: Prompted) -> Constraint | None:

@@ -11,6 +11,8 @@ from tercet.frontend.responses.output_items import Change
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """The last event of a response is one of these."""
 
+_TEXT_OF_CALL = {"function_call": "arguments", "custom_tool_call": "input"}
+
 
 class EventLog:
     """Numbers events. One that goes on after `earlier` leaves out what those have told, however they were cut.
@@ -56,10 +58,11 @@ def items_told(events: Iterable[Change]) -> list[dict[str, Any]]:
             texts.append(event["delta"])
             if event.get("logprobs"):
                 items[-1]["content"][0]["logprobs"] += event["logprobs"]
-    if texts and "arguments" in items[-1]:
-        items[-1]["arguments"] = "".join(texts)
-    elif texts:
-        items[-1]["content"][0]["text"] = "".join(texts)
+    if texts:
+        last, field = items[-1], _TEXT_OF_CALL.get(items[-1]["type"])
+        if field is None:
+            last, field = last["content"][0], "text"
+        last[field] = "".join(texts)
     return items
 
 

@@ -80,10 +80,25 @@ class FunctionCallItem(Strict):
     created_by: Name | None = Field(None, exclude=True)
 
 
-class FunctionOutputItem(Strict):
-    """What the call gave."""
+class CustomCallItem(Strict):
+    """A call of a custom tool."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    call_id: Name
+    name: Name
+    input: Text
+    id: Name | None = None
+    status: Status | None = None
+    namespace: Name | None = None
+    caller: Any = None
+    async_: bool | None = Field(None, alias="async", validation_alias=ASYNC, exclude=True)
+    created_by: Name | None = Field(None, exclude=True)
+
+
+class OutputItem(Strict):
+    """What a call gave."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Name
     output: Text | Annotated[list[TextPart], Field(max_length=4096)]
     id: Name | None = None
@@ -114,12 +129,17 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[OutputItem, Tag("custom_tool_call_output")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_kind),
 ]
 
-_ITEMS = {"message", "reasoning", "function_call", "function_call_output", "item_reference"}
+_ITEMS = {
+    *("message", "reasoning", "item_reference"),
+    *("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+}
 
 
 def known_types(param: str, items: object) -> object:

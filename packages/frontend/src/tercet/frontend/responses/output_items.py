@@ -129,12 +129,31 @@ class Call(Item):
 
     def closing(self, status: str) -> list[Change]:
         """With its arguments in whole."""
-        done = self.change("function_call_arguments.done", name=self._name, arguments=self.text)
-        return [done, *super().closing(status)]
+        return [self._done(), *super().closing(status)]
+
+    def _named(self) -> dict[str, str]:
+        return {"call_id": self._call_id, **self._namespace, "name": self._name}
 
     def _fields(self, *, begun: bool) -> dict[str, Any]:  # noqa: ARG002
-        named = {**self._namespace, "name": self._name}
-        return {"type": "function_call", "call_id": self._call_id, **named, "arguments": self.text}
+        return {"type": "function_call", **self._named(), "arguments": self.text}
 
     def _delta(self, text: str, logprobs: LogprobList) -> Change:  # noqa: ARG002
         return self.change("function_call_arguments.delta", delta=text)
+
+    def _done(self) -> Change:
+        return self.change("function_call_arguments.done", name=self._name, arguments=self.text)
+
+
+class CustomCall(Call):
+    """The call of a custom tool."""
+
+    prefix = "ctc"
+
+    def _fields(self, *, begun: bool) -> dict[str, Any]:  # noqa: ARG002
+        return {"type": "custom_tool_call", **self._named(), "input": self.text}
+
+    def _delta(self, text: str, logprobs: LogprobList) -> Change:  # noqa: ARG002
+        return self.change("custom_tool_call_input.delta", delta=text)
+
+    def _done(self) -> Change:
+        return self.change("custom_tool_call_input.done", input=self.text)

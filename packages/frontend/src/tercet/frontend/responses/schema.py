@@ -1,17 +1,22 @@
 """The request of /v1/responses: every field OpenAI documents, and the extensions it shares with chat."""
 
-from collections.abc import Iterator, Set
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.openai.sampling_schema import Count, Name, Stops, Strict, refuse
-from tercet.frontend.responses.input_schema import ASYNC, InputItem, Text, known_types
-from tercet.frontend.responses.namespaces import known_as
-
-Anything = dict[str, Any]
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+from tercet.frontend.responses.input_schema import InputItem, Text, known_types
+from tercet.frontend.responses.tool_schema import (
+    Anything,
+    Choice,
+    NamedTool,
+    TextFormat,
+    ToolName,
+    Tools,
+    supported_choice,
+    supported_tools,
+)
 
 _INCLUDABLE = {
     "message.output_text.logprobs": True,
@@ -24,73 +29,6 @@ _INCLUDABLE = {
     "message.input_image.image_url": False,
 }
 """What a client may ask to have included, and whether this server ever has it."""
-
-
-class FunctionTool(Strict):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-    name: ToolName
-    description: Text | None = None
-    parameters: Anything | None = None
-    strict: bool | None = None
-    output_schema: Anything | None = Field(None, exclude=True)
-    allowed_callers: Annotated[list[Literal["direct", "programmatic"]], Field(max_length=8)] | None = Field(
-        None, exclude=True
-    )
-    defer_loading: bool | None = Field(None, exclude=True)
-    async_: bool | None = Field(None, alias="async", validation_alias=ASYNC, exclude=True)
-
-    @model_validator(mode="after")
-    def _can_be_called_at_once(self) -> "FunctionTool":
-        """A schema of outputs is read by programs that call, and there are none here: only the model calls."""
-        refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
-        refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
-        refuse("tools.async", self.async_, harmless=not self.async_)
-        return self
-
-
-class Namespace(Strict):
-    """Functions that belong together."""
-
-    type: Literal["namespace"]
-    name: ToolName
-    description: Text | None = None
-    tools: Annotated[list[FunctionTool], Field(min_length=1, max_length=1024)]
-
-
-class OfflineSearch(Strict):
-    """A search of what OpenAI keeps of the web, and of nothing else: here it could find nothing, and is left out."""
-
-    type: Literal["web_search"]
-    external_web_access: Literal[False]
-    filters: Any = None
-    search_context_size: Any = None
-    user_location: Any = None
-
-
-AnyTool = Annotated[FunctionTool | Namespace | OfflineSearch, Field(discriminator="type")]
-
-
-class NamedFunction(Strict):
-    """The function that is to be called."""
-
-    type: Literal["function"]
-    name: ToolName
-
-
-class AllowedTools(Strict):
-    """Some of the tools."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=1024)]
-
-
-class TextFormat(Strict):
-    """Any text."""
-
-    type: Literal["text"]
 
 
 class JsonObjectFormat(Strict):
@@ -139,16 +77,6 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-def _searches_offline(tool: object) -> bool:
-    return isinstance(tool, dict) and tool.get("type") == "web_search" and tool.get("external_web_access") is False
-
-
-def _refuse_no_function(tool: object, where: str, known: Set[str]) -> None:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind not in known:
-        raise UnsupportedParameterError(f"Tools of type '{kind}' are not supported.", param=where)
-
-
 class Prompted(Strict):
     """What stands before an answer: the part that creating a response and counting its tokens share."""
 
@@ -157,12 +85,8 @@ class Prompted(Strict):
     instructions: Text | None = None
     previous_response_id: Name | None = None
     conversation: Any = None
-    tools: Annotated[list[AnyTool], Field(max_length=1024)] | None = None
-    tool_choice: (
-        Literal["none", "auto", "required"]
-        | Annotated[NamedFunction | AllowedTools, Field(discriminator="type")]
-        | None
-    ) = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
@@ -175,30 +99,13 @@ class Prompted(Strict):
 
     @field_validator("tools", mode="before")
     @classmethod
-    def _tools_are_functions(cls, value: object) -> object:
-        if not isinstance(value, list):
-            return value
-        for place, tool in enumerate(value):
-            if _searches_offline(tool):
-                continue
-            _refuse_no_function(tool, f"tools[{place}]", {"function", "namespace"})
-            if isinstance(tool, dict) and isinstance(inner := tool.get("tools"), list):
-                for step, each in enumerate(inner):
-                    _refuse_no_function(each, f"tools[{place}].tools[{step}]", {"function"})
-        return value
-
-    @field_validator("tools")
-    @classmethod
-    def _nothing_is_searched(cls, value: list[AnyTool] | None) -> list[AnyTool] | None:
-        return None if value is None else [tool for tool in value if not isinstance(tool, OfflineSearch)]
+    def _tools_are_supported(cls, value: object) -> object:
+        return supported_tools(value)
 
     @field_validator("tool_choice", mode="before")
     @classmethod
-    def _choice_is_among_functions(cls, value: object) -> object:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in {"function", "allowed_tools"}:
-            raise UnsupportedParameterError(f"A choice of type '{kind}' is not supported.", param="tool_choice")
-        return value
+    def _choice_is_supported(cls, value: object) -> object:
+        return supported_choice(value)
 
     @model_validator(mode="after")
     def _prompt_is_ours_to_find(self) -> "Prompted":
@@ -211,25 +118,10 @@ class Prompted(Strict):
             )
         return self
 
-    def functions(self) -> Iterator[tuple[str, str, FunctionTool]]:
-        """Each function: what the model calls it, what it is told of it, and the function itself.
-
-        The description of a namespace stands once, before that of its first function.
-        """
-        for tool in self.tools or ():
-            if isinstance(tool, FunctionTool):
-                yield tool.name, tool.description or "", tool
-            elif isinstance(tool, Namespace):
-                about = tool.description
-                for each in tool.tools:
-                    told = "\n\n".join(text for text in (about, each.description) if text)
-                    yield known_as(tool.name, each.name), told, each
-                    about = None
-
     @property
     def calls_several(self) -> bool:
-        """Whether one answer may have more calls than one; a function that is named is called exactly once."""
-        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedFunction)
+        """Whether one answer may have more calls than one; a tool that is named is called exactly once."""
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
 
 
 class TokenCount(Prompted):

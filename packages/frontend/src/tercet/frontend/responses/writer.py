@@ -19,7 +19,16 @@ from tercet.frontend.parsers.events import (
     ToolCallStart,
 )
 from tercet.frontend.responses.namespaces import spaces_of
-from tercet.frontend.responses.output_items import Call, Change, Item, LogprobList, Message, Reasoning, TextItem
+from tercet.frontend.responses.output_items import (
+    Call,
+    Change,
+    CustomCall,
+    Item,
+    LogprobList,
+    Message,
+    Reasoning,
+    TextItem,
+)
 from tercet.protocol.values import FinishType
 
 
@@ -128,7 +137,8 @@ class ResponseWriter:
         changes, place = self._leave("completed"), len(self.body["output"])
         call_id = self._call_ids.get(place) or start.id or self._id("call")
         namespace, name = self._spaces.get(start.name, (None, start.name))
-        return [*changes, *self._begin(Call(self._id(Call.prefix), place, name, call_id, namespace))]
+        kind = CustomCall if start.custom else Call
+        return [*changes, *self._begin(kind(self._id(kind.prefix), place, name, call_id, namespace))]
 
     def _forget_blank(self) -> None:
         self._blank, self._blank_logprobs = "", []
