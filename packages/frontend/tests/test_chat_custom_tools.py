@@ -227,6 +227,8 @@ WRONG = "tools[0].custom.format.grammar.definition"
         ({"tools": [{"type": "custom", "custom": {"name": "a", "strict": True}}]}, "tools[0].custom.strict"),
         ({"tools": [{"type": "custom", "function": {"name": "a"}}]}, "tools[0].function"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "perl"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "get_weather"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "python"}}}, "tool_choice"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}]}, "messages[0]"),
     ],
 )

@@ -249,6 +249,8 @@ OUTPUT: dict[str, Any] = {"type": "custom_tool_call_output", "call_id": "c1", "o
         ({"tools": [PATCH, {**WEATHER, "name": "apply_patch"}]}, "tools"),
         ({"tools": [PATCH] * 1025}, "tools"),
         ({"tool_choice": {"type": "custom", "name": "other"}}, "tool_choice"),
+        ({"tool_choice": {"type": "custom", "name": "weather"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "apply_patch"}}, "tool_choice"),
         ({"input": [{**CALL, "arguments": "{}"}]}, "input[0].arguments"),
         ({"input": [{"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch"}]}, "input[0].input"),
         ({"input": [OUTPUT]}, "input[0].call_id"),

@@ -40,6 +40,15 @@ def test_a_regular_expression_is_enforced_in_every_notation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("pattern", ["^[0-9]+$", r"^a$|^12$", r"\A12\z", "(?i)AB|12", r"12|/|\n|\x00", "12|\n"])
+def test_an_expression_matches_from_end_to_end_whatever_it_has_there(name: str, pattern: str) -> None:
+    grammar = grammar_of(name, (custom_tool("f", "", Regex(pattern=pattern)),))
+    assert accepts(grammar, written(name, ("f", {"input": "12"})))
+    for other in ("x12", "12x", "1212x"):
+        assert not accepts(grammar, written(name, ("f", {"input": other})))
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_whatever_a_model_babbles_under_a_grammar_is_an_input(name: str) -> None:
     tool = custom_tool("cd", "", Regex(pattern=r"/[a-z]{1,3}(/[a-z]{1,3}){0,2}"))
     for seed in range(8):

@@ -1,6 +1,6 @@
 """Tools and the choice among them, as chat requests write them; functions too, which tools were called first."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -204,8 +204,15 @@ class ToolFields(Strict):
         match chosen:
             case str(word):
                 return ToolChoice(Calls(word))
-            case NamedTool() | NamedCustomTool() | NamedFunction():
-                return ToolChoice(Calls.REQUIRED, frozenset({chosen.name}))
+            case NamedFunction(name=name):
+                return ToolChoice(Calls.REQUIRED, frozenset({name}))
+            case NamedTool() | NamedCustomTool():
+                return _among(Calls.REQUIRED, [chosen])
             case AllowedToolsChoice(allowed_tools=allowed):
-                return ToolChoice(Calls(allowed.mode), frozenset(each.name for each in allowed.tools))
+                return _among(Calls(allowed.mode), allowed.tools)
         return ToolChoice()
+
+
+def _among(calls: Calls, tools: Sequence[NamedTool | NamedCustomTool]) -> ToolChoice:
+    customs = frozenset(each.name for each in tools if isinstance(each, NamedCustomTool))
+    return ToolChoice(calls, frozenset(each.name for each in tools), customs)

@@ -1,6 +1,6 @@
 """Tools and the choice among them, as requests of /v1/responses write them."""
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -173,10 +173,15 @@ def specs_of(tools: Iterable[AnyTool]) -> Iterator[ToolSpec]:
 def choice_of(choice: Choice | None) -> ToolChoice:
     """What may be called, and what must."""
     match choice:
-        case NamedTool(name=name):
-            return ToolChoice(Calls.REQUIRED, frozenset({name}))
+        case NamedTool():
+            return _among(Calls.REQUIRED, [choice])
         case AllowedTools(mode=mode, tools=tools):
-            return ToolChoice(Calls(mode), frozenset(tool.name for tool in tools))
+            return _among(Calls(mode), tools)
         case str(word):
             return ToolChoice(Calls(word))
     return ToolChoice()
+
+
+def _among(calls: Calls, tools: Sequence[NamedTool]) -> ToolChoice:
+    customs = frozenset(each.name for each in tools if each.type == "custom")
+    return ToolChoice(calls, frozenset(each.name for each in tools), customs)

@@ -5,14 +5,14 @@ written key by key come in the schema's order, strings as they are up to the mar
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.grammar.json_schema import check_schema, schema_text, subschemas
-from tercet.frontend.grammar.lark import slashed
+from tercet.frontend.grammar.lark import quoted, slashed
 from tercet.frontend.grammar.references import check_references
 from tercet.frontend.grammar.spec import Regex
 from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
@@ -139,7 +139,8 @@ class CallGrammar:
         if allowed != UNKNOWN and "string" not in allowed:
             return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
         if isinstance(tool.grammar, Regex):
-            return self._text(f"(?:{slashed(tool.grammar.pattern)[1:-1]})", suffix)
+            pattern = slashed(tool.grammar.pattern)  # apart from what ends it: `$` in it is an end
+            return self._text(lambda end: self._rules.terminal(f"{pattern} {quoted(end)}" if end else pattern), suffix)
         if tool.strict and allowed == STRING:
             for keyword in _ONLY_IN_JSON:
                 if keyword in inner:
@@ -147,15 +148,19 @@ class CallGrammar:
                         f"'{keyword}' of a strict tool's argument cannot be enforced in this model's notation.",
                         param="tools",
                     )
-        return self._text(f"(?s:.){_repeats(inner.get('minLength'), inner.get('maxLength'))}", suffix)
+        times = _repeats(inner.get("minLength"), inner.get("maxLength"))
+        return self._text(lambda end: f"/(?s:.){times}{escaped(end)}/", suffix)
 
-    def _text(self, pattern: str, suffix: str) -> str:
-        """A string as it is, up to the marker that ends it; line breaks around the marker are the notation's."""
+    def _text(self, ended: Callable[[str], str], suffix: str) -> str:
+        """A string as it is, up to the marker that ends it; line breaks around the marker are the notation's.
+
+        `ended` is the terminal of such a string with a text behind it.
+        """
         marker = suffix.strip("\n")
         before, _, behind = suffix.partition(marker)
         if marker in self._rules.tokens.added:
-            return f"/{pattern}{escaped(before)}/ {self._rules.literal(marker + behind)}"
-        text = f"/{pattern}{escaped(before + marker)}/"
+            return f"{ended(before)} {self._rules.literal(marker + behind)}"
+        text = ended(before + marker)
         if before:
             text += f" & ~/((?s:.)*[^\\n])?{escaped(marker)}(?s:.)*/"
         for other in self._framing.value_also_ends:

@@ -25,6 +25,8 @@ class ToolChoice(msgspec.Struct, frozen=True):
     calls: Calls = Calls.AUTO
     names: frozenset[str] | None = None
     """Only these; None is every tool of the turn."""
+    customs: frozenset[str] = frozenset()
+    """Those among them that are chosen as custom tools."""
 
 
 class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):

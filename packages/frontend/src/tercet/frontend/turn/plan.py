@@ -161,12 +161,12 @@ def _named(option: str) -> str | None:
 
 def _checked_tools(turn: ChatTurn, names: ParserNames) -> tuple[ToolSpec, ...]:
     """The tools that the answer may call. Raises BadRequestError for a choice among tools that there are not."""
-    choice, known = turn.tool_choice, {tool.name for tool in turn.tools}
+    choice, known = turn.tool_choice, {tool.name: tool.custom for tool in turn.tools}
     if len(known) < len(turn.tools):
         raise BadRequestError("Two tools have the same name.", param="tools")
     if deep := [tool.name for tool in turn.tools if not is_within(tool.parameters, DEEPEST)]:
         raise BadRequestError(f"The schema of {deep[0]!r} is nested deeper than {DEEPEST} levels.", param="tools")
-    if strangers := sorted((choice.names or frozenset()) - known):
+    if strangers := sorted(each for each in choice.names or () if known.get(each) is not (each in choice.customs)):
         raise BadRequestError(f"'tool_choice' names {strangers[0]!r}, which is not in 'tools'.", param="tool_choice")
     tools = turn.callable_tools
     if choice.calls is Calls.REQUIRED and not tools:
