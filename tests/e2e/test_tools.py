@@ -1,6 +1,7 @@
 """Tools through the real server and OpenAI's client in strict validation: whatever the model, calls are valid."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -119,3 +120,44 @@ def test_calls_in_json_go_with_a_format(client: OpenAI, model: str) -> None:
         check(call.function.name, call.function.arguments)
     else:
         assert json.loads(choice.message.content or "").keys() == {"ok"}
+
+
+TIME = r'(mon|fri|sun)day "at"\n[0-9]{2}:[0-9]{2}'
+CUSTOM: dict[str, Any] = {"name": "tell_time", "description": "Tells the time of a booking."}
+REGEX = {"type": "grammar", "grammar": {"syntax": "regex", "definition": TIME}}
+
+
+def test_the_input_of_a_custom_tool_matches_its_expression(client: OpenAI, model: str) -> None:
+    tool = {"type": "custom", "custom": {**CUSTOM, "format": REGEX}}
+    named = {"type": "custom", "custom": {"name": "tell_time"}}
+    asked = options(model, named, tools=[*TOOLS, tool], n=2)
+    whole = client.chat.completions.create(**asked)
+    streamed = {0: "", 1: ""}
+    lenient = OpenAI(base_url=client.base_url, api_key=client.api_key)  # its types of chunks know no custom tools
+    for chunk in lenient.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            for delta in choice.delta.tool_calls or []:
+                streamed[choice.index] += delta.to_dict()["custom"]["input"]
+    for each in whole.choices:
+        [call] = each.message.tool_calls or []
+        assert call.type == "custom"
+        assert re.fullmatch(TIME, call.custom.input)
+        assert streamed[each.index] == call.custom.input
+
+
+def test_any_text_goes_into_a_custom_tool_and_back(client: OpenAI, model: str) -> None:
+    asked: dict[str, Any] = {"model": model, "tools": [{"type": "custom", **CUSTOM}], "temperature": 1.0}
+    first = client.responses.create(
+        **asked,
+        input="When?",
+        tool_choice={"type": "custom", "name": "tell_time"},
+        max_output_tokens=300,
+        extra_body={"seed": 7},
+    )
+    [call] = first.output
+    assert call.type == "custom_tool_call"
+    given: Any = [{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Told."}]
+    second = client.responses.create(
+        **asked, input=given, tool_choice="none", previous_response_id=first.id, max_output_tokens=20
+    )
+    assert second.output_text
