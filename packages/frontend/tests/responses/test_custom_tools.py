@@ -1,7 +1,9 @@
 """Custom tools of /v1/responses, through OpenAI's own client, which validates strictly."""
 
 import json
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from openai.types.responses import Response, ResponseCustomToolCall, ResponseStreamEvent
 
 from packages.frontend.tests.responses.test_background import die, ended, numbered, until_running
-from packages.frontend.tests.tool_chat import prompt_of
+from packages.frontend.tests.tool_chat import TEMPLATE, prompt_of
 from tercet.frontend.config import StoreConfig
 from tercet.frontend.responses.conversation import messages_of
 from tercet.frontend.testing import FakeEngine, Script, Served, Token, serving
@@ -70,8 +72,10 @@ BODY: dict[str, Any] = {"model": "tiny", "input": "Edit it.", "tools": [WEATHER,
 
 
 @pytest.fixture
-def roomy(limits: ModelLimits) -> ModelLimits:
-    return msgspec.structs.replace(limits, context_length=4096)
+def model_saying(engine_of: EngineOf, files: dict[str, bytes], limits: ModelLimits) -> EngineOf:
+    """An engine whose model has a template of the Hermes kind, and room for grammars."""
+    roomy = msgspec.structs.replace(limits, context_length=4096)
+    return partial(engine_of, files={**files, "chat_template.jinja": TEMPLATE.encode()}, limits=roomy)
 
 
 @pytest.fixture
@@ -80,9 +84,16 @@ def store(tmp_path: Path) -> StoreConfig:
 
 
 def calling(name: str = "apply_patch", arguments: Any = None) -> Script:
-    text = json.dumps([{"name": name, "arguments": {"input": INPUT} if arguments is None else arguments}])
+    call = json.dumps({"name": name, "arguments": {"input": INPUT} if arguments is None else arguments})
+    text = f"<tool_call>\n{call}\n</tool_call>"
     tokens = [Token(10 + place % 200, char) for place, char in enumerate(text)]
     return lambda _request, _index: tokens
+
+
+def read_again(served: Served) -> list[Any]:
+    """The calls that the model reads of its own."""
+    written = re.findall("<tool_call>(.+?)</tool_call>", prompt_of(served))
+    return [json.loads(each) for each in written]
 
 
 def call_of(answer: Response) -> ResponseCustomToolCall:
@@ -95,8 +106,8 @@ async def stream_of(client: openai.AsyncOpenAI, **options: Any) -> list[Response
     return await numbered(await client.responses.create(**{**BODY, "stream": True, **options}))
 
 
-async def test_a_call_is_an_item_with_its_input(engine_of: EngineOf, openai_of: OpenAIOf, roomy: ModelLimits) -> None:
-    async with serving(engine_of(calling(), limits=roomy)) as served:
+async def test_a_call_is_an_item_with_its_input(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(model_saying(calling())) as served:
         answer = await openai_of(served).responses.create(**BODY)
         events = await stream_of(openai_of(served))
         told = prompt_of(served)
@@ -116,19 +127,29 @@ async def test_a_call_is_an_item_with_its_input(engine_of: EngineOf, openai_of: 
     assert json.dumps(LARK)[1:-1] in told
 
 
-async def test_what_is_no_input_is_told_as_it_is(engine_of: EngineOf, openai_of: OpenAIOf, roomy: ModelLimits) -> None:
+async def test_what_clients_put_together_comes_back(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(model_saying(calling())) as served:
+        client: Any = openai_of(served)
+        async with client.responses.stream(**BODY) as stream:
+            streamed = await stream.get_final_response()
+        for answer in (streamed, await client.responses.parse(**BODY)):
+            call = call_of(answer)
+            output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done."}
+            await client.responses.create(**{**BODY, "input": [call.model_dump(), output]})
+            assert read_again(served) == [{"name": "apply_patch", "arguments": {"input": INPUT}}]
+
+
+async def test_what_is_no_input_is_told_as_it_is(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
     for arguments, expected in (({"patch": "x"}, '{"patch": "x"}'), ("raw\n", "raw\n"), ({}, "")):
-        async with serving(engine_of(calling(arguments=arguments), limits=roomy)) as served:
+        async with serving(model_saying(calling(arguments=arguments))) as served:
             assert call_of(await openai_of(served).responses.create(**BODY)).input == expected
             [*_, last] = await stream_of(openai_of(served))
             assert call_of(last.response).input == expected  # type: ignore[union-attr]
 
 
-async def test_a_custom_tool_may_stand_in_a_namespace(
-    engine_of: EngineOf, openai_of: OpenAIOf, roomy: ModelLimits
-) -> None:
+async def test_a_custom_tool_may_stand_in_a_namespace(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
     chosen = {"type": "custom", "name": "files__apply_patch"}
-    async with serving(engine_of(calling("files__apply_patch"), limits=roomy)) as served:
+    async with serving(model_saying(calling("files__apply_patch"))) as served:
         answer = await openai_of(served).responses.create(**{**BODY, "tools": [FILES], "tool_choice": chosen})
         told = prompt_of(served)
     call = call_of(answer)
@@ -139,10 +160,10 @@ async def test_a_custom_tool_may_stand_in_a_namespace(
 
 
 async def test_an_answered_call_is_read_again_as_it_was_made(
-    engine_of: EngineOf, openai_of: OpenAIOf, roomy: ModelLimits, store: StoreConfig
+    model_saying: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:
     output: dict[str, Any] = {"type": "custom_tool_call_output", "output": [{"type": "input_text", "text": "Done."}]}
-    async with serving(engine_of(calling("files__apply_patch"), limits=roomy), store=store) as served:
+    async with serving(model_saying(calling("files__apply_patch")), store=store) as served:
         client: Any = openai_of(served)
         asked = {**BODY, "tools": [FILES]}
         first = await client.responses.create(**asked)
@@ -150,6 +171,7 @@ async def test_an_answered_call_is_read_again_as_it_was_made(
         answered = {**output, "call_id": call.call_id}
         await client.responses.create(**{**asked, "input": [answered], "previous_response_id": first.id})
         chained = prompt_of(served)
+        assert read_again(served) == [{"name": "files__apply_patch", "arguments": {"input": INPUT}}]
         for item in (call, call.to_dict(), {"type": "item_reference", "id": call.id}):
             given = [{"role": "user", "content": BODY["input"]}, item, answered]
             counted = await client.responses.input_tokens.count(**{**asked, "input": given})
@@ -173,13 +195,13 @@ def test_the_model_reads_its_call_as_it_made_it() -> None:
 
 
 async def test_what_another_frontend_goes_on_with_is_the_same_call(
-    engine_of: EngineOf, openai_of: OpenAIOf, roomy: ModelLimits, store: StoreConfig
+    model_saying: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:
-    async with serving(engine_of(calling(), limits=roomy), connect=False, store=store, peer="frontend-1") as heir:
-        async with serving(engine_of(calling(), limits=roomy, auto=False), store=store) as dying:
+    async with serving(model_saying(calling()), connect=False, store=store, peer="frontend-1") as heir:
+        async with serving(model_saying(calling(), auto=False), store=store) as dying:
             stream = await openai_of(dying).responses.create(**BODY, stream=True, background=True)
             await until_running(dying)
-            for _ in range(70):
+            for _ in range(90):
                 dying.engine.step()
             seen: list[Any] = []
             async for event in stream:
@@ -201,11 +223,9 @@ async def test_what_another_frontend_goes_on_with_is_the_same_call(
     assert (call_of(made).input, call_of(made).call_id) == (INPUT, added.call_id)
 
 
-async def test_a_regular_expression_is_enforced_and_lark_is_told(
-    engine_of: EngineOf, openai_of: OpenAIOf, roomy: ModelLimits
-) -> None:
+async def test_a_regular_expression_is_enforced_and_lark_is_told(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [NAMED]}
-    async with serving(engine_of(calling(), limits=roomy)) as served:
+    async with serving(model_saying(calling())) as served:
         client: Any = openai_of(served)
         for options in ({}, {"tools": [DIGITS]}, {"tool_choice": NAMED}, {"tool_choice": allowed}):
             answer = await client.responses.create(**{**BODY, **options})
@@ -259,9 +279,9 @@ OUTPUT: dict[str, Any] = {"type": "custom_tool_call_output", "call_id": "c1", "o
     ],
 )
 async def test_what_cannot_be_meant_is_refused_by_its_place(
-    asked: dict[str, Any], param: str, engine_of: EngineOf, http_of: HttpOf, roomy: ModelLimits
+    asked: dict[str, Any], param: str, model_saying: EngineOf, http_of: HttpOf
 ) -> None:
-    async with serving(engine_of(calling(), limits=roomy)) as served:
+    async with serving(model_saying(calling())) as served:
         answer = await http_of(served).post("/v1/responses", json={**BODY, **asked})
         assert served.engine.requests() == []
     assert answer.status_code == 400, answer.text
