@@ -33,7 +33,7 @@ class ClientTool(Strict):
 
     @model_validator(mode="after")
     def _can_be_called_at_once(self) -> "ClientTool":
-        """A schema of outputs is read by programs that call, and there are none here: only the model calls."""
+        """Only the model calls here, no programs: nobody reads a schema of outputs, either."""
         refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
         refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
         refuse("tools.async", self.async_, harmless=not self.async_)

@@ -141,7 +141,7 @@ async def _grammar(
 
 
 def _trials(turn: ChatTurn, model: ServedModel) -> list[tuple[Grammar, str]]:
-    """The grammars of custom tools' inputs, which have to be some. Raises BadRequestError for too much of them."""
+    """The grammars of custom tools' inputs, enforced or not. Raises BadRequestError for too many, or too long ones."""
     asked = [tool.grammar for tool in turn.tools if tool.grammar is not None]
     if len(asked) > MAX_TOOL_GRAMMARS:
         raise BadRequestError(f"More than {MAX_TOOL_GRAMMARS} custom tools have a grammar.", param="tools")
