@@ -107,6 +107,10 @@ async def test_a_call_is_a_text_in_every_kind_of_notation(
         (hermes("{}"), ""),
         (hermes('{"input": "a\\ud800\\q"}'), "a\ufffd\\q"),
         (harmony("*** Begin Patch\n{"), "*** Begin Patch\n{"),
+        (harmony('import os\nprint("hi")\n'), 'import os\nprint("hi")\n'),
+        (harmony("[x for x in y]"), "[x for x in y]"),
+        (harmony('{"a": 1}["a"]'), '{"a": 1}["a"]'),
+        (harmony('"a" + "b"'), '"a" + "b"'),
     ],
 )
 async def test_arguments_that_are_no_input_are_given_as_they_are(
@@ -116,6 +120,7 @@ async def test_arguments_that_are_no_input_are_given_as_they_are(
     async with serving(model_saying(saying(said, size=3)), config=config) as served:
         answer = await openai_of(served).chat.completions.create(**ASKED)
         chunks = await streamed(openai_of(served, strict=False))
+    assert answer.choices[0].message.content is None
     assert called(answer.choices[0].message) == [("python", expected)]
     assert [call["input"] for call in added_up(chunks)] == [expected]
 

@@ -7,8 +7,9 @@ from packages.frontend.tests.turn.test_call_grammar import calls_in, grammar_of,
 from packages.frontend.tests.turn.vocabulary import accepts, babble
 from tercet.frontend.grammar.spec import Lark, Regex
 from tercet.frontend.parsers.events import Event, TextDelta, ToolArgumentsDelta, ToolCallEnd, ToolCallStart
-from tercet.frontend.parsers.registry import TOOL_FORMATS
+from tercet.frontend.parsers.registry import TOOL_FORMATS, tool_parser
 from tercet.frontend.turn.custom_calls import CustomCalls, custom_tool
+from tercet.frontend.turn.reader import add_up
 
 PATH = Regex(pattern=r"/[a-z]+(/[a-z]+)*")
 DATE = custom_tool("date", "", Regex(pattern=r"[0-9]{4}-[0-9]{2}|to\"day\"|\n<>\n"))
@@ -80,6 +81,17 @@ def test_what_is_held_back_is_told_before_what_follows() -> None:
     last: list[Event] = [ToolArgumentsDelta(1, '{"inp')]
     assert calls.translated(last, last=True) == [ToolArgumentsDelta(1, '{"inp', custom=True)]
     assert calls.translated([], last=True) == []
+
+
+@pytest.mark.parametrize("text", ["ls -la", '["a"] + b', '{"a": 1}["a"]', '"a" b', "5 + 3"])
+def test_a_text_may_begin_as_json_does_where_calls_stand_between_markers(text: str) -> None:
+    for name, begin, end in (
+        ("kimi_k2", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ):
+        parser = tool_parser(TOOL_FORMATS[name](), (custom_tool("f", ""),))
+        said = add_up(parser.feed(begin + text + end) + parser.finish())
+        assert (said.text, [(call.arguments, call.complete) for call in said.calls]) == ("", [(text, True)])
 
 
 def test_each_call_is_read_from_its_own_beginning() -> None:

@@ -15,6 +15,7 @@ from tercet.frontend.parsers.registry import ParserNames
 from tercet.frontend.req_state import ReqState, Update
 from tercet.frontend.served_model import ModelFiles, ServedModel
 from tercet.frontend.turn.chat_turn import Calls, ChatTurn, ToolChoice
+from tercet.frontend.turn.custom_calls import custom_tool
 from tercet.frontend.turn.plan import TurnPlan, TurnPlanner
 from tercet.frontend.turn.reader import ChoiceReader, Said, add_up
 from tercet.frontend.wake import Wake
@@ -75,6 +76,30 @@ async def test_a_prompt_that_closes_reasoning_leaves_none() -> None:
     reader = plan.make_reader(state)
     assert read(reader, "So.") == Said("So.", "", [])
     assert reader.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize(
+    ("name", "said", "arguments"),
+    [
+        ("run", 'print("hi")', 'print("hi")'),
+        ("run", '{"patch": "x', '{"patch": "x'),
+        ("now", "{\"zone\": 'x'}", "{\"zone\": 'x'}"),
+        ("now", "", "{}"),
+    ],
+)
+async def test_a_stop_token_that_ends_calls_ends_the_open_one(
+    name: str, said: str, arguments: str, *, ended: bool
+) -> None:
+    """A text has no stop token in it. Whatever else ends the answer cuts the call off."""
+    tools = (custom_tool("run", ""), ToolSpec("now"))
+    plan, state = await planned(CHAT, ServingConfig(tool_call_parser="gpt_oss"), tools=tools)
+    reader, stop = plan.make_reader(state), tokens().added["<|call|>" if ended else "<|return|>"]
+    text = f"<|channel|>commentary to=functions.{name} code<|message|>{said}"
+    told = add_up(reader.read(Update(0, text, [], [], FinishReason(FinishType.STOP, stop))))
+    [call] = told.calls
+    assert (told.text, call.name, call.complete, reader.in_call) == ("", name, ended, not ended)
+    assert call.arguments == (arguments if ended else said)
 
 
 async def test_harmony_without_tools_is_decoded_with_its_markers_and_shown_without() -> None:

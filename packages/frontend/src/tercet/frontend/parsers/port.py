@@ -44,7 +44,12 @@ class Tools:
     """The tools of one request. None at all means that nothing is known about them."""
 
     def __init__(self, specs: Iterable[ToolSpec] = ()) -> None:
-        self._schemas = {spec.name: spec.parameters for spec in specs}
+        self._schemas: dict[str, Schema] = {}
+        self._texts: set[str] = set()
+        for spec in specs:
+            self._schemas[spec.name] = spec.parameters
+            if spec.custom:
+                self._texts.add(spec.name)
 
     def admits(self, name: str) -> bool:
         """Whether a call in unmarked text may have this name."""
@@ -53,6 +58,10 @@ class Tools:
     def schema(self, name: str) -> Schema:
         """The schema of a tool's arguments; empty when unknown."""
         return self._schemas.get(name, {})
+
+    def takes_text(self, name: str) -> bool:
+        """Whether arguments of a tool may be any text: a custom tool's, which some models write as it is."""
+        return name in self._texts
 
 
 class Style(StrEnum):

@@ -11,6 +11,7 @@ from tercet.frontend.generate_request import ChatPrompt, GenerateRequest
 from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.compiler import to_grammar
 from tercet.frontend.grammar.limits import MAX_TOOL_GRAMMARS
+from tercet.frontend.grammar.spec import Tokens
 from tercet.frontend.json_depth import DEEPEST, is_within
 from tercet.frontend.notations import AUTOMATIC, NONE
 from tercet.frontend.parsers.port import ToolSpec
@@ -76,6 +77,7 @@ class TurnPlanner:
         prompt = _prompt(turn, model, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
         hidden = special and turn.skip_special_tokens
+        tokens = model.tokens
         customs = frozenset(tool.name for tool in turn.tools if tool.custom)
 
         def make_reader(state: ReqState) -> ChoiceReader:
@@ -85,6 +87,7 @@ class TurnPlanner:
                 SpecialText(model.files.special_texts) if hidden else None,
                 _reasoning_tokens(names, model, end),
                 customs=CustomCalls(customs) if customs else None,
+                call_end=_call_end(names, tokens),
                 one_call=not turn.parallel_tool_calls,
                 short_ids=bool(names.tools and tool_format(names.tools).framing.short_ids),
             )
@@ -213,6 +216,12 @@ def _reasoning_tokens(names: ParserNames, model: ServedModel, prompt: str) -> Re
     if form.closed(prompt):
         return None
     return ReasoningTokens(model.files.token_bytes, form.framing, opened=form.opened(prompt))
+
+
+def _call_end(names: ParserNames, tokens: Tokens) -> int | None:
+    """The stop token that ends a call, where one does."""
+    token_id = tokens.added.get(tool_format(names.tools).framing.suffix) if names.tools else None
+    return token_id if token_id in tokens.eos else None
 
 
 def _end_of_prompt(state: ReqState) -> str:

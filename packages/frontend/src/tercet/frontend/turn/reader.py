@@ -20,6 +20,7 @@ from tercet.frontend.req_state import Update
 from tercet.frontend.special_text import SpecialText
 from tercet.frontend.turn.custom_calls import CustomCalls
 from tercet.frontend.turn.reasoning_tokens import ReasoningTokens
+from tercet.protocol.values import FinishReason, FinishType
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -77,7 +78,10 @@ def new_call_id(*, short: bool = False) -> str:
 
 
 class ChoiceReader:
-    """Reads one choice. Without a parser its text is text."""
+    """Reads one choice. Without a parser its text is text.
+
+    `call_end` is the stop token that ends a call, where one does: a parser reads nothing of it.
+    """
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class ChoiceReader:
         thinking: ReasoningTokens | None = None,
         *,
         customs: CustomCalls | None = None,
+        call_end: int | None = None,
         one_call: bool = False,
         short_ids: bool = False,
     ) -> None:
@@ -98,6 +103,9 @@ class ChoiceReader:
         self._kind: type[Event] = TextDelta
         self._thinking = thinking
         self._customs = customs
+        self._call_end = call_end
+        self._has_arguments = False
+        """Whether the last call has any."""
         self._one_call = one_call
         self._short_ids = short_ids
 
@@ -120,9 +128,20 @@ class ChoiceReader:
             if update.finish is not None:
                 events += self._held_back(self._specials)
         shown = [event for event in map(self._shown, events) if event is not None]
+        if update.finish is not None:
+            shown += self._end_of_call(update.finish)
         if self._customs is not None:
             shown = self._customs.translated(shown, last=update.finish is not None)
         return merged(shown)
+
+    def _end_of_call(self, finish: FinishReason) -> list[Event]:
+        """The end of the call that is open, if the answer stopped where it ends."""
+        stopped = finish.type is FinishType.STOP and finish.matched is not None and finish.matched == self._call_end
+        if not (stopped and self.in_call):
+            return []
+        self.in_call, index = False, self.calls - 1
+        nothing: list[Event] = [] if self._has_arguments else [ToolArgumentsDelta(index, "{}")]
+        return [*nothing, ToolCallEnd(index)]
 
     def _without_specials(self, specials: SpecialText, events: list[Event]) -> list[Event]:
         result: list[Event] = []
@@ -154,10 +173,11 @@ class ChoiceReader:
                 return None
             case ToolCallStart(index, name, call_id):
                 self.calls += 1
-                self.in_call = True
+                self.in_call, self._has_arguments = True, False
                 return ToolCallStart(index, name, call_id or new_call_id(short=self._short_ids))
             case ToolCallEnd():
                 self.in_call = False
                 return event
             case ToolArgumentsDelta():
+                self._has_arguments = True
                 return event

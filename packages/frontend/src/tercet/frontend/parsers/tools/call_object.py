@@ -128,18 +128,19 @@ def read_calls(
         yield from reader.expect(",")
 
 
-def read_arguments(reader: Reader, sink: Sink, ends: Markers) -> Steps[str]:
+def read_arguments(reader: Reader, sink: Sink, ends: Markers, *, text: bool = False) -> Steps[str]:
     """The open call's arguments where they stand alone, before an end marker.
 
-    Arguments that turn out not to be JSON go on, as they are written, to the marker, which is then returned.
+    Arguments that turn out not to be JSON go on, as they are written, to the marker, which is then returned. So do
+    those that may be any `text`, which may begin as JSON does: with a word, say, or a list.
     """
-    yield from reader.solid()
+    first = yield from reader.solid()
     try:
         yield from copy_value(reader, sink.arguments)
+        complete = not text or (first == "{" and not (yield from reader.peek()))
     except MalformedError:
-        marker = yield from reader.until(ends, sink.arguments)
-        if marker:
-            sink.end()
-        return marker
-    sink.end()
-    return ""
+        complete = False
+    marker = "" if complete else (yield from reader.until(ends, sink.arguments))
+    if complete or marker:
+        sink.end()
+    return marker

@@ -43,14 +43,14 @@ _FENCED = Section((_BEGIN,), _CALL, _fenced_header, ("\n```" + _CALL_END, "```" 
 _PLAIN = Section((_BEGIN,), _CALL, _plain_header, (_CALL_END,), (_END,))
 
 
-def read_v3(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
+def read_v3(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     """Text and sections of fenced calls."""
-    yield from read_sections(reader, sink, _FENCED)
+    yield from read_sections(reader, sink, _FENCED, tools)
 
 
-def read_v31(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
+def read_v31(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     """Text and sections of plain calls."""
-    yield from read_sections(reader, sink, _PLAIN)
+    yield from read_sections(reader, sink, _PLAIN, tools)
 
 
 FORMAT = ToolFormat(

@@ -12,13 +12,13 @@ from tercet.frontend.parsers.sink import Sink
 from tercet.frontend.parsers.tools.call_object import read_arguments
 
 
-def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
+def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     """Messages of every channel."""
     said: set[Emit] = set()
 
     def content(header: Header) -> Steps[str]:
         if header.function is not None:
-            return (yield from _read_call(reader, sink, header.function))
+            return (yield from _read_call(reader, sink, header.function, tools))
         emit = sink.reasoning if header.channel == "analysis" else sink.text
         if emit in said:
             emit("\n")
@@ -28,14 +28,14 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG0
     yield from read_messages(reader, content, sink.text)
 
 
-def _read_call(reader: Reader, sink: Sink, name: str) -> Steps[str]:
+def _read_call(reader: Reader, sink: Sink, name: str, tools: Tools) -> Steps[str]:
     sink.start(name)
     yield from reader.solid()
     if marker := (yield from reader.accept_any("<|call|>", "<|end|>")):
         sink.arguments("{}")
         sink.end()
         return marker
-    if marker := (yield from read_arguments(reader, sink, ENDS)):
+    if marker := (yield from read_arguments(reader, sink, ENDS, text=tools.takes_text(name))):
         return marker
     return (yield from reader.until(ENDS, sink.text))
 

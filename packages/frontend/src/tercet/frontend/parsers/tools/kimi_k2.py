@@ -34,9 +34,9 @@ _SECTION = Section(
 )
 
 
-def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
+def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     """Text and sections of calls."""
-    yield from read_sections(reader, sink, _SECTION)
+    yield from read_sections(reader, sink, _SECTION, tools)
 
 
 FORMAT = ToolFormat(

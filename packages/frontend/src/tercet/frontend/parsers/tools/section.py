@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from tercet.frontend.parsers.port import Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
 from tercet.frontend.parsers.tools.call_object import read_arguments
@@ -21,7 +22,7 @@ class Section(msgspec.Struct, frozen=True):
     ends: tuple[str, ...]
 
 
-def read_sections(reader: Reader, sink: Sink, section: Section) -> Steps[None]:
+def read_sections(reader: Reader, sink: Sink, section: Section, tools: Tools) -> Steps[None]:
     """Text and sections. A call outside of a section counts too; one without arguments' markers is text."""
     begin = Markers(*section.begins, section.call)
     ends = Markers(*section.call_ends, *section.ends)
@@ -31,18 +32,18 @@ def read_sections(reader: Reader, sink: Sink, section: Section) -> Steps[None]:
             if marker != section.call:
                 yield from reader.solid()
                 yield from reader.expect(section.call)
-            yield from _read_section(reader, sink, section, ends)
+            yield from _read_section(reader, sink, section, ends, tools)
         except MalformedError:
             sink.text(reader.release())
 
 
-def _read_section(reader: Reader, sink: Sink, section: Section, ends: Markers) -> Steps[None]:
+def _read_section(reader: Reader, sink: Sink, section: Section, ends: Markers, tools: Tools) -> Steps[None]:
     marker = section.call
     while marker == section.call:
         name, call_id = yield from section.header(reader)
         reader.commit()
         sink.start(name, call_id)
-        closed = yield from read_arguments(reader, sink, ends)
+        closed = yield from read_arguments(reader, sink, ends, text=tools.takes_text(name))
         if closed in section.ends:
             return
         reader.hold()
