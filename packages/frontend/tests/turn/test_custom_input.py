@@ -32,7 +32,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 def read(*texts: str) -> str:
     decoder = InputDecoder()
-    return "".join([*map(decoder.feed, texts), decoder.finish()])
+    return "".join([*map(decoder.feed, texts), decoder.finish(complete=True)])
 
 
 def whole(text: str) -> str:
@@ -94,6 +94,24 @@ def test_an_object_without_an_input_is_told_as_it_is(value: dict[str, Any], cuts
 def test_what_is_no_plain_call_loses_nothing_that_can_be_told(written: str, expected: str) -> None:
     assert read(written) == expected
     assert read(*written) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (" ", ""),
+        ("{", ""),
+        ('{ "inp', ""),
+        ('{"input" : ', ""),
+        ('{"input": "', ""),
+        ('{"input": "a\\', "a"),
+        ('{"patch": "x', '{"patch": "x'),
+        ("*** Begin", "*** Begin"),
+    ],
+)
+def test_of_what_is_cut_off_the_beginning_of_an_object_is_no_input(written: str, expected: str) -> None:
+    decoder = InputDecoder()
+    assert decoder.feed(written) + decoder.finish(complete=False) == expected
 
 
 def test_text_is_told_as_soon_as_it_is_certain() -> None:

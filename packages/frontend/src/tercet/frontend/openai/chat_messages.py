@@ -90,6 +90,7 @@ class CustomCall(Strict):
     type: Literal["custom"]
     custom: CalledCustom
     index: Any = Field(None, exclude=True)
+    function: None = Field(None, exclude=True)
 
 
 ToolCall = Annotated[FunctionCall | CustomCall, Field(discriminator="type")]

@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable
 
 from tercet.frontend.grammar.spec import Lark, Regex
-from tercet.frontend.parsers.events import Event, ToolArgumentsDelta, ToolCallStart
+from tercet.frontend.parsers.events import Event, ToolArgumentsDelta, ToolCallEnd, ToolCallStart
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.turn.custom_input import InputDecoder
 
@@ -37,19 +37,19 @@ class CustomCalls:
                 index, decoder = self._open
                 result += _delta(index, decoder.feed(event.text))
                 continue
-            result += self._closed()
+            result += self._closed(complete=isinstance(event, ToolCallEnd))
             if isinstance(event, ToolCallStart) and event.name in self._names:
                 self._open = event.index, InputDecoder()
                 event = ToolCallStart(event.index, event.name, event.id, custom=True)
             result.append(event)
-        return result + self._closed() if last else result
+        return result + self._closed(complete=False) if last else result
 
-    def _closed(self) -> list[Event]:
-        """What was held back of the open call."""
+    def _closed(self, *, complete: bool) -> list[Event]:
+        """What was held back of the open call, which has come to its end or was cut off."""
         if self._open is None:
             return []
         (index, decoder), self._open = self._open, None
-        return _delta(index, decoder.finish())
+        return _delta(index, decoder.finish(complete=complete))
 
 
 def _delta(index: int, text: str) -> list[Event]:

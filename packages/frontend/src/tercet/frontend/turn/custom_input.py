@@ -37,8 +37,13 @@ class InputDecoder:
         """What is certain of the input with this text."""
         return self._read(text)
 
-    def finish(self) -> str:
-        """What was held back, once, when no more text comes."""
+    def finish(self, *, complete: bool) -> str:
+        """What was held back, once, when no more text comes.
+
+        Unless the call is `complete`, what may have begun an object with an input is none yet.
+        """
+        if not complete and self._read == self._head:
+            return ""
         written = "".join(self._held)
         try:
             value = json.loads(written, strict=False)
