@@ -65,12 +65,15 @@ def test_who_begins_to_wait_is_lifted_to_those_that_wait() -> None:
     assert firsts(run.run()) == [[8], [7]] * 4 + [[7]]
 
 
-def test_what_comes_back_after_a_crash_goes_first_and_is_charged() -> None:
-    run = fair()
-    ask(run, "a0", 7, 4, "a")
-    ask(run, "b", 8, 4, "b")
-    ask(run, "a1", 6, 4, "a", attempt=1)
-    assert firsts(run.run()) == [[6], [8], [7]]
+@pytest.mark.parametrize("policy", [PolicyName.FAIR, PolicyName.FCFS])
+def test_what_comes_back_after_a_crash_takes_turns_too(policy: PolicyName) -> None:
+    """Or an input would wait for all that another tenant had asked for before the crash."""
+    run = fair(policy=policy)
+    ask(run, "query", 9, 4, "search")
+    for number in range(8):
+        ask(run, f"document {number}", 7, 4, "index", attempt=1)
+    place = firsts(run.run()).index([9])
+    assert place == (0 if policy is PolicyName.FAIR else 8)
 
 
 def test_one_tenant_leaves_places_for_others() -> None:

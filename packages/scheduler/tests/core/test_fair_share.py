@@ -158,6 +158,29 @@ def test_a_retracted_choice_goes_before_whoever_was_served_less() -> None:
     assert admitted(run, before) == [7, 9]
 
 
+@pytest.mark.parametrize("n", [1, 8])
+@pytest.mark.parametrize("policy", [FAIR, PolicyName.FCFS])
+def test_a_flood_that_comes_back_after_a_crash_takes_turns(policy: PolicyName, n: int) -> None:
+    """Only what has output, which are as many as can run, goes first."""
+    run = driver(policy=policy, slots=2)
+    ask(run, "new", [9, 1, 2], "b", 2)
+    for number in range(40 // n):
+        resume = [Resume(index) for index in range(n)]
+        ask(run, f"flood {number}", [7, number], "a", 8, n=n, attempt=1, resume=resume)
+    began = [Resume(0, pack_ints([3, 4]))]
+    run.output["begun", 0] = [3, 4]
+    ask(run, "begun", [8, 1, 2], "a", 4, attempt=1, resume=began)
+    run.run()
+    order = admitted(run)
+    if policy is FAIR:
+        assert order.index(8) == 0
+        assert order.index(9) == 1
+    else:
+        assert order.index(9) >= 40
+    assert len(run.finishes) == 42
+    run.assert_empty()
+
+
 def test_a_resumed_choice_goes_first_and_is_charged_for_what_is_computed_here() -> None:
     run = driver(slots=1)
     ask(run, "running", [8], "b", 9)

@@ -1,4 +1,4 @@
-"""Inputs that wait for a step: those that come again after a crash first, then new ones."""
+"""Inputs that wait for a step: those that come again after a crash first, then new ones, unless tenants take turns."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,8 @@ from tercet.scheduler.core.embedding_req import EmbeddingReq
 class EmbeddingQueue:
     """In order of arrival, or under the policy `priority` by that; who was passed over too often goes first.
 
-    Under `fair` the tenant whose inputs had the fewest tokens so far comes next, with its earliest one.
+    Under `fair` the tenant whose inputs had the fewest tokens so far comes next, with its earliest one: also after a
+    crash, which brings back all that a tenant has waiting.
     """
 
     def __init__(self, policy: PolicyName, patience: int) -> None:
@@ -37,11 +38,12 @@ class EmbeddingQueue:
         free = most - len(self)
         return free if self.accounts is None else self.accounts.room(tenant, free)
 
-    def add(self, req: EmbeddingReq, *, first: bool = False) -> None:
+    def add(self, req: EmbeddingReq) -> None:
         """Let an input wait."""
-        (self._first if first else self._rest)[req] = None
         if self.accounts is not None:
             self.accounts.joined(req.tenant)
+        first = req.attempt > 0 and self.accounts is None
+        (self._first if first else self._rest)[req] = None
 
     def remove(self, req: EmbeddingReq) -> None:
         """Take an input out; harmless for one that does not wait."""
@@ -66,7 +68,7 @@ class EmbeddingQueue:
         """Who should be planned next. Nothing may be removed while this is gone through."""
         if self._by_priority:
             return chain(self._first, sorted(self._rest, key=self._rank))
-        return self if self.accounts is None else chain(self._first, self._in_turn(self.accounts))
+        return self if self.accounts is None else self._in_turn(self.accounts)
 
     def _in_turn(self, accounts: Accounts) -> Iterator[EmbeddingReq]:
         """As if each that comes were planned. Of equals, the tenant with fewer inputs goes first, and so a newcomer."""

@@ -253,7 +253,7 @@ class EmbeddingScheduler:
                 outputs.fail(req, finish)
                 return
             self.roster[source, request.rid] = req
-            self.waiting.add(req, first=request.attempt > 0)
+            self.waiting.add(req)
 
     def _refuse(
         self,

@@ -62,6 +62,10 @@ class FairShare:
             first.setdefault(req.tenant, req)
         return first.values()
 
+    def goes_first(self, req: Req) -> bool:
+        """Only with output, as those have that ran. A crash brings back all that a flood has waiting, too."""
+        return req.resumed and req.output_tokens > 0
+
     def room(self, tenant: str, free: int, following: int) -> int:
         """As many as it leaves."""
         return self.accounts.room(tenant, free, following)

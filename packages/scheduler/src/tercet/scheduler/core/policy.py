@@ -32,6 +32,10 @@ class SchedulePolicy(Protocol):
         """
         ...
 
+    def goes_first(self, req: Req) -> bool:
+        """Whether a choice that an earlier attempt has begun, and that arrives here, queues before all others."""
+        ...
+
     def room(self, tenant: str, free: int, following: int) -> int:
         """How many of the `free` places in the queue a tenant may take, of which `following` choices follow others."""
         ...
@@ -59,6 +63,10 @@ class _ByArrival:
         """Those that came before the last of the admitted."""
         latest = max(req.arrival for req in admitted)
         return (req for req in waiting if req.arrival < latest)
+
+    def goes_first(self, req: Req) -> bool:
+        """Whether it is one."""
+        return req.resumed
 
     def room(self, tenant: str, free: int, following: int) -> int:  # noqa: ARG002
         """All."""

@@ -71,7 +71,7 @@ class Roster:
             if req.scored and follower.to_score:
                 follower.prompt_logprobs = list(req.prompt_logprobs)
                 follower.scored = True
-            self._waiting.add(follower, first=follower.resumed)
+            self._waiting.add(follower, first=self._policy.goes_first(follower))
 
     def end(self, req: Req, finish: FinishReason, outputs: Outputs | None) -> None:
         """Give a choice its one final answer; without `outputs` nobody is left to tell."""
@@ -113,7 +113,7 @@ class Roster:
         self._count_following(leader.tenant, len(followers))
         for follower in followers:
             follower.leader = leader
-        self._waiting.add(leader, first=leader.resumed)
+        self._waiting.add(leader, first=self._policy.goes_first(leader))
 
     def _leave(self, leader: Req) -> list[Req]:
         """Take a choice's followers from it; they were passed over as often as it was."""
