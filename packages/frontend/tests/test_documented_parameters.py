@@ -11,14 +11,18 @@ import pytest
 from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as TextParams
+from openai.types.conversations.conversation_create_params import ConversationCreateParams
+from openai.types.conversations.conversation_update_params import ConversationUpdateParams
+from openai.types.responses.input_token_count_params import InputTokenCountParams
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from tercet.frontend.anthropic.schema import CreateMessage
+from tercet.frontend.conversations.schema import CreateConversation, UpdateConversation
 from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.openai.completion_schema import CompletionRequest
-from tercet.frontend.responses.schema import CreateResponse
+from tercet.frontend.responses.schema import CreateResponse, TokenCount
 
 HEADERS = {"user_profile_id", "workspace_id"}
 """What Anthropic's client takes among the fields of a body, and sends in front of it."""
@@ -85,10 +89,13 @@ def unknown(params: type, model: type[BaseModel], seen: Seen) -> Iterator[Unknow
     [
         (CompletionCreateParamsNonStreaming, ChatRequest, {"RefusalPart", "Function", "InputGrammar", "CalledCustom"}),
         (TextParams, CompletionRequest, {"StreamOptions"}),
-        (ResponseCreateParamsNonStreaming, CreateResponse, {"TextPart", "CustomTool", "GrammarFormat", "OutputItem"}),
+        (ResponseCreateParamsNonStreaming, CreateResponse, {"TextPart", "CustomTool", "InConversation", "OutputItem"}),
+        (InputTokenCountParams, TokenCount, {"TextPart", "CustomTool", "InConversation"}),
+        (ConversationCreateParams, CreateConversation, {"TextPart", "FunctionCallItem", "OutputItem"}),
+        (ConversationUpdateParams, UpdateConversation, set()),
         (MessageCreateParamsNonStreaming, CreateMessage, {"TextBlock", "ToolResultBlock", "Tool"}),
     ],
-    ids=["chat", "completions", "responses", "messages"],
+    ids=["chat", "completions", "responses", "input tokens", "conversations", "metadata", "messages"],
 )
 def test_every_documented_field_is_known_however_deep(params: type, model: type[BaseModel], reached: set[str]) -> None:
     seen: Seen = set()

@@ -108,7 +108,9 @@ async def test_every_answer_is_like_its_example(
     engine_of: EngineOf, http_of: HttpOf, limits: ModelLimits, tmp_path: Path
 ) -> None:
     store = StoreConfig(response_store=str(tmp_path / "responses.sqlite"))
-    later = {route for route in OPERATIONS if route[0] == "DELETE"} | {("POST", "/close_session")}
+    deletes = [route for route in OPERATIONS if route[0] == "DELETE"]
+    later = [*sorted(deletes, key=lambda route: -len(route[1])), ("POST", "/close_session")]
+    """What is inside of another, and so has a longer path, goes first."""
     unloads = [("POST", path) for path in UNLOAD_PATHS]
     engine = engine_of(limits=msgspec.structs.replace(limits, max_loras=8))
     async with serving(engine, HttpConfig(admin_key=("boss",)), store=store) as served:
@@ -119,8 +121,10 @@ async def test_every_answer_is_like_its_example(
         session = OPERATIONS["POST", "/close_session"].example["session_id"]
         await http.post("/open_session", json={"capacity_of_str_len": 9, "session_id": session}, headers=headers)
         await http.post("/generate", json={"text": "hello"}, headers=headers)
-        for route in [*(OPERATIONS.keys() - SCORES.keys() - later - set(unloads)), *later]:
-            await ask(http, route, "tiny", response_id=made)
+        body = {"items": [{"id": "msg_1", "role": "user", "content": "hello"}], "metadata": {"topic": "tea"}}
+        said = (await http.post("/v1/conversations", json=body, headers=headers)).json()["id"]
+        for route in [*(OPERATIONS.keys() - SCORES.keys() - set(later) - set(unloads)), *later]:
+            await ask(http, route, "tiny", response_id=made, conversation_id=said, item_id="msg_1")
         for route in unloads:
             await ask(http, ("POST", route[1].replace("unload", "load")), "tiny")
             await ask(http, route, "tiny")
@@ -235,6 +239,8 @@ def test_every_map_of_a_body_has_bounded_entries_and_its_keys_a_form() -> None:
         "ChatRequest.metadata": (16, names),
         "ChatRequest.chat_template_kwargs": (16, names),
         "CreateResponse.metadata": (16, {"maxLength": 64}),
+        "CreateConversation.metadata": (16, {"maxLength": 64}),
+        "UpdateConversation.metadata": (16, {"maxLength": 64}),
     }
     assert all(each["additionalProperties"].keys() & {"maximum", "maxLength", "anyOf"} for each in maps.values())
 

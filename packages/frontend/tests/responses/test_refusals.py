@@ -43,7 +43,8 @@ async def test_a_refusal_before_the_first_token_has_its_status(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": {"id": "conv_1", "name": "tea"}}, "conversation.name"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),

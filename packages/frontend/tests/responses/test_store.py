@@ -51,7 +51,7 @@ async def stores(tmp_path: Path, clock: Clock) -> AsyncIterator[Stores]:
 def body(name: str = "resp_1", status: str = "completed", **fields: Any) -> dict[str, Any]:
     output = [{"id": f"msg_{name}", "type": "message", "text": "yes"}] if status == "completed" else []
     whole = {"id": name, "model": "tiny", "status": status, "background": status == "queued", "output": output}
-    return {**whole, "previous_response_id": None, **fields}
+    return {**whole, "previous_response_id": None, "store": True, **fields}
 
 
 def item(name: str) -> dict[str, Any]:

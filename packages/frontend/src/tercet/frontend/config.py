@@ -139,7 +139,7 @@ class ServingConfig:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """What is kept for clients that come back: responses and sessions; and names of adapters."""
+    """What is kept for clients that come back: responses, conversations and sessions; and names of adapters."""
 
     response_store: str = "none"
     """The SQLite file to keep them in; auto for one in this user's state directory, none to keep nothing."""

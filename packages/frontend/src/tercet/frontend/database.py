@@ -80,6 +80,30 @@ CREATE TABLE IF NOT EXISTS turn_tokenizers (
     PRIMARY KEY (owner, session, rid),
     FOREIGN KEY (owner, session, rid) REFERENCES turns (owner, session, rid) ON DELETE CASCADE
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS conversations (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    created INTEGER NOT NULL,
+    used REAL NOT NULL,
+    metadata BLOB NOT NULL,
+    next INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS conversations_by_use ON conversations (used);
+CREATE TABLE IF NOT EXISTS conversation_items (
+    conversation TEXT NOT NULL REFERENCES conversations ON DELETE CASCADE,
+    place INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (conversation, place),
+    UNIQUE (conversation, id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS conversation_items_by_id ON conversation_items (id);
+CREATE TABLE IF NOT EXISTS response_conversations (
+    response TEXT PRIMARY KEY REFERENCES responses ON DELETE CASCADE,
+    conversation TEXT NOT NULL,
+    seen INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS adapters (
     base TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -97,8 +121,19 @@ SELECT owner FROM (
     UNION ALL SELECT owner, length(data) FROM events JOIN responses ON events.response = responses.id
     UNION ALL SELECT owner, 0 FROM sessions
     UNION ALL SELECT owner, length(prompt_ids) + length(output_ids) FROM turns
+    UNION ALL SELECT owner, bytes + length(metadata) FROM conversations
 ) GROUP BY owner ORDER BY sum(bytes) DESC LIMIT 1
 """
+_AGES = {"responses": "created", "sessions": "created", "conversations": "used"}
+"""What is forgotten, and the column that tells since when nobody has come for it."""
+_OF_OWNER = " UNION ALL ".join(
+    f"SELECT '{table}' AS kind, rowid AS row, {age} AS at FROM {table} WHERE owner = ?1"  # noqa: S608
+    for table, age in _AGES.items()
+)
+_OLDEST_OF_OWNER = (
+    f"SELECT kind, row FROM ({_OF_OWNER}) ORDER BY at LIMIT (SELECT 1 + count(*) / 16 FROM ({_OF_OWNER}))"  # noqa: S608
+)
+"""A sixteenth of what an owner has: often enough taken to keep what can be kept, and not for every row."""
 
 
 class StoreError(OSError):
@@ -160,19 +195,14 @@ class Database:
         So nobody's rows go for those of an owner that writes more.
         """
         oldest = self.oldest(now)
-        connection.execute("DELETE FROM responses WHERE created < ?", (oldest,))
-        connection.execute("DELETE FROM sessions WHERE created < ?", (oldest,))
+        for table, age in _AGES.items():
+            connection.execute(f"DELETE FROM {table} WHERE {age} < ?", (oldest,))  # noqa: S608
         while self._used(connection) > self._max_bytes:
             largest = connection.execute(_LARGEST_OWNER).fetchone()
             if largest is None:
                 return
-            for table in ("responses", "sessions"):
-                # A sixteenth at a time: often enough done to keep what can be kept, and not for every row.
-                connection.execute(
-                    f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} WHERE owner = ?1 ORDER BY created"  # noqa: S608
-                    f" LIMIT (SELECT 1 + count(*) / 16 FROM {table} WHERE owner = ?1))",
-                    largest,
-                )
+            for table, row in connection.execute(_OLDEST_OF_OWNER, largest).fetchall():
+                connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (row,))  # noqa: S608
 
     def _prepare(self, path: Path) -> None:
         connection = self._connection

@@ -1,5 +1,6 @@
-"""What clients come back for, put together: stored responses, work in the background, and sessions."""
+"""What clients come back for, put together: stored responses, work in the background, conversations and sessions."""
 
+from tercet.frontend.conversations.store import ConversationStore
 from tercet.frontend.database import Database
 from tercet.frontend.responses.background import Background
 from tercet.frontend.responses.draft import Drafter
@@ -15,7 +16,9 @@ class Kept:
     def __init__(self, manager: TokenizerManager, planner: TurnPlanner, database: Database) -> None:
         self._database = database
         self.responses = ResponseStore(database, manager.peer)
-        self.background = Background(manager, Drafter(manager, planner, self.responses), self.responses)
+        self.conversations = ConversationStore(database)
+        drafter = Drafter(manager, planner, self.responses, self.conversations)
+        self.background = Background(manager, drafter, self.responses)
         self.sessions = SessionStore(database)
 
     def start(self) -> None:

@@ -3,6 +3,7 @@
 from tercet.frontend.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, LoadAdapter, UnloadAdapter
 from tercet.frontend.anthropic.schema import CountTokens, CreateMessage
 from tercet.frontend.control_routes import AbortRequest, UpdateWeights
+from tercet.frontend.conversations.schema import AddItems, CreateConversation, UpdateConversation
 from tercet.frontend.native_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.openai.completion_schema import CompletionRequest
@@ -13,6 +14,12 @@ from tercet.frontend.openapi import Operation, QueryParameter
 from tercet.frontend.responses.schema import CreateResponse, TokenCount
 from tercet.frontend.sessions.schema import CloseSession, OpenSession
 
+_PAGE = [
+    QueryParameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items a page; by default 20."),
+    QueryParameter("after", {"type": "string"}, "The last item of the page before."),
+    QueryParameter("order", {"enum": ["asc", "desc"]}, "Oldest or newest first; desc by default."),
+]
+_FIRST = {"type": "message", "role": "user", "content": "What is a scheduler?"}
 _QUESTION = [{"role": "user", "content": "What is a scheduler?"}]
 
 _RERANK = Operation(
@@ -105,11 +112,43 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         tag="Responses",
         summary="What a stored response was made from, with all before it.",
         answer="A page of items.",
-        query=[
-            QueryParameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items a page; by default 20."),
-            QueryParameter("after", {"type": "string"}, "The last item of the page before."),
-            QueryParameter("order", {"enum": ["asc", "desc"]}, "Oldest or newest first; desc by default."),
-        ],
+        query=_PAGE,
+    ),
+    ("POST", "/v1/conversations"): Operation(
+        tag="Conversations",
+        summary="Begin a conversation, which responses go on with.",
+        answer="A conversation.",
+        body=CreateConversation,
+        example={"items": [_FIRST], "metadata": {"topic": "schedulers"}},
+    ),
+    ("GET", "/v1/conversations/{conversation_id}"): Operation(
+        tag="Conversations", summary="A conversation, without its items.", answer="A conversation."
+    ),
+    ("POST", "/v1/conversations/{conversation_id}"): Operation(
+        tag="Conversations",
+        summary="Give a conversation other metadata.",
+        answer="The conversation.",
+        body=UpdateConversation,
+        example={"metadata": {"topic": "sonnets"}},
+    ),
+    ("DELETE", "/v1/conversations/{conversation_id}"): Operation(
+        tag="Conversations", summary="Forget a conversation with its items.", answer="That it is so."
+    ),
+    ("POST", "/v1/conversations/{conversation_id}/items"): Operation(
+        tag="Conversations",
+        summary="Add items to the end of a conversation.",
+        answer="A list of those items.",
+        body=AddItems,
+        example={"items": [_FIRST]},
+    ),
+    ("GET", "/v1/conversations/{conversation_id}/items"): Operation(
+        tag="Conversations", summary="The items of a conversation.", answer="A page of items.", query=_PAGE
+    ),
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
+        tag="Conversations", summary="One item of a conversation.", answer="The item."
+    ),
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
+        tag="Conversations", summary="Take an item out of a conversation.", answer="The conversation."
     ),
     ("POST", "/v1/embeddings"): Operation(
         tag="OpenAI",

@@ -21,3 +21,11 @@ def number(request: Request, name: str, default: int, *, lowest: int, highest: i
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and lowest <= int(text) <= highest):
         raise BadRequestError(f"'{name}' is a number from {lowest} to {highest}.", param=name, code="invalid_value")
     return int(text)
+
+
+def order(request: Request) -> str:
+    """Which end of a list comes first: `asc`, or `desc` where not given."""
+    value = request.query_params.get("order", "desc")
+    if value not in {"asc", "desc"}:
+        raise BadRequestError("'order' is 'asc' or 'desc'.", param="order", code="invalid_value")
+    return value

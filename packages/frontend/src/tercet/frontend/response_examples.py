@@ -39,6 +39,7 @@ _RESPONSE = {
     "status": "completed",
     "background": False,
     "completed_at": _CREATED + 1,
+    "conversation": None,
     "error": None,
     "incomplete_details": None,
     "instructions": None,
@@ -69,6 +70,19 @@ _RESPONSE = {
     },
     "user": None,
     "metadata": {},
+}
+_ITEMS = {
+    "object": "list",
+    "data": [_ASKED],
+    "first_id": _ASKED["id"],
+    "last_id": _ASKED["id"],
+    "has_more": False,
+}
+_CONVERSATION = {
+    "id": "conv_0123456789abcdef",
+    "object": "conversation",
+    "created_at": _CREATED,
+    "metadata": {"topic": "schedulers"},
 }
 _CARD = {"id": "embedded", "object": "model", "created": _CREATED, "owned_by": "tercet", "max_model_len": 2048}
 _OBEYED = {"success": True, "schedulers": {"scheduler-0": "done"}}
@@ -184,13 +198,19 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("GET", "/v1/responses/{response_id}"): _RESPONSE,
     ("DELETE", "/v1/responses/{response_id}"): {"id": _RESPONSE_ID, "object": "response", "deleted": True},
     ("POST", "/v1/responses/{response_id}/cancel"): {**_RESPONSE, "status": "cancelled", "background": True},
-    ("GET", "/v1/responses/{response_id}/input_items"): {
-        "object": "list",
-        "data": [_ASKED],
-        "first_id": _ASKED["id"],
-        "last_id": _ASKED["id"],
-        "has_more": False,
+    ("GET", "/v1/responses/{response_id}/input_items"): _ITEMS,
+    ("POST", "/v1/conversations"): _CONVERSATION,
+    ("GET", "/v1/conversations/{conversation_id}"): _CONVERSATION,
+    ("POST", "/v1/conversations/{conversation_id}"): {**_CONVERSATION, "metadata": {"topic": "sonnets"}},
+    ("DELETE", "/v1/conversations/{conversation_id}"): {
+        "id": _CONVERSATION["id"],
+        "object": "conversation.deleted",
+        "deleted": True,
     },
+    ("POST", "/v1/conversations/{conversation_id}/items"): _ITEMS,
+    ("GET", "/v1/conversations/{conversation_id}/items"): _ITEMS,
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): _ASKED,
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"): _CONVERSATION,
     ("POST", "/v1/embeddings"): {
         "object": "list",
         "model": "all-MiniLM-L6-v2",

@@ -10,6 +10,7 @@ from tercet.frontend.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, AdapterRout
 from tercet.frontend.anthropic.routes import AnthropicServingMessages
 from tercet.frontend.config import HttpConfig, ServingConfig
 from tercet.frontend.control_routes import ControlRoutes
+from tercet.frontend.conversations.routes import OpenAIServingConversations
 from tercet.frontend.kept import Kept
 from tercet.frontend.metrics import Metrics
 from tercet.frontend.native import Native
@@ -41,6 +42,7 @@ def routes(
     adapters = AdapterRoutes(manager.adapters, config.max_body_bytes)
     messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
     responses = OpenAIServingResponses(manager, planner, kept, config.max_body_bytes)
+    conversations = OpenAIServingConversations(kept, config.max_body_bytes)
     embedding = OpenAIServingEmbedding(manager, config.max_body_bytes)
     rerank = OpenAIServingRerank(manager, config.max_body_bytes)
     return [
@@ -52,6 +54,14 @@ def routes(
         ("DELETE", "/v1/responses/{response_id}", responses.delete),
         ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
         ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
+        ("POST", "/v1/conversations", conversations.create),
+        ("GET", "/v1/conversations/{conversation_id}", conversations.retrieve),
+        ("POST", "/v1/conversations/{conversation_id}", conversations.update),
+        ("DELETE", "/v1/conversations/{conversation_id}", conversations.delete),
+        ("POST", "/v1/conversations/{conversation_id}/items", conversations.add_items),
+        ("GET", "/v1/conversations/{conversation_id}/items", conversations.items),
+        ("GET", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.item),
+        ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
         ("POST", "/v1/embeddings", embedding.create),
         *(("POST", path, embedding.classify) for path in CLASSIFY_PATHS),
         *(("POST", path, rerank.rerank) for path in RERANK_PATHS),

@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+import msgspec
 import orjson
 
+from tercet.frontend.conversations.store import Past
 from tercet.frontend.errors import ApiError, ServerError, UnavailableError
 from tercet.frontend.generation import Generation
 from tercet.frontend.keys import resume_for
 from tercet.frontend.responses.body import rid_of
-from tercet.frontend.responses.draft import Draft, Drafter, Origin
+from tercet.frontend.responses.draft import Begun, Draft, Drafter, Origin
 from tercet.frontend.responses.event_log import EventLog
 from tercet.frontend.responses.output_items import Change
 from tercet.frontend.responses.schema import CreateResponse
@@ -62,7 +64,8 @@ class Background:
         generation = await self._manager.submit([draft.plan.request], rid_of(origin.id))
         body = {**draft.body, "output": []}
         try:
-            lease = await self._store.begin(owner, body, draft.given, _kept(origin))
+            request = _kept(origin, draft.begun.past)
+            lease = await self._store.begin(owner, body, draft.begun.given, request, draft.begun.seen)
         except BaseException:
             self._manager.release(generation)
             raise
@@ -108,8 +111,13 @@ class Background:
         """Begin a response again that another frontend has left, and go on where its events end."""
         resume_for(job.owner)
         request = job.request
+        past = msgspec.convert(request["past"], Past) if "past" in request else None
         origin = Origin(
-            request["id"], request["created"], request["seed"], CreateResponse.model_validate(request["request"])
+            request["id"],
+            request["created"],
+            request["seed"],
+            CreateResponse.model_validate(request["request"]),
+            Begun(job.given, past),
         )
         earlier = await self._store.emitted(job.lease.id)
         try:
@@ -172,9 +180,10 @@ _STANDINGS = {"response.in_progress", "response.completed", "response.incomplete
 """Events after which a response stands otherwise than before."""
 
 
-def _kept(origin: Origin) -> dict[str, Any]:
+def _kept(origin: Origin, past: Past | None) -> dict[str, Any]:
     request = origin.request.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return {"id": origin.id, "created": origin.created, "seed": origin.seed, "request": request}
+    whole = {"id": origin.id, "created": origin.created, "seed": origin.seed, "request": request}
+    return whole if past is None else {**whole, "past": msgspec.to_builtins(past)}
 
 
 def _call_ids(events: Sequence[Change]) -> dict[int, str]:

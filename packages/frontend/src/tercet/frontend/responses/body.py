@@ -35,6 +35,7 @@ def new_body(
         "status": "queued" if request.background else "in_progress",
         "background": bool(request.background),
         "completed_at": None,
+        "conversation": {"id": request.conversation_id} if request.conversation_id is not None else None,
         "error": None,
         "incomplete_details": None,
         "instructions": request.instructions,
@@ -81,13 +82,17 @@ def page(items: Sequence[dict[str, Any]], limit: int, after: str | None, order: 
         begin = next((place for place, item in enumerate(items, 1) if item["id"] == after), 0)
         if not begin:
             raise BadRequestError(f"Item with id '{after}' not found.", param="after", code="invalid_value")
-    shown = items[begin : begin + limit]
+    return listed(items[begin : begin + limit], has_more=begin + limit < len(items))
+
+
+def listed(items: Sequence[dict[str, Any]], *, has_more: bool = False) -> dict[str, Any]:
+    """The list object of these items, of which there may be more."""
     return {
         "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": begin + limit < len(items),
+        "data": items,
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": has_more,
     }
 
 

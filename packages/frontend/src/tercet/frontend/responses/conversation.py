@@ -1,14 +1,17 @@
 """Items as messages: what stands in a response's input, and in those before it, as a turn of chat has it."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.responses.input_schema import InputItem
 from tercet.frontend.responses.namespaces import known_as
 
 Item = dict[str, Any]
 Message = dict[str, Any]
+Find = Callable[[str], Awaitable[Item | None]]
+"""The stored item of an id."""
 
 _PREFIXES = {
     "message": "msg",
@@ -36,6 +39,20 @@ def shaped(item: Item) -> Item:
         case "reasoning":
             item.setdefault("summary", [])
     return item
+
+
+async def given_items(items: Sequence[InputItem], param: str, find: Find) -> list[Item]:
+    """Items of a request, and those it refers to, as they are kept. Raises BadRequestError for one that is lost."""
+    given: list[Item] = []
+    for place, item in enumerate(items):
+        if item.type != "item_reference":
+            given.append(shaped(item.model_dump(exclude_none=True)))
+            continue
+        found = await find(item.id)
+        if found is None:
+            raise BadRequestError(f"Item with id '{item.id}' not found.", param=f"{param}[{place}].id")
+        given.append(found)
+    return given
 
 
 def _part(part: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -72,7 +89,7 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
                 if (_ANSWERED[kind], item["call_id"]) not in called:
                     raise BadRequestError(
                         f"No tool call found for {kind.replace('_', ' ')} with call_id {item['call_id']}.",
-                        param=f"input[{place}].call_id",
+                        param=f"input[{place}].call_id" if place >= 0 else "conversation",
                     )
                 output = text_of(item["output"])
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})

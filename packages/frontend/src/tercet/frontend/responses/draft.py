@@ -7,15 +7,22 @@ from typing import Any
 
 import msgspec
 
-from tercet.frontend.errors import BadRequestError
+from tercet.frontend.conversations.store import ConversationStore, Past
+from tercet.frontend.errors import BadRequestError, NotFoundError
 from tercet.frontend.generate_request import ParamNames
 from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.spec import Constraint, JsonObject, JsonSchema
 from tercet.frontend.openai.sampling_schema import SamplingFields, stop_strings
 from tercet.frontend.responses.body import new_body, usage_of
-from tercet.frontend.responses.conversation import Item, messages_of, shaped
+from tercet.frontend.responses.conversation import Item, given_items, messages_of, shaped
 from tercet.frontend.responses.output_items import Change
-from tercet.frontend.responses.schema import CreateResponse, JsonObjectFormat, JsonSchemaFormat, Prompted
+from tercet.frontend.responses.schema import (
+    CreateResponse,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Prompted,
+    missing_input,
+)
 from tercet.frontend.responses.scored_text import ScoredText
 from tercet.frontend.responses.store import ResponseStore
 from tercet.frontend.responses.tool_schema import choice_of, specs_of
@@ -31,6 +38,18 @@ _NAMES = ParamNames(
 )
 
 
+class Begun(msgspec.Struct, frozen=True):
+    """What a response was given, and what its conversation had, when it was first begun."""
+
+    given: list[Item]
+    past: Past | None
+
+    @property
+    def seen(self) -> int:
+        """The place in the conversation that is the first it does not know."""
+        return self.past.end if self.past else 0
+
+
 class Origin(msgspec.Struct, frozen=True):
     """What makes a response the same when it is begun again."""
 
@@ -38,13 +57,14 @@ class Origin(msgspec.Struct, frozen=True):
     created: int
     seed: int
     request: CreateResponse
+    begun: Begun | None = None
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A response that can be made."""
 
     plan: TurnPlan
-    given: list[Item]
+    begun: Begun
     body: dict[str, Any]
     model: ServedModel
     wants_logprobs: bool
@@ -74,18 +94,26 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drafter:
-    """Makes drafts. Without a store there is nothing to go on from."""
+    """Makes drafts. Without stores there is nothing to go on from."""
 
-    def __init__(self, manager: TokenizerManager, planner: TurnPlanner, store: ResponseStore | None) -> None:
+    def __init__(
+        self,
+        manager: TokenizerManager,
+        planner: TurnPlanner,
+        store: ResponseStore | None,
+        conversations: ConversationStore | None,
+    ) -> None:
         self._manager = manager
         self._planner = planner
         self._store = store
+        self._conversations = conversations
 
     async def draft(self, owner: str, origin: Origin) -> Draft:
         """Raises ApiError."""
         request = origin.request
         model = await self._manager.adapters.model(request.model)
-        given, turn = await self._turn(owner, request, model)
+        begun = origin.begun or await self._begun(owner, request)
+        turn = await self._turn(owner, request, begun, model)
         sampling = SamplingFields(
             model=request.model,
             temperature=request.temperature,
@@ -107,7 +135,7 @@ class Drafter:
         )
         return Draft(
             plan=await self._plan(turn, model),
-            given=given,
+            begun=begun,
             body=new_body(origin.id, request, sampling, origin.created, stored=self._store is not None),
             model=model,
             wants_logprobs=request.wants_logprobs,
@@ -116,17 +144,30 @@ class Drafter:
     async def prompt(self, owner: str, request: Prompted) -> tuple[TurnPlan, ServedModel]:
         """What would be generated from, for a count of its tokens. Raises ApiError."""
         model = await self._manager.adapters.model(request.model)
-        _, turn = await self._turn(owner, request, model)
+        turn = await self._turn(owner, request, await self._begun(owner, request), model)
         return await self._plan(turn, model), model
 
-    async def _turn(self, owner: str, request: Prompted, model: ServedModel) -> tuple[list[Item], ChatTurn]:
-        """The items that are new with this request, and the turn that they and those before them make."""
-        earlier: list[Item] = []
+    async def _begun(self, owner: str, request: Prompted) -> Begun:
+        """The items that are new with this request, and those that stand in its conversation. Raises ApiError."""
+        past = None
+        if request.conversation_id is not None:
+            if self._conversations is None:
+                raise NotFoundError("This server keeps no conversations to go on with.", param="conversation")
+            past = await self._conversations.past(owner, request.conversation_id)
+        given = await self._given(owner, request)
+        if past is not None:
+            past.check_room(given)
+            if not (past.items or given):
+                raise missing_input()
+        return Begun(given, past)
+
+    async def _turn(self, owner: str, request: Prompted, begun: Begun, model: ServedModel) -> ChatTurn:
+        """The turn that the items make, and those before them."""
+        earlier = begun.past.items if begun.past else []
         if request.previous_response_id is not None:
             earlier = await self._history(owner, request.previous_response_id)
-        given = await self._given(owner, request)
-        turn = ChatTurn(
-            messages=messages_of(earlier, given, request.instructions),
+        return ChatTurn(
+            messages=messages_of(earlier, begun.given, request.instructions),
             sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
             tools=tuple(specs_of(request.tools or ())),
             tool_choice=choice_of(request.tool_choice),
@@ -135,7 +176,6 @@ class Drafter:
             reasoning_effort=request.reasoning.effort if request.reasoning else None,
             param_names=_NAMES,
         )
-        return given, turn
 
     async def _history(self, owner: str, response: str) -> list[Item]:
         if self._store is None:
@@ -149,16 +189,11 @@ class Drafter:
     async def _given(self, owner: str, request: Prompted) -> list[Item]:
         if isinstance(request.input, str):
             return [shaped({"type": "message", "role": "user", "content": request.input})]
-        given: list[Item] = []
-        for place, item in enumerate(request.input or ()):
-            if item.type != "item_reference":
-                given.append(shaped(item.model_dump(exclude_none=True)))
-                continue
-            found = await self._store.item(owner, item.id) if self._store else None
-            if found is None:
-                raise BadRequestError(f"Item with id '{item.id}' not found.", param=f"input[{place}].id")
-            given.append(found)
-        return given
+
+        async def find(item: str) -> Item | None:
+            return await self._store.item(owner, item) if self._store else None
+
+        return await given_items(request.input or (), "input", find)
 
     async def _plan(self, turn: ChatTurn, model: ServedModel) -> TurnPlan:
         try:

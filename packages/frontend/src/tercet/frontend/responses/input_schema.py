@@ -10,6 +10,7 @@ from tercet.frontend.openai.text_only import refuse_what_is_no_text
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 Status = Literal["in_progress", "completed", "incomplete"]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)]
 ASYNC = AliasChoices("async", "async_")
 """A keyword of Python's, which OpenAI's clients write with a line where an item is dumped under its own names."""
 
@@ -118,11 +119,12 @@ class ItemReference(Strict):
 
 def _kind(item: object) -> str:
     """The type of an item; one that names none is a message, or a reference where it has nothing but an id."""
-    given = item if isinstance(item, dict) else {}
-    kind = given.get("type")
+    if not isinstance(item, dict):  # one of the models below, which is written back
+        return str(getattr(item, "type", "message"))
+    kind = item.get("type")
     if isinstance(kind, str):
         return kind
-    return "item_reference" if given.keys() == {"id"} else "message"
+    return "item_reference" if item.keys() == {"id"} else "message"
 
 
 InputItem = Annotated[

@@ -16,7 +16,7 @@ from tercet.frontend.event_stream import EventStream, named_event, unless_gone
 from tercet.frontend.generation import Generation
 from tercet.frontend.kept import Kept
 from tercet.frontend.keys import visitor_of
-from tercet.frontend.query import flag, number
+from tercet.frontend.query import flag, number, order
 from tercet.frontend.responses.background import Background
 from tercet.frontend.responses.body import id_of, page, rid_of
 from tercet.frontend.responses.draft import Draft, Drafter, Origin, new_seed
@@ -44,7 +44,7 @@ class OpenAIServingResponses:
         self._manager = manager
         self._kept = kept.responses if kept else None
         self._background = kept.background if kept else None
-        self._drafter = Drafter(manager, planner, self._kept)
+        self._drafter = Drafter(manager, planner, self._kept, kept.conversations if kept else None)
         self._body_limit = body_limit
 
     async def create(self, request: Request) -> Response:
@@ -58,7 +58,7 @@ class OpenAIServingResponses:
         draft = await self._drafter.draft(owner, origin)
         if body.background:
             return await self._in_background(owner, origin, draft)
-        work = _Work(self._manager, draft, owner, self._kept if draft.body["store"] else None)
+        work = _Work(self._manager, draft, owner, self._kept)
         return await (work.stream(request) if body.stream else work.whole(request))
 
     async def retrieve(self, request: Request) -> Response:
@@ -91,11 +91,8 @@ class OpenAIServingResponses:
     async def input_items(self, request: Request) -> Response:
         """What a response was made from, one page at a time."""
         items = await self._store.input_items(visitor_of(request).owner, request.path_params["response_id"])
-        order = request.query_params.get("order", "desc")
-        if order not in {"asc", "desc"}:
-            raise BadRequestError("'order' is 'asc' or 'desc'.", param="order", code="invalid_value")
         limit = number(request, "limit", 20, lowest=1, highest=100)
-        return _json(page(items, limit, request.query_params.get("after"), order))
+        return _json(page(items, limit, request.query_params.get("after"), order(request)))
 
     async def input_tokens(self, request: Request) -> Response:
         """How many tokens a response would be made from."""
@@ -207,8 +204,9 @@ class _Work:
         return _encoded(log, changes)
 
     async def _keep(self) -> None:
-        if self._store is not None:
-            await self._store.keep(self._owner, self._writer.body, self._draft.given)
+        body, begun = self._writer.body, self._draft.begun
+        if self._store is not None and (body["store"] or body["conversation"]):
+            await self._store.keep(self._owner, body, begun.given, begun.seen)
 
 
 def _encoded(log: EventLog, changes: list[Change]) -> bytes:

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.openai.sampling_schema import Count, Name, Stops, Strict, refuse
-from tercet.frontend.responses.input_schema import InputItem, Text, known_types
+from tercet.frontend.responses.input_schema import InputItem, Metadata, Text, known_types
 from tercet.frontend.responses.tool_schema import (
     Anything,
     Choice,
@@ -77,6 +77,17 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
+def missing_input() -> BadRequestError:
+    """There is nothing to answer."""
+    return BadRequestError("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
+
+
+class InConversation(Strict):
+    """The conversation that a response goes on with."""
+
+    id: Name
+
+
 class Prompted(Strict):
     """What stands before an answer: the part that creating a response and counting its tokens share."""
 
@@ -84,7 +95,7 @@ class Prompted(Strict):
     input: Text | Annotated[list[InputItem], Field(max_length=16_384)] | None = None
     instructions: Text | None = None
     previous_response_id: Name | None = None
-    conversation: Any = None
+    conversation: Name | InConversation | None = None
     tools: Tools | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
@@ -109,14 +120,22 @@ class Prompted(Strict):
 
     @model_validator(mode="after")
     def _prompt_is_ours_to_find(self) -> "Prompted":
-        refuse("conversation", self.conversation, harmless=False)
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise BadRequestError(
+                "Only one of 'conversation' and 'previous_response_id' can be given.",
+                param="conversation",
+                code="mutually_exclusive_parameters",
+            )
         if self.truncation == "auto":
             raise UnsupportedParameterError("'truncation' can only be 'disabled'.", param="truncation")
-        if not self.input and self.previous_response_id is None:
-            raise BadRequestError(
-                "Missing required parameter: 'input'.", param="input", code="missing_required_parameter"
-            )
+        if not self.input and self.previous_response_id is None and self.conversation is None:
+            raise missing_input()
         return self
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation, however it is written."""
+        return self.conversation.id if isinstance(self.conversation, InConversation) else self.conversation
 
     @property
     def calls_several(self) -> bool:
@@ -138,7 +157,7 @@ class CreateResponse(Prompted):
     include: Annotated[list[Name], Field(max_length=32)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Count | None = None
-    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     prompt_cache_key: Name | None = None
     prompt_cache_options: Anything | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None

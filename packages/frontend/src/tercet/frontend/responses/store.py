@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from tercet.frontend.conversations import rows
 from tercet.frontend.database import Database
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError
 from tercet.frontend.responses.event_log import items_told
@@ -24,6 +25,7 @@ LEASE_SECONDS = 10.0
 MOST_HISTORY = 32 * 1024 * 1024
 """Bytes of all that a response goes on from: it is read into memory at once, whatever a prompt may have of it."""
 _RUNNING = ("queued", "in_progress")
+_MADE = ("completed", "incomplete")
 _HELD = "SELECT 1 FROM responses WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
 _RENEW = (
     "UPDATE responses SET lease = ? WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
@@ -51,6 +53,7 @@ class Job(msgspec.Struct, frozen=True):
     lease: Lease
     owner: str
     request: dict[str, Any]
+    given: list[Item]
 
 
 class ResponseStore:
@@ -63,14 +66,28 @@ class ResponseStore:
         self._overdue: dict[str, float] = {}
         """The leases that were not as they should be when last looked at."""
 
-    async def keep(self, owner: str, body: Body, given: Sequence[Item]) -> None:
-        """A response that has ended, with the input of its own."""
-        await self._database.run(lambda each: self._insert(each, owner, body, given, {}, lease=0.0))
+    async def keep(self, owner: str, body: Body, given: Sequence[Item], seen: int = 0) -> None:
+        """A response that has ended, with the input of its own.
 
-    async def begin(self, owner: str, body: Body, given: Sequence[Item], request: Mapping[str, Any]) -> Lease:
+        With a conversation both go to its end, too; the response saw what stands there before the place `seen`. One
+        that is not to be stored is told to its conversation alone.
+        """
+
+        def work(connection: sqlite3.Connection) -> None:
+            if body["store"]:
+                self._insert(connection, owner, body, given, {}, seen, lease=0.0)
+            else:
+                self._database.prune(connection, self._clock())
+            _tell_conversation(connection, body, given, self._clock())
+
+        await self._database.run(work)
+
+    async def begin(
+        self, owner: str, body: Body, given: Sequence[Item], request: Mapping[str, Any], seen: int = 0
+    ) -> Lease:
         """A response to be made in the background; `request` is what it takes to begin again."""
         lease = self._clock() + LEASE_SECONDS
-        await self._database.run(lambda each: self._insert(each, owner, body, given, request, lease=lease))
+        await self._database.run(lambda each: self._insert(each, owner, body, given, request, seen, lease=lease))
         return Lease(body["id"], 1)
 
     async def get(self, owner: str, response: str) -> Body:
@@ -101,7 +118,7 @@ class ResponseStore:
                 raise BadRequestError("Only a response that runs in the background can be cancelled.")
             if body["status"] in _RUNNING:
                 body |= {"status": "cancelled", "output": items_told(_emitted(connection, response))}
-                _ended(connection, response, body)
+                _ended(connection, response, body, self._clock())
             return body
 
         return await self._database.run(work)
@@ -114,7 +131,8 @@ class ResponseStore:
             body = _body(connection, owner, response, since)
             before = body["previous_response_id"]
             earlier = _history(connection, owner, before, since, NotFoundError) if before else []
-            return earlier + [item for item, given in _items(connection, response) if given]
+            earlier += _seen(connection, response, since, NotFoundError)
+            return earlier + _given(connection, response)
 
         return await self._database.read(work)
 
@@ -124,14 +142,18 @@ class ResponseStore:
         return await self._database.read(lambda each: _history(each, owner, response, since, BadRequestError))
 
     async def item(self, owner: str, item: str) -> Item | None:
-        """An item of any response of the owner's."""
+        """An item of any response or conversation of the owner's."""
         query = (
             "SELECT data FROM items JOIN responses ON responses.id = items.response"
             " WHERE items.id = ? AND owner = ? AND created >= ? ORDER BY created DESC LIMIT 1"
         )
         since = self._since
-        row = await self._database.read(lambda each: each.execute(query, (item, owner, since)).fetchone())
-        return orjson.loads(row[0]) if row else None
+
+        def work(connection: sqlite3.Connection) -> Item | None:
+            row = connection.execute(query, (item, owner, since)).fetchone()
+            return orjson.loads(row[0]) if row else rows.item_of_any(connection, owner, item, since)
+
+        return await self._database.read(work)
 
     # Work in the background.
 
@@ -140,12 +162,12 @@ class ResponseStore:
 
         def work(connection: sqlite3.Connection) -> None:
             self._require(connection, lease)
-            rows = [(lease.id, first + place, event) for place, event in enumerate(events)]
-            connection.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", rows)
+            numbered = [(lease.id, first + place, event) for place, event in enumerate(events)]
+            connection.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", numbered)
             if body is not None and body["status"] in _RUNNING:
                 _update(connection, lease.id, body)
             elif body is not None:
-                _ended(connection, lease.id, body)
+                _ended(connection, lease.id, body, self._clock())
                 self._database.prune(connection, self._clock())
 
         await self._database.run(work)
@@ -183,19 +205,19 @@ class ResponseStore:
         now = self._clock()
 
         def work(connection: sqlite3.Connection) -> list[Job]:
-            rows = connection.execute(
+            found = connection.execute(
                 "SELECT id, owner, request, runs, lease FROM responses"
                 " WHERE status IN ('queued', 'in_progress') AND lease NOT BETWEEN ? AND ?"
                 " AND model IN (SELECT value FROM json_each(?))",
                 (now, now + LEASE_SECONDS, orjson.dumps(models)),
             ).fetchall()
-            before, self._overdue = self._overdue, {row[0]: row[4] for row in rows}
-            rows = [row for row in rows if not row[4] or before.get(row[0]) == row[4]]
-            taken = [(self._peer, now + LEASE_SECONDS, row[0]) for row in rows]
+            before, self._overdue = self._overdue, {row[0]: row[4] for row in found}
+            found = [row for row in found if not row[4] or before.get(row[0]) == row[4]]
+            taken = [(self._peer, now + LEASE_SECONDS, row[0]) for row in found]
             connection.executemany("UPDATE responses SET frontend = ?, lease = ?, runs = runs + 1 WHERE id = ?", taken)
             return [
-                Job(Lease(response, runs + 1), owner, orjson.loads(request))
-                for response, owner, request, runs, _ in rows
+                Job(Lease(response, runs + 1), owner, orjson.loads(request), _given(connection, response))
+                for response, owner, request, runs, _ in found
             ]
 
         return await self._database.run(work)
@@ -218,6 +240,7 @@ class ResponseStore:
         body: Body,
         given: Sequence[Item],
         request: Mapping[str, Any],
+        seen: int,
         *,
         lease: float,
     ) -> None:
@@ -228,6 +251,9 @@ class ResponseStore:
             *(body["previous_response_id"], orjson.dumps(request), orjson.dumps(body), self._peer, lease, 1),
         )
         connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        if body.get("conversation"):
+            place = (body["id"], body["conversation"]["id"], seen)
+            connection.execute("INSERT INTO response_conversations VALUES (?, ?, ?)", place)
         _add_items(connection, body["id"], 0, given, given=True)
         _add_items(connection, body["id"], len(given), body["output"], given=False)
 
@@ -253,11 +279,19 @@ def _update(connection: sqlite3.Connection, response: str, body: Body) -> None:
     connection.execute(query, (body["status"], orjson.dumps(body), response))
 
 
-def _ended(connection: sqlite3.Connection, response: str, body: Body) -> None:
-    """A response of the background stands as it will: others may go on from it."""
+def _ended(connection: sqlite3.Connection, response: str, body: Body, now: float) -> None:
+    """A response of the background stands as it will: others may go on from it, and it is not begun again."""
     _update(connection, response, body)
+    connection.execute("UPDATE responses SET request = ? WHERE id = ?", (b"{}", response))
+    _tell_conversation(connection, body, _given(connection, response), now)
     place = connection.execute("SELECT count(*) FROM items WHERE response = ?", (response,)).fetchone()[0]
     _add_items(connection, response, place, body["output"], given=False)
+
+
+def _tell_conversation(connection: sqlite3.Connection, body: Body, given: Sequence[Item], now: float) -> None:
+    """What a response was given and said goes to the end of its conversation, if it has one and has come to an end."""
+    if body.get("conversation") and body["status"] in _MADE:
+        rows.append(connection, body["conversation"]["id"], [*given, *body["output"]], now)
 
 
 def _emitted(connection: sqlite3.Connection, response: str) -> list[dict[str, Any]]:
@@ -268,14 +302,33 @@ def _emitted(connection: sqlite3.Connection, response: str) -> list[dict[str, An
 def _add_items(
     connection: sqlite3.Connection, response: str, place: int, items: Sequence[Item], *, given: bool
 ) -> None:
-    rows = [(response, place + step, item["id"], given, orjson.dumps(item)) for step, item in enumerate(items)]
-    connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+    placed = [(response, place + step, item["id"], given, orjson.dumps(item)) for step, item in enumerate(items)]
+    connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", placed)
 
 
 def _items(connection: sqlite3.Connection, response: str) -> list[tuple[Item, bool]]:
     """The items of one response, and whether it was given them."""
     query = "SELECT data, given FROM items WHERE response = ? ORDER BY place"
     return [(orjson.loads(data), bool(given)) for data, given in connection.execute(query, (response,))]
+
+
+def _given(connection: sqlite3.Connection, response: str) -> list[Item]:
+    return [item for item, given in _items(connection, response) if given]
+
+
+def _seen(connection: sqlite3.Connection, response: str, since: float, missing: type[ApiError]) -> list[Item]:
+    """What a response saw of its conversation, as far as it is still there. Raises `missing` where that is gone."""
+    query = (
+        "SELECT conversation, seen, used FROM response_conversations"
+        " LEFT JOIN conversations ON conversations.id = conversation WHERE response = ?"
+    )
+    row = connection.execute(query, (response,)).fetchone()
+    if row is None:
+        return []
+    conversation, seen, used = row
+    if used is None or used < since:
+        raise missing(f"Conversation with id '{conversation}' not found.", param="conversation")
+    return rows.items_before(connection, conversation, seen)
 
 
 def _history(
@@ -287,8 +340,9 @@ def _history(
     size = 0
     while step is not None:
         query = (
-            "SELECT previous, status, (SELECT sum(length(data)) FROM items WHERE response = responses.id)"
-            " FROM responses WHERE id = ? AND owner = ? AND created >= ?"
+            "SELECT previous, status, (SELECT sum(length(data)) FROM items WHERE response = responses.id),"
+            " (SELECT bytes FROM conversations JOIN response_conversations ON conversations.id = conversation"
+            " WHERE response = responses.id) FROM responses WHERE id = ? AND owner = ? AND created >= ?"
         )
         row = connection.execute(query, (step, owner, since)).fetchone()
         if row is None:
@@ -299,11 +353,12 @@ def _history(
             )
         if row[1] in _RUNNING:
             raise BadRequestError(f"The response '{step}' has not ended yet.", param="previous_response_id")
-        size += row[2] or 0
+        size += (row[2] or 0) + (row[3] or 0)
         if size > MOST_HISTORY:
             raise BadRequestError(
                 f"The responses to go on from hold more than {MOST_HISTORY} bytes.", param="previous_response_id"
             )
         parts.append([item for item, _ in _items(connection, step)])
+        parts.append(_seen(connection, step, since, missing))
         step = row[0]
     return [item for part in reversed(parts) for item in part]
