@@ -129,8 +129,9 @@ async def test_a_response_of_a_conversation_can_be_gone_on_from_as_long_as_that_
         assert "later" not in prompt_of(served)
         assert await texts(client, begun.id) == ["tea?", "hello", HELLO, "later", HELLO]
         await client.conversations.delete(begun.id)
-        with pytest.raises(openai.BadRequestError, match="not found"):
+        with pytest.raises(openai.BadRequestError, match=f"'{begun.id}'.* is not there") as lost:
             await client.responses.create(model="tiny", input="why?", previous_response_id=aside.id)
+        assert (lost.value.param, lost.value.code) == ("previous_response_id", "previous_response_not_found")
         with pytest.raises(openai.NotFoundError):
             await client.responses.input_items.list(first.id)
         assert (await client.responses.retrieve(first.id)).output == first.output

@@ -327,8 +327,12 @@ def _seen(connection: sqlite3.Connection, response: str, since: float, missing: 
         return []
     conversation, seen, used = row
     if used is None or used < since:
-        raise missing(f"Conversation with id '{conversation}' not found.", param="conversation")
+        raise _lost(missing, f"The conversation '{conversation}', which '{response}' was made in, is not there.")
     return rows.items_before(connection, conversation, seen)
+
+
+def _lost(missing: type[ApiError], message: str) -> ApiError:
+    return missing(message, param="previous_response_id", code="previous_response_not_found")
 
 
 def _history(
@@ -346,11 +350,7 @@ def _history(
         )
         row = connection.execute(query, (step, owner, since)).fetchone()
         if row is None:
-            raise missing(
-                f"Previous response with id '{step}' not found.",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
+            raise _lost(missing, f"Previous response with id '{step}' not found.")
         if row[1] in _RUNNING:
             raise BadRequestError(f"The response '{step}' has not ended yet.", param="previous_response_id")
         size += (row[2] or 0) + (row[3] or 0)
