@@ -16,7 +16,7 @@ from openai.types.responses import Response, ResponseCustomToolCall, ResponseStr
 from packages.frontend.tests.responses.test_background import die, ended, numbered, until_running
 from packages.frontend.tests.tool_chat import TEMPLATE, prompt_of
 from tercet.frontend.config import StoreConfig
-from tercet.frontend.responses.conversation import messages_of
+from tercet.frontend.responses.items import messages_of
 from tercet.frontend.testing import FakeEngine, Script, Served, Token, serving
 from tercet.frontend.turn.history import history
 from tercet.protocol.values import ModelLimits

@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import Response
 
 from packages.frontend.tests.tool_chat import prompt_of
-from tercet.frontend.responses.conversation import messages_of
+from tercet.frontend.responses.items import messages_of
 from tercet.frontend.testing import FakeEngine, Script, Served, Token, serving
 from tercet.protocol.values import ModelLimits
 

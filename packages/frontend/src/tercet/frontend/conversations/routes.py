@@ -1,6 +1,7 @@
 """/v1/conversations and below."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -15,8 +16,8 @@ from tercet.frontend.kept import Kept
 from tercet.frontend.keys import visitor_of
 from tercet.frontend.query import number, order
 from tercet.frontend.responses.body import listed
-from tercet.frontend.responses.conversation import Item, given_items
 from tercet.frontend.responses.input_schema import InputItem
+from tercet.frontend.responses.items import Item, given_items
 
 
 class OpenAIServingConversations:
@@ -29,9 +30,9 @@ class OpenAIServingConversations:
     async def create(self, request: Request) -> Response:
         """Begin a conversation."""
         body = await read_model(request, CreateConversation, self._body_limit)
-        store, owner = self._store, visitor_of(request).owner
+        owner = visitor_of(request).owner
         items = await self._given(owner, body.items or ())
-        return _json(await store.create(owner, items, body.metadata or {}))
+        return _json(await self._store.create(owner, items, body.metadata or {}))
 
     async def retrieve(self, request: Request) -> Response:
         """A conversation, without its items."""
@@ -51,9 +52,9 @@ class OpenAIServingConversations:
     async def add_items(self, request: Request) -> Response:
         """Items for its end; answers with those."""
         body = await read_model(request, AddItems, self._body_limit)
-        store, (owner, conversation) = self._store, _named(request)
+        owner, conversation = _named(request)
         items = await self._given(owner, body.items)
-        await store.add(owner, conversation, items)
+        await self._store.add(owner, conversation, items)
         return _json(listed(items))
 
     async def items(self, request: Request) -> Response:
@@ -72,16 +73,17 @@ class OpenAIServingConversations:
         return _json(await self._store.delete_item(*_named(request), request.path_params["item_id"]))
 
     @property
-    def _store(self) -> ConversationStore:
+    def _stores(self) -> Kept:
         if self._kept is None:
             raise NotFoundError("This server keeps no conversations: it was started without --response-store.")
-        return self._kept.conversations
+        return self._kept
+
+    @property
+    def _store(self) -> ConversationStore:
+        return self._stores.conversations
 
     async def _given(self, owner: str, items: Sequence[InputItem]) -> list[Item]:
-        async def find(item: str) -> Item | None:
-            return await self._kept.responses.item(owner, item) if self._kept else None
-
-        return await given_items(items, "items", find)
+        return await given_items(items, "items", partial(self._stores.responses.item, owner))
 
 
 def _named(request: Request) -> tuple[str, str]:

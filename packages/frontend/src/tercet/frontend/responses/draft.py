@@ -14,7 +14,7 @@ from tercet.frontend.generation import Generation
 from tercet.frontend.grammar.spec import Constraint, JsonObject, JsonSchema
 from tercet.frontend.openai.sampling_schema import SamplingFields, stop_strings
 from tercet.frontend.responses.body import new_body, usage_of
-from tercet.frontend.responses.conversation import Item, given_items, messages_of, shaped
+from tercet.frontend.responses.items import Item, given_items, messages_of, shaped
 from tercet.frontend.responses.output_items import Change
 from tercet.frontend.responses.schema import (
     CreateResponse,

@@ -65,35 +65,32 @@ class ReasoningItem(Strict):
     status: Status | None = None
 
 
-class FunctionCallItem(Strict):
-    """A call that the model made; `parsed_arguments` is what OpenAI's clients made of it."""
+class CallItem(Strict):
+    """What all calls have that the model made."""
 
-    type: Literal["function_call"]
     call_id: Name
     name: Name
-    arguments: Text
     id: Name | None = None
     status: Status | None = None
     namespace: Name | None = None
     caller: Any = None
     async_: bool | None = Field(None, alias="async", validation_alias=ASYNC, exclude=True)
-    parsed_arguments: Any = Field(None, exclude=True)
     created_by: Name | None = Field(None, exclude=True)
 
 
-class CustomCallItem(Strict):
+class FunctionCallItem(CallItem):
+    """A call of a function; `parsed_arguments` is what OpenAI's clients made of it."""
+
+    type: Literal["function_call"]
+    arguments: Text
+    parsed_arguments: Any = Field(None, exclude=True)
+
+
+class CustomCallItem(CallItem):
     """A call of a custom tool."""
 
     type: Literal["custom_tool_call"]
-    call_id: Name
-    name: Name
     input: Text
-    id: Name | None = None
-    status: Status | None = None
-    namespace: Name | None = None
-    caller: Any = None
-    async_: bool | None = Field(None, alias="async", validation_alias=ASYNC, exclude=True)
-    created_by: Name | None = Field(None, exclude=True)
 
 
 class OutputItem(Strict):

@@ -33,7 +33,7 @@ class SchedulePolicy(Protocol):
         ...
 
     def goes_first(self, req: Req) -> bool:
-        """Whether a choice that an earlier attempt has begun, and that arrives here, queues before all others."""
+        """Whether a choice that arrives queues before all others, for an earlier attempt has begun it elsewhere."""
         ...
 
     def room(self, tenant: str, free: int, following: int) -> int:
@@ -65,7 +65,7 @@ class _ByArrival:
         return (req for req in waiting if req.arrival < latest)
 
     def goes_first(self, req: Req) -> bool:
-        """Whether it is one."""
+        """Whenever one has."""
         return req.resumed
 
     def room(self, tenant: str, free: int, following: int) -> int:  # noqa: ARG002

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.responses.conversation import messages_of, shaped
+from tercet.frontend.responses.items import messages_of, shaped
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "7"}
