@@ -21,7 +21,8 @@ def counted_kernel(parts_ptr, lse_ptr, merged_ptr, ended_ptr, SIZE: tl.constexpr
     tl.store(parts_ptr + place[:, None] * SIZE + dim[None, :], tl.full([1, SIZE], 1.0, tl.float32))
     mine = (head < 1)[:, None] & (dim < SIZE)[None, :]
     sink = tl.full([1], float("-inf"), tl.float32)
-    merge_if_last(ended_ptr, parts_ptr, lse_ptr, merged_ptr, tl.program_id(0) + head, 4, 4, sink, mine, SIZE)
+    row = tl.program_id(0) + head
+    merge_if_last(ended_ptr, parts_ptr, lse_ptr, merged_ptr, row, row * 4, 1, 4, sink, mine, SIZE)
 
 
 @triton.jit

@@ -1,16 +1,20 @@
 """What is Triton's own in attention: splits and tiles, and the large grid; see also attention/test_backends.py."""
 
 import itertools
+from dataclasses import replace
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton as backend
+from tercet.kernels.attention import triton_plan
 from tercet.kernels.attention.reference import ReferenceAttention
-from tercet.kernels.attention.triton_plan import cut_tiles
+from tercet.kernels.attention.triton_plan import choose_splits, cut_tiles, list_splits
 from tercet.kernels.check import make_batch
 from tercet.kernels.device import default_device
 from tercet.kernels.ops.store_kv import E4M3
@@ -57,29 +61,45 @@ def check(
 @pytest.mark.parametrize("processors", [1, 4, 64])
 @pytest.mark.parametrize("window", [0, 300])
 def test_splits_merge_without_a_seam(processors: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
-    monkeypatch.setattr(backend, "_SPLIT", 64)
+    monkeypatch.setattr(triton_plan, "multiprocessors", lambda _: processors)
+    monkeypatch.setattr(triton_plan, "_SPLIT", 64)
     check([(1, 520), (1, 3), (1, 64), (1, 257)], head_dim=16, window=window, sinks=window > 0)
 
 
 def test_splits_fill_the_machine_and_no_more() -> None:
-    splits = backend.choose_splits
-    assert splits(programs=8, longest=1 << 20, processors=132) == (64, 0)
-    assert splits(programs=64, longest=1 << 20, processors=132) == (8, 0)
-    assert splits(programs=1, longest=300, processors=132) == (4, 0)
-    assert splits(programs=1, longest=1, processors=132) == (1, 0)
+    assert choose_splits(programs=8, longest=1 << 20, processors=132) == 64
+    assert choose_splits(programs=64, longest=1 << 20, processors=132) == 8
+    assert choose_splits(programs=1, longest=300, processors=132) == 8
+    assert choose_splits(programs=1, longest=1, processors=132) == 1
 
 
-def test_of_many_rows_the_long_ones_are_split() -> None:
-    splits = backend.choose_splits
-    assert splits(programs=512, longest=2048, processors=132) == (1, 2048)
-    assert splits(programs=512, longest=2049, processors=132) == (2, 2048)
-    assert splits(programs=512, longest=1 << 20, processors=132) == (4, 2048)
+def test_of_many_rows_a_list_says_how_they_are_split_if_any_may_be_long() -> None:
+    assert choose_splits(programs=512, longest=2048, processors=132) == 1
+    assert choose_splits(programs=512, longest=2049, processors=132) == 0
+
+
+@hypothesis.given(st.lists(st.integers(1, 200_000), min_size=1, max_size=40), st.sampled_from([0, 100, 5000]))
+def test_a_list_has_every_key_once_and_the_longest_rows_first(lengths: list[int], window: int) -> None:
+    batch = make_batch([(1, 1)] * len(lengths), 4, torch.device("cpu"))
+    listed = list_splits(replace(batch, host_kv_lens=lengths), window)
+    assert len(listed) == len(lengths) + -(-len(lengths) // 2)
+    used = [entry for entry in listed.tolist() if entry[2]]
+    assert all(not any(entry) for entry in listed.tolist()[len(used) :])
+    seen = [min(length, window or length) for length in lengths]
+    [share] = {share for *_, share in used}
+    assert share >= 2048
+    assert share % 64 == 0
+    for row, rows in itertools.groupby(used, key=lambda entry: entry[0]):
+        splits = [split for _, split, _, _ in rows]
+        assert splits == [*range(-(-seen[row] // share))]
+        assert {of for at, _, of, _ in used if at == row} == {len(splits)}
+    order = [seen[row] for row, _ in itertools.groupby(used, key=lambda entry: entry[0])]
+    assert order == sorted(seen, reverse=True)
 
 
 def test_a_long_row_is_split_and_those_beside_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_LONG", 64)
-    monkeypatch.setattr(backend, "multiprocessors", lambda _: 4)
+    monkeypatch.setattr(triton_plan, "_LONG", 64)
+    monkeypatch.setattr(triton_plan, "multiprocessors", lambda _: 4)
     check([(1, 300), (1, 7), (1, 64), (1, 65), (1, 129), (1, 1)], sinks=True)
 
 
@@ -90,8 +110,8 @@ def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(
     processors: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A served page table is as wide as the longest row may become: most splits of most rows are empty then."""
-    monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
-    monkeypatch.setattr(backend, "_LONG", 128)
+    monkeypatch.setattr(triton_plan, "multiprocessors", lambda _: processors)
+    monkeypatch.setattr(triton_plan, "_LONG", 128)
     made = []
 
     class Watched(backend.TritonAttention):

@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from packages.kernels.tests.triton.wide_tables import with_wide_table
-from tercet.kernels.attention import triton as splitting
 from tercet.kernels.attention import triton_latent as backend
+from tercet.kernels.attention import triton_plan
 from tercet.kernels.attention.reference import ReferenceLatent
 from tercet.kernels.check import make_batch
 from tercet.kernels.ops.store_kv import E4M3
@@ -35,8 +35,8 @@ def check(device: torch.device, rows: Rows, heads: int = 4, rank: int = 32, rope
 def test_splits_merge_without_a_seam(
     processors: int, heads: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
-    monkeypatch.setattr(splitting, "_SPLIT", 64)
+    monkeypatch.setattr(triton_plan, "multiprocessors", lambda _: processors)
+    monkeypatch.setattr(triton_plan, "_SPLIT", 64)
     check(device, [(1, 520), (1, 3), (1, 64), (1, 257)], heads=heads)
 
 
@@ -45,14 +45,14 @@ def test_splits_merge_without_a_seam(
 def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(
     processors: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
-    monkeypatch.setattr(splitting, "_LONG", 128)
+    monkeypatch.setattr(triton_plan, "multiprocessors", lambda _: processors)
+    monkeypatch.setattr(triton_plan, "_LONG", 128)
     check(device, [(1, 300), (1, 7), (1, 128), (1, 129), (1, 500), (1, 1)], heads=20, width=512)
 
 
 def test_counters_are_left_as_they_were(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph is replayed: what a step leaves is what the next one finds."""
-    monkeypatch.setattr(backend, "multiprocessors", lambda _: 4)
+    monkeypatch.setattr(triton_plan, "multiprocessors", lambda _: 4)
     attention, batch = backend.TritonLatent(), make_batch([(1, 300), (1, 5)], 16, device)
     attention.plan(batch)
     q, cache = torch.randn(2, 20, 48, device=device), torch.randn(20, 16, 48, device=device)

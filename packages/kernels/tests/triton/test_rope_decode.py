@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton as backend
+from tercet.kernels.attention import triton_plan
 from tercet.kernels.attention.api import AttentionBatch, NewTokens, RotatingBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.check import make_batch
@@ -109,8 +110,8 @@ class Step:
 def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(
     processors: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
-    monkeypatch.setattr(backend, "_LONG", 128)
+    monkeypatch.setattr(triton_plan, "multiprocessors", lambda _: processors)
+    monkeypatch.setattr(triton_plan, "_LONG", 128)
     check(Case(lengths=(300, 7, 128, 129, 500, 1), width=512, window=window, sinks=True, norms=True, head_dim=32))
 
 
@@ -154,8 +155,8 @@ def reverse(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("window", [0, 130])
 def test_one_split_and_many(processors: int, window: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Merged by nobody, by the last of four, and by a kernel; a row ends in its first split, its last or another."""
-    monkeypatch.setattr(backend, "multiprocessors", lambda _: processors)
-    monkeypatch.setattr(backend, "_SPLIT", 64)
+    monkeypatch.setattr(triton_plan, "multiprocessors", lambda _: processors)
+    monkeypatch.setattr(triton_plan, "_SPLIT", 64)
     check(Case(lengths=(520, 3, 64, 257, 65), head_dim=16, window=window, sinks=True))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from triton.backends.compiler import GPUTarget
 
-from tercet.kernels.attention import triton, triton_latent
+from tercet.kernels.attention import triton, triton_latent, triton_plan
 from tercet.kernels.triton import compiling, sampler_ops
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
@@ -128,8 +128,7 @@ if __name__ == "__main__":
     empty = torch.empty
     torch.empty = lambda *size, **how: empty(*size, **how).zero_()
     torch.empty_like = torch.zeros_like
-    for module in (triton, triton_latent):
-        vars(module)["multiprocessors"] = lambda _: 132
+    vars(triton_plan)["multiprocessors"] = lambda _: 132
     Uploads.send = send  # type: ignore[assignment]
     torch.set_num_threads(1)
     main(Path(sys.argv[1]))

@@ -8,21 +8,10 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch, NewTokens
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
-from tercet.kernels.triton.launch import Tiling, early_start, multiprocessors, power_of_two, shared_memory
+from tercet.kernels.triton.launch import Tiling, early_start, power_of_two, shared_memory
 from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, merge_kernel
 from tercet.kernels.triton.rope import require_whole_heads
 from tercet.kernels.triton.rope_decode import rope_decode_kernel
-
-_SPLIT = 128
-"""Keys that are worth a split of their own."""
-
-_LONG = 2048
-"""Keys from which a row is split where there are many: the longest would else keep the others waiting."""
-
-_MOST_SPLITS = 64
-
-FEW_SPLITS = 4
-"""The most splits that the last of them merges as fast as a kernel of its own would."""
 
 _ROOMY = 160 << 10
 """Bytes of shared memory that a program may have, on a server's GPU; others have about 100 KiB."""
@@ -53,6 +42,8 @@ class _Blocks:
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
+    """The most of a thread, where rows are many: what it needs, which the compiler places better if it is told so."""
 
     @classmethod
     def of_extend(
@@ -80,7 +71,8 @@ class _Blocks:
         """For one token with `group` heads of `dim` (a power of two)."""
         keys = 64 if dim * itemsize <= 256 else 32 if dim * itemsize <= 512 else 16
         warps, stages = (2, 3) if itemsize <= 2 else (4, 2)
-        blocks = cls(queries=max(16, power_of_two(group)), keys=keys, warps=warps, stages=stages)
+        registers = 168 if dim == 128 and itemsize == 2 and group <= 16 and cached != torch.uint8 else None
+        blocks = cls(queries=max(16, power_of_two(group)), keys=keys, warps=warps, stages=stages, registers=registers)
         return blocks._fitted(blocks.queries, dim, cached.itemsize, memory) if itemsize > 2 else blocks
 
     def _fitted(self, least: int, dim: int, cached: int, memory: int) -> "_Blocks":
@@ -177,43 +169,38 @@ class TritonAttention:
         options: dict[str, int | float],
         new: NewTokens | None = None,
     ) -> None:
-        rows, (heads, head_dim), kv_heads = batch.decodes, q.shape[1:], k_cache.shape[2]
-        longest = min(batch.page_table.shape[1] * batch.page_size, int(options["WINDOW"]) or 1 << 40)
-        splits, least = choose_splits(rows * kv_heads, longest, multiprocessors(q.device))
-        parts, lse, ended = out, out, None
-        if splits > 1:
-            parts = torch.empty(rows, heads, splits, head_dim, dtype=torch.float32, device=q.device)
-            lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-            ended = self._plan.counters(rows * kv_heads, q.device) if splits <= FEW_SPLITS else None
+        (heads, head_dim), kv_heads = q.shape[1:], k_cache.shape[2]
+        splits = self._plan.splits(out, kv_heads, window=int(options["WINDOW"]))
         group, dim, memory = int(options["GROUP"]), int(options["BLOCK_D"]), shared_memory(q.device)
         blocks = _Blocks.of_decode(group, dim, q.element_size(), k_cache.dtype, memory)
         if (tiling := self._decodes) is not None:
             blocks = replace(blocks, keys=tiling.block, warps=tiling.warps, stages=tiling.stages)
-        tensors = (k_cache, v_cache, parts, lse, out, ended, sinks, batch.page_table, batch.kv_lens)
-        sizes = (batch.page_table.stride(0), splits, least)
+        tensors = (k_cache, v_cache, *splits.tensors(out), sinks, batch.page_table, batch.kv_lens)
+        sizes = (batch.page_table.stride(0), splits.of_row)
         kernel, given = decode_kernel, (q, *tensors, q.stride(0), *sizes)
         if new is not None:
             kernel, given = rope_decode_kernel, _given_new(q, new, tensors, batch.slot_mapping, sizes)
             options = options | {"BLOCK_HALF": power_of_two(head_dim // 2)}
-        kernel[rows, kv_heads, splits](
+        kernel[kv_heads, *splits.grid](
             *given,
             **options,
-            SEVERAL=splits > 1,
+            SEVERAL=splits.several,
             BLOCK_M=blocks.queries,
             BLOCK_N=blocks.keys,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
+            maxnreg=blocks.registers if splits.listed is not None else None,
             **early_start(q.device),
         )
-        if splits > FEW_SPLITS:
-            merge_kernel[(rows * heads,)](
-                parts,
-                lse,
+        if splits.merged_apart:
+            merge_kernel[(batch.decodes * heads,)](
+                splits.parts,
+                splits.lse,
                 sinks,
                 out,
                 heads,
                 HEAD_DIM=head_dim,
-                SPLITS=splits,
+                SPLITS=splits.of_row,
                 BLOCK_D=options["BLOCK_D"],
                 num_warps=2,
                 **early_start(q.device),
@@ -270,21 +257,10 @@ def _options(
 
 
 def _given_new(
-    q: torch.Tensor, new: NewTokens, tensors: tuple[Any, ...], slots: torch.Tensor, sizes: tuple[int, int, int]
+    q: torch.Tensor, new: NewTokens, tensors: tuple[Any, ...], slots: torch.Tensor, sizes: tuple[int, int]
 ) -> tuple[Any, ...]:
     """What `rope_decode_kernel` is given in order: `tensors` and `sizes` are what `decode_kernel` is given, too."""
     q_weight, k_weight = new.norms or (None, None)
     strides, inverses = (q.stride(0), new.k.stride(0), new.v.stride(0)), (1 / new.scales[0], 1 / new.scales[1])
     tables = (new.positions, slots, new.table, q_weight, k_weight)
     return q, new.k, new.v, *tensors, *tables, *strides, *sizes, new.eps, *inverses
-
-
-def choose_splits(programs: int, longest: int, processors: int) -> tuple[int, int]:
-    """(splits of a row, a power of two; the fewest keys of one): two programs for each multiprocessor, if keys allow.
-
-    Where there are as many without splits, only rows of more than `_LONG` keys are split.
-    """
-    wanted = -(-2 * processors // programs)
-    if wanted > 1:
-        return power_of_two(min(wanted, -(-longest // _SPLIT), _MOST_SPLITS)), 0
-    return power_of_two(min(-(-longest // _LONG), FEW_SPLITS)), _LONG

@@ -7,11 +7,10 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.latent import LatentSizes
-from tercet.kernels.attention.triton import FEW_SPLITS, choose_splits
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
 from tercet.kernels.triton.latent_attention import latent_decode_kernel, latent_extend_kernel
-from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two, shared_memory
+from tercet.kernels.triton.launch import early_start, power_of_two, shared_memory
 from tercet.kernels.triton.paged_attention import merge_kernel
 
 _ROWS = 16
@@ -94,43 +93,33 @@ class TritonLatent:
         out: torch.Tensor,
         options: dict[str, Any],
     ) -> None:
-        rows, (heads, rank) = batch.decodes, out.shape[1:]
+        heads, rank = out.shape[1:]
         blocks = _Blocks.of_decode(heads, q.element_size())
         groups = -(-heads // blocks.heads)
-        longest = batch.page_table.shape[1] * batch.page_size
-        splits, least = choose_splits(rows * groups, longest, multiprocessors(q.device))
-        parts, lse, ended = out, out, None
-        if splits > 1:
-            parts = torch.empty(rows, heads, splits, rank, dtype=torch.float32, device=q.device)
-            lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-            ended = self._plan.counters(rows * groups, q.device) if splits <= FEW_SPLITS else None
-        latent_decode_kernel[rows, groups, splits](
+        splits = self._plan.splits(out, groups)
+        latent_decode_kernel[groups, *splits.grid](
             q,
             cache,
-            parts,
-            lse,
-            out,
-            ended,
+            *splits.tensors(out),
             batch.page_table,
             batch.kv_lens,
             q.stride(0),
             q.stride(1),
             batch.page_table.stride(0),
-            splits,
-            least,
-            SEVERAL=splits > 1,
+            splits.of_row,
+            SEVERAL=splits.several,
             **_cut(blocks),
             **options,
         )
-        if splits > FEW_SPLITS:
-            merge_kernel[(rows * heads,)](
-                parts,
-                lse,
+        if splits.merged_apart:
+            merge_kernel[(batch.decodes * heads,)](
+                splits.parts,
+                splits.lse,
                 None,
                 out,
                 heads,
                 HEAD_DIM=rank,
-                SPLITS=splits,
+                SPLITS=splits.of_row,
                 BLOCK_D=options["BLOCK_R"],
                 num_warps=8,
                 **early_start(q.device),

@@ -11,7 +11,16 @@ import triton.language as tl
 
 from tercet.kernels.triton.fp8 import widened
 from tercet.kernels.triton.launch import await_previous, release_next
-from tercet.kernels.triton.paged_attention import LOG2_E, NOTHING, leave_empty, merge_if_last, nothing_seen, split_of
+from tercet.kernels.triton.paged_attention import (
+    LOG2_E,
+    NOTHING,
+    even_splits,
+    leave_empty,
+    listed,
+    merge_if_last,
+    nothing_seen,
+    split_places,
+)
 
 
 @triton.jit
@@ -69,7 +78,7 @@ def _queries(at, there, RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_R: tl.cons
 
 
 @triton.jit(
-    do_not_specialize=["stride_pages", "splits", "least"],
+    do_not_specialize=["stride_pages", "splits"],
     do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr"],  # parts of one buffer
 )
 def latent_decode_kernel(
@@ -79,13 +88,13 @@ def latent_decode_kernel(
     lse_ptr,  # float32 [rows, heads, splits]
     merged_ptr,  # as `out_ptr` of one split: where the last split of a row to end merges all
     ended_ptr,  # int32 [rows, blocks of heads]: how many splits have ended; otherwise as in `decode_kernel`
+    listed_ptr,
     pages_ptr,
     kv_lens_ptr,
     stride_row,
     stride_head,
     stride_pages,
     splits,
-    least,
     scale,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -100,9 +109,16 @@ def latent_decode_kernel(
     EARLY: tl.constexpr,
 ):
     """One split of one row and block of GROUP heads; SEVERAL of a row are merged, by the last of them or afterwards."""
-    row, block, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    block, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     await_previous(EARLY)
-    first, last, used = split_of(tl.load(kv_lens_ptr + row), split, 0, splits, least, BLOCK_N)
+    used, share = 0, 0
+    if listed_ptr is not None:
+        row, split, used, share = listed(listed_ptr)
+        if used == 0:
+            return
+    kv_len = tl.load(kv_lens_ptr + row)
+    if listed_ptr is None:
+        used, share = even_splits(kv_len, 0, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = block * GROUP + index
     mine = (index < GROUP) & (head < HEADS)
@@ -113,8 +129,8 @@ def latent_decode_kernel(
     q, turned = _queries(q_ptr + row * stride_row + head * stride_head, mine, RANK, ROPE, BLOCK_R, BLOCK_P)
     acc, top, total = nothing_seen(BLOCK_M, BLOCK_R)
     acc, top, total = _stream(
-        q, turned, acc, top, total, index, cache_ptr, pages_ptr + row * stride_pages, first, last, scale,
-        RANK, ROPE, PAGE_SIZE, False, BLOCK_N,
+        q, turned, acc, top, total, index, cache_ptr, pages_ptr + row * stride_pages, split * share,
+        tl.minimum(split * share + share, kv_len), scale, RANK, ROPE, PAGE_SIZE, False, BLOCK_N,
     )  # fmt: skip
     release_next(EARLY)
     dim = tl.arange(0, BLOCK_R)
@@ -124,13 +140,14 @@ def latent_decode_kernel(
     if alone:
         tl.store(merged_ptr + row_head[:, None] * RANK + dim[None, :], out.to(merged_ptr.dtype.element_ty), mask=kept)
     else:
-        place = row_head * splits + split
+        places, apart = split_places(listed_ptr, head, row_head, HEADS, splits, split)
+        place = places + split * apart
         tl.store(lse_ptr + place, top + tl.log2(total), mask=mine)
         tl.store(out_ptr + place[:, None] * RANK + dim[None, :], out, mask=kept)
         if ended_ptr is not None:
             nothing = tl.full([BLOCK_M], NOTHING, tl.float32)
-            ended_at = ended_ptr + row * tl.num_programs(1) + block
-            merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, splits, used, nothing, kept, RANK)
+            ended_at = ended_ptr + row * tl.num_programs(0) + block
+            merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, places, apart, used, nothing, kept, RANK)
 
 
 @triton.jit(

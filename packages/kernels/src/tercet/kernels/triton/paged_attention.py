@@ -6,6 +6,8 @@ read once for all of them. A decode has one query, too few tiles to fill a GPU: 
 computed side by side (flash-decoding). Few are merged by whichever ends last, many by a second kernel. Splits are as
 even as the row's own length allows, and that length is read on the device: a captured graph stays right as rows grow.
 There are as many programs as the longest row there could be may need; those that a row has no keys for end at once.
+Where rows are many, a list says which program takes which split of which row, so that long rows have many and short
+ones one, and hardly a program has none.
 
 Lengths, pages and windows decide what is loaded at all, so what lies past the end of a row never reaches a sum.
 
@@ -103,7 +105,7 @@ def _sinks(sinks_ptr, head, there):
 
 
 @triton.jit(
-    do_not_specialize=["stride_pages", "splits", "least"],
+    do_not_specialize=["stride_pages", "splits"],
     do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr"],  # parts of one buffer
 )
 def decode_kernel(
@@ -111,16 +113,16 @@ def decode_kernel(
     k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr; of e4m3 perhaps its bits (`readable`)
     v_ptr,
     out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, splits, HEAD_DIM] where there are several splits
-    lse_ptr,  # float32 [rows, heads, splits]
+    lse_ptr,  # float32 [rows, heads, splits]; with a list both are of [splits in the list, heads]
     merged_ptr,  # as `out_ptr` of one split: where the last split of a row to end merges all
     ended_ptr,  # int32 [rows, KV heads]: how many splits have ended, 0 before and after; none where a kernel merges
+    listed_ptr,  # int32 [splits in the list, 4] (`listed`), or none, and each row has `splits`
     sinks_ptr,
     pages_ptr,
     kv_lens_ptr,
     stride_row,
     stride_pages,
     splits,
-    least,
     scale,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -134,23 +136,28 @@ def decode_kernel(
     EARLY: tl.constexpr,
 ):
     """One split of one row and KV head; SEVERAL of a row are merged, by the last of them or afterwards."""
-    row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     await_previous(EARLY)
-    first, last, used = split_of(tl.load(kv_lens_ptr + row), split, WINDOW, splits, least, BLOCK_N)
+    used, share = 0, 0
+    if listed_ptr is not None:
+        row, split, used, share = listed(listed_ptr)
+        if used == 0:
+            return
+    kv_len = tl.load(kv_lens_ptr + row)
+    if listed_ptr is None:
+        used, share = even_splits(kv_len, WINDOW, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
     if split >= used:
-        leave_empty(lse_ptr, ended_ptr, row * tl.num_programs(1) * GROUP + head, splits, split, index < GROUP)
+        leave_empty(lse_ptr, ended_ptr, row * tl.num_programs(0) * GROUP + head, splits, split, index < GROUP)
         return
     dim = tl.arange(0, BLOCK_D)
     mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + row * stride_row + head[:, None] * HEAD_DIM + dim[None, :], mask=mine, other=0.0)
     attend_split(
-        q, row, kv_head, split, used, first, last, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, sinks_ptr,
-        pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL, BLOCK_N,
-        EARLY,
+        q, row, kv_head, split, used, share, kv_len, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, listed_ptr,
+        sinks_ptr, pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL,
+        BLOCK_N, EARLY,
     )  # fmt: skip
 
 
@@ -161,14 +168,15 @@ def attend_split(
     kv_head,
     split,
     used,
-    first,
-    last,
+    share,
+    kv_len,
     k_ptr,  # what is not told here is as in `decode_kernel`
     v_ptr,
     out_ptr,
     lse_ptr,
     merged_ptr,
     ended_ptr,
+    listed_ptr,
     sinks_ptr,
     pages_ptr,  # of this row
     splits,
@@ -182,31 +190,34 @@ def attend_split(
     BLOCK_N: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Keys [first, last) of one row and KV head, one split of those `used`; what `decode_kernel` does with its q."""
+    """One split of those `used`, `share` keys of one row and KV head: what `decode_kernel` does with its q."""
+    first = first_seen(kv_len, WINDOW) + split * share
+    last = tl.minimum(first + share, kv_len)
     index, dim = tl.arange(0, q.shape[0]), tl.arange(0, q.shape[1])
     head = kv_head * GROUP + index
     mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     acc, top, total = nothing_seen(q.shape[0], q.shape[1])
     k_at, v_at = k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM
     acc, top, total = _stream(
-        q, acc, top, total, index, k_at, v_at, pages_ptr, tl.num_programs(1), first, last, scale,
+        q, acc, top, total, index, k_at, v_at, pages_ptr, tl.num_programs(0), first, last, scale,
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
     )  # fmt: skip
     release_next(EARLY)
-    row_head = row * tl.num_programs(1) * GROUP + head
+    row_head = row * tl.num_programs(0) * GROUP + head
     merged_at = merged_ptr + row_head[:, None] * HEAD_DIM + dim[None, :]
     alone = used == 1 if ended_ptr is not None else not SEVERAL
     if alone:
         out = _with_sink(acc, top, total, _sinks(sinks_ptr, head, index < GROUP))
         tl.store(merged_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
     else:
-        place = row_head * splits + split
+        places, apart = split_places(listed_ptr, head, row_head, tl.num_programs(0) * GROUP, splits, split)
+        place = places + split * apart
         tl.store(lse_ptr + place, top + tl.log2(total), mask=index < GROUP)
         tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc / total[:, None], mask=mine)
         if ended_ptr is not None:
-            ended_at = ended_ptr + row * tl.num_programs(1) + kv_head
+            ended_at = ended_ptr + row * tl.num_programs(0) + kv_head
             sink = _sinks(sinks_ptr, head, index < GROUP)
-            merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, splits, used, sink, mine, HEAD_DIM)
+            merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, places, apart, used, sink, mine, HEAD_DIM)
 
 
 @triton.jit
@@ -218,31 +229,31 @@ def leave_empty(lse_ptr, ended_ptr, row_head, splits, split, there):
 
 @triton.jit
 def merge_if_last(
-    ended_at, parts_ptr, lse_ptr, merged_ptr, row_head, splits, used, sink, mine, HEAD_DIM: tl.constexpr
+    ended_at, parts_ptr, lse_ptr, merged_ptr, row_head, places, apart, used, sink, mine, HEAD_DIM: tl.constexpr
 ):  # fmt: skip
     """Count a split of some heads as ended; the last of those `used` merges all, and leaves the count as it was."""
     tl.debug_barrier()  # one thread counts, and tells others of what all threads of this program have stored
     if tl.atomic_add(ended_at, 1, sem="acq_rel") == used - 1:
         tl.store(ended_at, 0)
-        out = _merged(parts_ptr, lse_ptr, row_head, splits, used, sink, mine, HEAD_DIM)
+        out = _merged(parts_ptr, lse_ptr, places, apart, used, sink, mine, HEAD_DIM)
         out_at = merged_ptr + row_head[:, None] * HEAD_DIM + tl.arange(0, mine.shape[1])[None, :]
         tl.store(out_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
 
 
 @triton.jit
-def _merged(parts_ptr, lse_ptr, row_head, splits, used, sink, mine, HEAD_DIM: tl.constexpr):
+def _merged(parts_ptr, lse_ptr, places, apart, used, sink, mine, HEAD_DIM: tl.constexpr):
     """The splits of some heads [M], weighed by how much of the softmax each has: [M, D]. Others have written them."""
     dim = tl.arange(0, mine.shape[1])
     there = tl.max(mine.to(tl.int32), 1) > 0
     highest = sink
     for split in tl.range(used):
-        lse = tl.load(lse_ptr + row_head * splits + split, mask=there, other=NOTHING, cache_modifier=".cg")
+        lse = tl.load(lse_ptr + places + split * apart, mask=there, other=NOTHING, cache_modifier=".cg")
         highest = tl.maximum(highest, lse)
     highest = tl.where(highest == NOTHING, 0.0, highest)  # of a row of the tile that is no head
     total = tl.exp2(sink - highest)
     out = tl.zeros(mine.shape, tl.float32)
     for split in tl.range(used):
-        place = row_head * splits + split
+        place = places + split * apart
         weight = tl.exp2(tl.load(lse_ptr + place, mask=there, other=NOTHING, cache_modifier=".cg") - highest)
         at = parts_ptr + place[:, None] * HEAD_DIM + dim[None, :]
         out += weight[:, None] * tl.load(at, mask=mine, other=0.0, cache_modifier=".cg")
@@ -251,14 +262,36 @@ def _merged(parts_ptr, lse_ptr, row_head, splits, used, sink, mine, HEAD_DIM: tl
 
 
 @triton.jit
-def split_of(kv_len, split, WINDOW: tl.constexpr, splits, least, BLOCK_N: tl.constexpr):
-    """(first, last, splits in use) of one split's keys [first, last): as even as blocks allow, of `least` or more."""
-    begin = 0
+def listed(listed_ptr):
+    """(row, split, splits of the row, keys of each but the last) of this program; it has none where splits are 0."""
+    at = listed_ptr + tl.program_id(2) * 4
+    return tl.load(at).to(tl.int64), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+
+
+@triton.jit
+def first_seen(kv_len, WINDOW: tl.constexpr):
+    """The first key that a row's last token sees."""
+    first = 0
     if WINDOW > 0:
-        begin = tl.maximum(kv_len - WINDOW, 0)
-    share = tl.cdiv(tl.maximum(tl.cdiv(kv_len - begin, splits), least), BLOCK_N) * BLOCK_N
-    first = begin + split * share
-    return first, tl.minimum(first + share, kv_len), tl.cdiv(kv_len - begin, share)
+        first = tl.maximum(kv_len - WINDOW, 0)
+    return first
+
+
+@triton.jit
+def even_splits(kv_len, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
+    """(splits in use of a row, keys of each but the last), if `splits` are as even as blocks allow."""
+    seen = kv_len - first_seen(kv_len, WINDOW)
+    share = tl.cdiv(tl.cdiv(seen, splits), BLOCK_N) * BLOCK_N
+    return tl.cdiv(seen, share), share
+
+
+@triton.jit
+def split_places(listed_ptr, head, row_head, heads, splits, split):
+    """(where the first split of each head is kept, how far the next is from there)."""
+    places, apart = row_head * splits, 1
+    if listed_ptr is not None:
+        places, apart = (tl.program_id(2).to(tl.int64) - split) * heads + head, heads
+    return places, apart
 
 
 @triton.jit

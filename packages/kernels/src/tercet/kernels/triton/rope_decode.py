@@ -3,20 +3,19 @@
 Every split rotates the queries that it attends with, in registers. The split that holds the row's last key is the only
 one that reads it: it alone caches that key, rotated, with its value, and then streams over it with the others. All
 splits load and rotate the new key, so that no load waits for the row's length: what a row needs comes side by side.
-Where rows are many, time is lost by what is loaded, not by waiting: there a split looks first whether it has any keys.
 """
 
 import triton
 import triton.language as tl
 
 from tercet.kernels.triton.launch import await_previous
-from tercet.kernels.triton.paged_attention import attend_split, leave_empty, split_of
+from tercet.kernels.triton.paged_attention import attend_split, even_splits, leave_empty, listed
 from tercet.kernels.triton.rmsnorm import rounded_for
 from tercet.kernels.triton.rope import as_cached, for_each, halves, rotated
 
 
 @triton.jit(
-    do_not_specialize=["stride_pages", "splits", "least"],
+    do_not_specialize=["stride_pages", "splits"],
     do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr", "positions_ptr", "slots_ptr"],  # parts of one buffer
 )
 def rope_decode_kernel(
@@ -29,6 +28,7 @@ def rope_decode_kernel(
     lse_ptr,
     merged_ptr,
     ended_ptr,
+    listed_ptr,
     sinks_ptr,
     pages_ptr,
     kv_lens_ptr,
@@ -42,7 +42,6 @@ def rope_decode_kernel(
     stride_v,
     stride_pages,
     splits,
-    least,
     eps,
     k_inverse,
     v_inverse,
@@ -52,10 +51,13 @@ def rope_decode_kernel(
     BLOCK_HALF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One split of one row and KV head, as `decode_kernel`; the split of the row's last key writes it first."""
-    row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     await_previous(EARLY)
-    if _surely_empty(kv_lens_ptr + row, split, WINDOW, splits, least, BLOCK_N):
-        return  # without a word to `merge_kernel`: where `least` is set, splits are few and merge themselves
+    used, share = 0, 0
+    if listed_ptr is not None:
+        row, split, used, share = listed(listed_ptr)
+        if used == 0:
+            return
     kv_len, slot = tl.load(kv_lens_ptr + row), tl.load(slots_ptr + row)
     table_at = table_ptr + tl.load(positions_ptr + row).to(tl.int64) * HEAD_DIM
     k_at, dim = new_k_ptr + row * stride_k + kv_head * HEAD_DIM, tl.arange(0, BLOCK_D)
@@ -63,30 +65,21 @@ def rope_decode_kernel(
     value = tl.load(new_v_ptr + row * stride_v + kv_head * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
     q_at = q_ptr + row * stride_q + kv_head * (GROUP * HEAD_DIM)
     q = _queries(q_at, table_at, q_weight_ptr, eps, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
-    first, last, used = split_of(kv_len, split, WINDOW, splits, least, BLOCK_N)
+    if listed_ptr is None:
+        used, share = even_splits(kv_len, WINDOW, splits, BLOCK_N)
     if split >= used:
         index = tl.arange(0, BLOCK_M)
-        row_head = (row * tl.num_programs(1) + kv_head) * GROUP + index
+        row_head = (row * tl.num_programs(0) + kv_head) * GROUP + index
         leave_empty(lse_ptr, ended_ptr, row_head, splits, split, index < GROUP)
         return
-    place = (slot * tl.num_programs(1) + kv_head) * HEAD_DIM
-    _store(low, high, value, k_ptr + place, v_ptr + place, k_inverse, v_inverse, last == kv_len, HEAD_DIM)
+    place = (slot * tl.num_programs(0) + kv_head) * HEAD_DIM
+    _store(low, high, value, k_ptr + place, v_ptr + place, k_inverse, v_inverse, split == used - 1, HEAD_DIM)
     tl.debug_barrier()  # what other threads of this program have stored is there for the loads that follow
     attend_split(
-        q, row, kv_head, split, used, first, last, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, sinks_ptr,
-        pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL, BLOCK_N,
-        EARLY,
+        q, row, kv_head, split, used, share, kv_len, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, listed_ptr,
+        sinks_ptr, pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL,
+        BLOCK_N, EARLY,
     )  # fmt: skip
-
-
-@triton.jit
-def _surely_empty(kv_len_at, split, WINDOW: tl.constexpr, splits, least, BLOCK_N: tl.constexpr):
-    """Whether a split has no keys; False, without a look at the row's length, where waiting for it costs most."""
-    empty = False
-    if least > 0:  # noqa: SIM102 - the length is loaded only if both hold: Triton's `and` asks for all
-        if split > 0:
-            empty = split >= split_of(tl.load(kv_len_at), split, WINDOW, splits, least, BLOCK_N)[2]
-    return empty
 
 
 @triton.jit
