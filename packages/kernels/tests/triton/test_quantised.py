@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +7,9 @@ import torch
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import quantised as reference
-from tercet.kernels.triton import dequantise, quantised, quantised_row
+from tercet.kernels.ops.projection import project
+from tercet.kernels.triton import dequantise, projection, quantised, quantised_row
+from tercet.kernels.triton.figures import QUANTISED
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.quantised import linear_quantised
 
@@ -29,7 +32,7 @@ def test_linear(kind: reference.Format, block: tuple[int, int], m: int, device: 
 
 
 @pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in BLOCKS.items() for block in blocks])
-@pytest.mark.parametrize("k", [256, 4096 + 512])
+@pytest.mark.parametrize("k", [256, 2048 + 256, 4096 + 512])
 def test_one_row(kind: reference.Format, block: tuple[int, int], k: int, device: torch.device) -> None:
     weight = reference.quantise(torch.randn(131, k, device=device) * torch.rand(131, 1, device=device), kind, block)
     x, bias = torch.randn(1, k, device=device), torch.randn(131, device=device)
@@ -39,7 +42,8 @@ def test_one_row(kind: reference.Format, block: tuple[int, int], k: int, device:
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
-def test_every_code_of_one_row(kind: reference.Format, device: torch.device) -> None:
+@pytest.mark.parametrize("size", [1.0, 2.0**40, 2.0**-40])
+def test_every_code_of_one_row(kind: reference.Format, size: float, device: torch.device) -> None:
     codes = torch.arange(256, dtype=torch.uint8, device=device)[None]
     if kind == "fp8":
         codes = torch.where(codes % 128 == 127, 0, codes)  # not a number
@@ -52,8 +56,34 @@ def test_every_code_of_one_row(kind: reference.Format, device: torch.device) -> 
     weight = reference.QuantisedWeight(
         format=kind, codes=codes, scales=torch.ones(1, 1, device=device), zeros=zeros, block=(1, count)
     )
-    actual = [linear_quantised(x[None], weight).item() for x in torch.eye(count, device=device)]
-    assert actual == reference.dequantise(weight)[0].tolist()
+    actual = [linear_quantised(x[None], weight).item() for x in torch.eye(count, device=device) * size]
+    assert actual == (reference.dequantise(weight)[0] * size).tolist()
+
+
+@pytest.mark.parametrize("zero", [0, 7, 15])
+def test_a_zero_that_takes_off_nearly_all_of_one_row(zero: int, device: torch.device) -> None:
+    """Codes are next to it, and inputs far from theirs: sums of either alone are much larger than the result."""
+    codes = (zero + torch.randint(-1, 2, (24, 4096))).clamp(0, 15).to(torch.uint8)
+    scales = torch.rand(24, 32) + 0.5
+    zeros = torch.full_like(scales, zero)
+    weight = reference.QuantisedWeight(
+        format="int4", codes=reference.pack_int4(codes), scales=scales, zeros=zeros, block=(1, 128)
+    )
+    x = torch.randn(1, 4096) * torch.where(torch.rand(1, 4096) < 0.01, 1000.0, 1.0) + 50
+    exact = x.double() @ reference.dequantise(weight).double().T
+    actual = linear_quantised(x.to(device), weight.to(device)).cpu().double()
+    terms = x.double().abs() @ reference.dequantise(weight).double().abs().T
+    assert ((actual - exact).abs() <= terms * 2**-20).all()
+
+
+@pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in BLOCKS.items() for block in blocks])
+@pytest.mark.parametrize("outputs", [20, 136])
+def test_gated_row(kind: reference.Format, block: tuple[int, int], outputs: int, device: torch.device) -> None:
+    """Blocks end within the rows of a program, of which there are as many as it takes, or fewer."""
+    weight = reference.quantise(torch.randn(2 * outputs, 512, device=device), kind, block)
+    x, bias = torch.randn(1, 512, device=device), torch.randn(2 * outputs, device=device)
+    actual, expected = (op(x, weight, bias, gate="silu") for op in (projection.project, project))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in BLOCKS.items() for block in blocks])
@@ -109,3 +139,19 @@ def test_blocks_it_cannot_cut_are_refused(device: torch.device) -> None:
     weight = reference.quantise(torch.ones(4, 96, device=device), "int8", (1, 48))
     with pytest.raises(ValueError, match="blocks of 48 columns"):
         linear_quantised(torch.ones(1, 96, device=device), weight)
+
+
+def test_few_outputs_make_programs_enough_in_smaller_tiles() -> None:
+    assert quantised._tiling(outputs=49152, tiles=1, processors=132) == Tiling(128, 4)
+    assert quantised._tiling(outputs=6144, tiles=1, processors=132) == Tiling(32, 4)
+    assert quantised._tiling(outputs=6144, tiles=2, processors=132) == Tiling(64, 4)
+    assert quantised._tiling(outputs=128, tiles=1, processors=132) == Tiling(32, 4)
+
+
+def test_few_outputs_make_programs_enough_by_more_warps_for_a_row() -> None:
+    full = torch.randn(64, 4096)
+    for kind, block in QUANTISED:
+        few = reference.quantise(full, kind, block)
+        many = replace(few, codes=few.codes.repeat(512, 1))
+        assert quantised_row._tiling(few, 132) == quantised_row.TILINGS[1]
+        assert quantised_row._tiling(many, 132) == quantised_row.TILINGS[0]

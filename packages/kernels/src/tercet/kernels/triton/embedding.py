@@ -7,10 +7,10 @@ import triton.language as tl
 from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
 
 TILINGS = (
+    Tiling(2048, 4),
     Tiling(1024, 4),
     Tiling(1024, 2),
     Tiling(2048, 2),
-    Tiling(2048, 4),
     Tiling(2048, 8),
     Tiling(4096, 4),
     Tiling(4096, 8),

@@ -14,7 +14,7 @@ from tercet.kernels.ops.quantised import HALF, QuantisedWeight
 from tercet.kernels.triton.codes import E2M1_LEFT, columns_of, e2m1_number, e4m3_number, e8m0_scale, int4_number
 from tercet.kernels.triton.dequantise import TILINGS as UNPACKING
 from tercet.kernels.triton.dequantise import dequantise
-from tercet.kernels.triton.launch import Tiling, power_of_two
+from tercet.kernels.triton.launch import Tiling, multiprocessors, power_of_two
 from tercet.kernels.triton.quantised_row import is_row, row_linear
 
 HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
@@ -22,17 +22,13 @@ HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
 _TALLEST = 64
 """Rows of a tile."""
 
-_TILED_ROWS = 256
-"""With more rows than that a weight is written in full first, and read again.
+_TILED_ROWS = {"fp8": 128, "int8": 128, "int4": 64, "mxfp4": 64}
+"""With more rows than that a weight is written in full first, and read again: faster on an H200 (mxfp4: as int4)."""
 
-That should take less than to unpack it for each tile: reckoned from the bytes and instructions of both, not measured.
-"""
+TILINGS = (Tiling(128, 4), Tiling(64, 4), Tiling(32, 4), Tiling(16, 4), Tiling(64, 8), Tiling(128, 8))
+"""Outputs. The first is in use where the weight has enough for every multiprocessor, and else one of `_FEWER`."""
 
-TILINGS = (Tiling(32, 4), Tiling(16, 4), Tiling(64, 4), Tiling(64, 8), Tiling(128, 4), Tiling(128, 8))
-"""Outputs. The first is the one in use where one tile has all rows."""
-
-_MANY_ROWS = Tiling(128, 4)
-"""In use where several tiles have them."""
+_FEWER = TILINGS[1:3]
 
 
 @triton.jit
@@ -195,9 +191,15 @@ def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
     """As the reference, for blocks as `columns_of` has them."""
     if is_row(x, weight):
         return row_linear(x, weight, bias)
-    if x.numel() > _TILED_ROWS * x.shape[-1]:
+    if x.numel() > _TILED_ROWS[weight.format] * x.shape[-1]:
         return full_linear(x, weight, bias)
     return tiled_linear(x, weight, bias)
+
+
+def _tiling(outputs: int, tiles: int, processors: int) -> Tiling:
+    """The largest that has a program for each of them, or else the smallest in use."""
+    enough = (tiling for tiling in (TILINGS[0], *_FEWER) if triton.cdiv(outputs, tiling.block) * tiles >= processors)
+    return next(enough, _FEWER[-1])
 
 
 def full_linear(
@@ -217,8 +219,9 @@ def tiled_linear(
     m = len(rows)
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     block_m = min(_TALLEST, max(16, power_of_two(m)))
-    tiling = tiling or (TILINGS[0] if m <= _TALLEST else _MANY_ROWS)
-    grid = (triton.cdiv(n, tiling.block), triton.cdiv(m, block_m))
+    tiles = triton.cdiv(m, block_m)
+    tiling = tiling or _tiling(n, tiles, multiprocessors(x.device))
+    grid = (triton.cdiv(n, tiling.block), tiles)
     quantised_linear_kernel[grid](
         rows,
         weight.codes,

@@ -12,10 +12,10 @@ from tercet.kernels.triton.launch import Tiling, await_previous, early_start, po
 from tercet.kernels.triton.rmsnorm import rounded_for
 
 TILINGS = (
+    Tiling(2, 4),
     Tiling(1, 2),
     Tiling(1, 1),
     Tiling(2, 2),
-    Tiling(2, 4),
     Tiling(4, 2),
     Tiling(4, 4),
     Tiling(8, 2),
