@@ -4,6 +4,8 @@ For one row a matrix product is a sum over each row of the weight, and no matter
 outputs and reads long pieces of their rows; what it reads first, it reads while the kernel before it still ends.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,8 +15,16 @@ from tercet.kernels.ops.projection import Norm
 from tercet.kernels.triton.launch import await_previous, early_start, release_next
 from tercet.kernels.triton.one_row import SHORTEST, piece_of, read_input, rows_of, store_outputs
 
-_TILE = 4096
-"""Numbers of a weight that a program reads at a time, of each half where there are two: the fastest on an H200."""
+
+class Piece(NamedTuple):
+    """What a program reads of a weight at a time: rows, of each half where there are two, and columns."""
+
+    rows: int = 4
+    columns: int = 1024
+
+
+_PIECES = {(6144, 4096): Piece(rows=8), (4096, 4096): Piece(rows=2), (4096, 14336): Piece(rows=8, columns=512)}
+"""By outputs and inputs, where another is faster on an H200: those of Llama-3.1-8B, within its decode."""
 
 
 @triton.jit
@@ -71,8 +81,9 @@ def row_linear(
     """Of x [1, size], normalised if there is a norm: x @ weight.T + bias, gated as `project` is, plus residual."""
     size, outputs = x.shape[1], len(weight) // 2 if gate else len(weight)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
-    block = piece_of(size)
-    rows = _TILE // block * (2 if gate else 1)
+    piece = _PIECES.get((outputs, size), Piece())
+    block = min(piece_of(size), piece.columns)
+    rows = piece.rows * piece.columns // block * (2 if gate else 1)
     row_linear_kernel[(triton.cdiv(len(weight), rows),)](
         x,
         norm.weight if norm else None,
