@@ -5,7 +5,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import logprobs as logprobs_reference
 from tercet.kernels.ops import sampling as reference
-from tercet.kernels.triton.largest import TILINGS, best_of_blocks, largest, top_candidates
+from tercet.kernels.triton.largest import TILINGS, best_of_blocks, largest, likeliest, top_candidates
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.logprobs import TILINGS as LOGPROBS_TILINGS
 from tercet.kernels.triton.logprobs import token_logprobs
@@ -37,6 +37,17 @@ def test_largest_is_the_reference(dtype: torch.dtype, tiling: Tiling, device: to
     assert torch.equal(tokens, ids)
     torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
     assert tokens[[1, 2, 3, 6, 7]].tolist() == [0, 5, 7, 0, 4612]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_likeliest_is_none_where_no_logit_is_finite_or_one_is_too_large(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    logits = rows(device).to(dtype)
+    tokens = likeliest(logits)
+    assert torch.equal(tokens, reference.likeliest(logits))
+    assert (tokens == -1).any()
+    assert (tokens > 0).any()
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 513])

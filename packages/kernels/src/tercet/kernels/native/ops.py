@@ -12,7 +12,7 @@ from tercet.kernels.native.library import Library
 from tercet.kernels.ops import philox
 from tercet.kernels.ops.logprobs import token_logprobs
 from tercet.kernels.ops.penalties import apply_penalties_
-from tercet.kernels.ops.sampling import Filters
+from tercet.kernels.ops.sampling import Filters, said_if_finite
 
 
 class NativeOps:
@@ -76,6 +76,10 @@ class NativeOps:
             raise ValueError("nothing is largest of nothing")
         self._call.argmax(logits.data_ptr(), rows, vocab, most.data_ptr(), index.data_ptr())
         return most, index
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """See `tercet.kernels.ops.sampling.likeliest`."""
+        return said_if_finite(*self.largest(logits))
 
     def apply_bitmask_(self, logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
         """See `tercet.kernels.ops.bitmask.apply_bitmask_`."""

@@ -57,6 +57,16 @@ def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.gather(1, tokens[:, None])[:, 0], tokens
 
 
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """`greedy`, but -1 where the largest logit is not finite: -inf alone is a token that is never said."""
+    return said_if_finite(*largest(logits))
+
+
+def said_if_finite(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Tokens int64 [rows], -1 where the logit [rows] is not finite."""
+    return torch.where(logits.abs() < float("inf"), tokens, -1)
+
+
 def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `width` likeliest of each row in order: (logits [rows, width], ids int64 [rows, width]).
 

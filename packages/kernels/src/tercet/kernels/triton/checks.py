@@ -28,7 +28,7 @@ from tercet.kernels.triton import rmsnorm as fused_rmsnorm
 from tercet.kernels.triton import sampling as fused_sampling
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.embedding import embedding
-from tercet.kernels.triton.largest import largest
+from tercet.kernels.triton.largest import largest, likeliest
 from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.rope import rope_store
 from tercet.kernels.triton.route import route as fused_route
@@ -122,7 +122,9 @@ def _embedding(device: torch.device) -> Pair:
 
 def _largest(device: torch.device) -> Pair:
     logits = _randn(device, 4, 20_000)
-    return largest(logits)[1], sampling.greedy(logits)
+    logits[1, 19_000] = float("inf")
+    both = torch.cat([largest(logits)[1], likeliest(logits)])
+    return both, torch.cat([sampling.greedy(logits), sampling.likeliest(logits)])
 
 
 def _logprobs(device: torch.device) -> Pair:

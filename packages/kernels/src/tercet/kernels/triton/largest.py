@@ -8,13 +8,13 @@ from tercet.kernels.triton.launch import Tiling, await_previous, early_start, po
 from tercet.kernels.triton.ordering import key_of, token_of
 
 TILINGS = (
-    Tiling(4096, 4),
+    Tiling(8192, 4),
     Tiling(1024, 2),
     Tiling(1024, 4),
     Tiling(2048, 4),
     Tiling(2048, 8),
+    Tiling(4096, 4),
     Tiling(4096, 8),
-    Tiling(8192, 4),
     Tiling(8192, 8),
     Tiling(8192, 16),
     Tiling(16384, 16),
@@ -75,23 +75,36 @@ def best_of_block_kernel(
 def best_of_row_kernel(
     logits_ptr, keys_ptr, tokens_ptr, values_ptr, vocab, stride, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    """The largest of the best of all blocks: its token and its logit."""
+    """The largest of the best of all blocks: its token and its logit. Or the token alone, -1 if that is not finite."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     await_previous(EARLY)
     release_next(EARLY)
     keys = tl.load(keys_ptr + row * blocks + index, mask=index < blocks, other=-0x7FFFFFFFFFFFFFFF)
     token = token_of(tl.max(keys, 0), vocab)
+    logit = tl.load(logits_ptr + row * stride + token)
+    if values_ptr is not None:
+        tl.store(values_ptr + row, logit)
+    else:
+        token = tl.where(tl.abs(logit.to(tl.float32)) < float("inf"), token, -1)
     tl.store(tokens_ptr + row, token)
-    tl.store(values_ptr + row, tl.load(logits_ptr + row * stride + token))
 
 
 def largest(logits: torch.Tensor, *, tiling: Tiling = TILINGS[0]) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference: (the largest logit of each row [rows], its token int64 [rows])."""
+    values = torch.empty(len(logits), dtype=logits.dtype, device=logits.device)
+    return values, _best_of_rows(logits, values, tiling)
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """As the reference: the tokens of `largest`, -1 where the largest logit is not finite."""
+    return _best_of_rows(logits, None, TILINGS[0])
+
+
+def _best_of_rows(logits: torch.Tensor, values: torch.Tensor | None, tiling: Tiling) -> torch.Tensor:
     rows, vocab = logits.shape
     keys = best_of_blocks(logits, 1, tiling=tiling)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    values = torch.empty(rows, dtype=logits.dtype, device=logits.device)
     blocks = keys.shape[1]
     best_of_row_kernel[(rows,)](
         logits,
@@ -104,7 +117,7 @@ def largest(logits: torch.Tensor, *, tiling: Tiling = TILINGS[0]) -> tuple[torch
         BLOCK=power_of_two(blocks),
         **early_start(logits.device),
     )
-    return values, tokens
+    return tokens
 
 
 def top_candidates(

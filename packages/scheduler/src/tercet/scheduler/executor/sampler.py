@@ -34,15 +34,14 @@ Masks = Callable[[], torch.Tensor]
 Agree = Callable[[torch.Tensor], torch.Tensor]
 """The tokens of all rows as every process that computes the same step is to have them."""
 
-_INFINITY = float("inf")
 _NO_BIASES: tuple[Array, Array] = np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.float32)
 
 
 class SamplingOps(Protocol):
     """What `tercet.kernels.ops.sampler_ops` does, perhaps faster."""
 
-    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the largest logit of each row, its token)."""
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """The token of each row with the largest logit; -1 where that is not finite."""
         ...
 
     def sample(
@@ -246,7 +245,7 @@ class Sampler:
         biased, biases = self._params.biases(rows.biased, rows.slots, positions) if rows.biased else _NO_BIASES
         changes = rows.penalised is not None or len(biases) > 0 or masks is not None
         raw = logits[rows.reporting] if rows.reporting is not None and changes else None
-        finite = self._likeliest(logits) >= 0 if changes else None  # of what the model said: a mask may hide it
+        finite = self._ops.likeliest(logits) >= 0 if changes else None  # of what the model said: a mask may hide it
         if rows.penalised is not None or len(biases):
             logits = logits.float()  # bfloat16 would lose what is small beside a logit
         if rows.penalised is not None:
@@ -348,14 +347,10 @@ class Sampler:
         """A token for each row, drawn or the likeliest; -1 where the largest logit is not finite."""
         if len(draws) == 1 and draws[0].rows is None:
             return self._draw(logits, draws[0], positions)
-        tokens = self._likeliest(logits)
+        tokens = self._ops.likeliest(logits)
         for draw in draws:
             tokens[draw.rows] = self._draw(logits[draw.rows], draw, positions[draw.rows])
         return tokens
-
-    def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        most, tokens = self._ops.largest(logits)
-        return torch.where(most.abs() < _INFINITY, tokens, -1)  # -inf alone is a token that is never said
 
     def _draw(self, logits: torch.Tensor, draw: _Draw, positions: torch.Tensor) -> torch.Tensor:
         return self._ops.sample(logits, draw.temperature, draw.filters, NoiseKey(*draw.words, positions))
