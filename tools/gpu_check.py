@@ -44,6 +44,7 @@ STAGES: dict[str, Callable[[Scale], Iterator[Results]]] = {
     "adapters": adapters.adapters,
     "weights": weights.weights,
     "decode": executor.decode,
+    "rotation": executor.rotation,
     "speculation": speculation.speculation,
     "prefill": executor.prefill,
     "launches": executor.launches,

@@ -51,9 +51,7 @@ def _device_backends(device: torch.device) -> list[str]:
 def decode(scale: Scale) -> Iterator[Results]:
     """Milliseconds a token of the large model, beside the time that its bytes take to be read.
 
-    First with page tables as wide as what is decoded, then as wide as those of a server with default options. Then of
-    the fewest and the most choices by Triton's attention, which rotates and stores what is new in the same kernel, and
-    with a kernel for that before it.
+    First with page tables as wide as what is decoded, then as wide as those of a server with default options.
     """
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
     for name, found in _decoded(scale, copy, scale.batches, "auto"):
@@ -62,6 +60,14 @@ def decode(scale: Scale) -> Iterator[Results]:
     for name, found in _decoded(scale, copy, scale.batches, "auto", scale.served_context):
         wide[name] = found
         yield {"wide tables": wide}
+
+
+def rotation(scale: Scale) -> Iterator[Results]:
+    """`decode` of the fewest and the most choices by Triton's attention, which rotates and stores what is new itself.
+
+    Then with a kernel for that before it.
+    """
+    copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
     few = (min(scale.batches), max(scale.batches))
     yield {"one kernel": dict(_decoded(scale, copy, few, "triton"))}
     with _rotation_apart():

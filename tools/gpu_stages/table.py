@@ -55,8 +55,6 @@ def _wide(results: Mapping[str, Any]) -> Found:
 
 
 def _rotation(results: Mapping[str, Any]) -> Found:
-    if "two kernels" not in results:
-        return "not measured", None
     apart = {batch: found["ms_per_token"] for batch, found in results["two kernels"].items()}
     parts = [
         f"{batch}: {results['one kernel'][batch]['ms_per_token']:.2f} ms for {ms:.2f}" for batch, ms in apart.items()
@@ -207,7 +205,7 @@ ROWS: Sequence[Row] = [
     Row(
         "the same, new tokens rotated by Triton's attention itself, for a kernel before it",
         "report",
-        "decode",
+        "rotation",
         _rotation,
     ),
     Row("tokens assumed in one step against steps one after another, two layers", "the same", "speculation", _assumed),

@@ -92,12 +92,14 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
             assert results["checks"]["triton embedding"] == results["checks"]["grid triton"] == "ok"
             assert results["checks"]["grid flashinfer"].startswith("not here")
         case "decode":
-            both = results.pop("one kernel"), results.pop("two kernels")
             wide = results.pop("wide tables")
             assert wide.pop("context_length") == 256
-            for rows in (results, wide, *both):
+            for rows in (results, wide):
                 assert rows.keys() == {"batch 1", "batch 2"}
                 assert all(value > 0 for row in rows.values() for value in row.values())
+        case "rotation":
+            assert results.keys() == {"one kernel", "two kernels"}
+            assert all(rows.keys() == {"batch 1", "batch 2"} for rows in results.values())
         case "step":
             assert results.keys() == {"batch 1", "batch 2"}
             assert all(value > 0 for row in results.values() for value in row.values())
@@ -300,11 +302,10 @@ def test_rotation_is_timed_within_attention_and_before_it(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(TritonAttention, "attend_new", counted)
     monkeypatch.setattr("tercet.scheduler.executor.loading.layer_ops", lambda _: TritonLayerOps())
-    parts = [(list(part), len(calls)) for part in executor.decode(replace(TINY, batches=(1,), decodes=2))]
+    parts = [(list(part), len(calls)) for part in executor.rotation(replace(TINY, batches=(1,), decodes=2))]
     names, counts = zip(*parts, strict=True)
-    assert names == (["batch 1"], ["wide tables"], ["one kernel"], ["two kernels"])
-    assert counts[0] == counts[1] == 0
-    assert counts[2] == counts[3] >= SHAPE.layers * (executor.SETTLING + 2)
+    assert names == (["one kernel"], ["two kernels"])
+    assert counts[0] == counts[1] >= SHAPE.layers * (executor.SETTLING + 2)
 
 
 def test_what_is_decoded_again_is_the_same() -> None:
@@ -328,7 +329,7 @@ def test_page_tables_are_as_wide_as_requests_may_be(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(worker, "make_worker", made)
     scale = replace(TINY, batches=(1,), decodes=2)
-    assert len([*executor.decode(scale)]) == 4
+    assert [len([*stage(scale)]) for stage in (executor.decode, executor.rotation)] == [2, 2]
     narrow = -(-(scale.context + executor.SETTLING + scale.decodes + 8) // 16) * 16
     assert contexts == [narrow, scale.served_context, narrow, narrow]
 
