@@ -1,6 +1,7 @@
 """What every attention backend is given and must give back."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -28,17 +29,17 @@ class AttentionBatch:
         """How many rows the step has."""
         return len(self.host_kv_lens)
 
-    @property
+    @cached_property
     def max_query(self) -> int:
         """The most new tokens of a row."""
         return max(self.host_query_lens)
 
-    @property
+    @cached_property
     def max_kv(self) -> int:
         """The longest row, in tokens, after this step."""
         return max(self.host_kv_lens)
 
-    @property
+    @cached_property
     def decodes(self) -> int:
         """How many leading rows bring exactly one token; later rows may too, and are then treated as extends."""
         return next((row for row, length in enumerate(self.host_query_lens) if length != 1), self.rows)

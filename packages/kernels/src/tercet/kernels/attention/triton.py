@@ -1,14 +1,14 @@
 """Attention by our own Triton kernels: `tercet.kernels.triton.paged_attention` tells how."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
 
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch, NewTokens
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
-from tercet.kernels.triton.launch import Tiling, early_start, power_of_two, shared_memory
+from tercet.kernels.triton.launch import Tiling, early_start, launch, power_of_two, shared_memory
 from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, merge_kernel
 from tercet.kernels.triton.rope import require_whole_heads
 from tercet.kernels.triton.rope_decode import rope_decode_kernel
@@ -46,6 +46,7 @@ class _Blocks:
     """The most of a thread, where rows are many: what it needs, which the compiler places better if it is told so."""
 
     @classmethod
+    @cache
     def of_extend(
         cls, queries: int, group: int, dim: int, itemsize: int, cached: torch.dtype, memory: int
     ) -> "_Blocks":
@@ -67,6 +68,7 @@ class _Blocks:
         return blocks._fitted(least, dim, cached.itemsize, memory) if itemsize > 2 else blocks
 
     @classmethod
+    @cache
     def of_decode(cls, group: int, dim: int, itemsize: int, cached: torch.dtype, memory: int) -> "_Blocks":
         """For one token with `group` heads of `dim` (a power of two)."""
         keys = 64 if dim * itemsize <= 256 else 32 if dim * itemsize <= 512 else 16
@@ -119,12 +121,12 @@ class TritonAttention:
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
         batch, k_cache, v_cache = self._ready(q, k_cache, v_cache)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        options = _options(q, k_cache, batch.page_size, scale, window, softcap)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        options = _options(q, k_cache, batch.page_size, window, softcap)
         if batch.decodes:
-            self._decode(batch, q, k_cache, v_cache, out, sinks, options)
+            self._decode(batch, q, k_cache, v_cache, out, sinks, scale, options)
         if batch.decodes < batch.rows:
-            self._extend(batch, q, k_cache, v_cache, out, sinks, options)
+            self._extend(batch, q, k_cache, v_cache, out, sinks, scale, options)
         return out
 
     def attend_new(
@@ -144,9 +146,9 @@ class TritonAttention:
         if batch.decodes < batch.rows:
             raise ValueError("a row of more than one new token: only decodes are rotated as they attend")
         require_whole_heads(new.table, q, new.k, new.v)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        options = _options(q, k_cache, batch.page_size, scale, window, softcap)
-        self._decode(batch, q, k_cache, v_cache, out, sinks, options, new)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        options = _options(q, k_cache, batch.page_size, window, softcap)
+        self._decode(batch, q, k_cache, v_cache, out, sinks, scale, options, new)
         return out
 
     def _ready(
@@ -166,6 +168,7 @@ class TritonAttention:
         v_cache: torch.Tensor,
         out: torch.Tensor,
         sinks: torch.Tensor | None,
+        scale: float,
         options: dict[str, int | float],
         new: NewTokens | None = None,
     ) -> None:
@@ -176,13 +179,19 @@ class TritonAttention:
         if (tiling := self._decodes) is not None:
             blocks = replace(blocks, keys=tiling.block, warps=tiling.warps, stages=tiling.stages)
         tensors = (k_cache, v_cache, *splits.tensors(out), sinks, batch.page_table, batch.kv_lens)
+        given: tuple[torch.Tensor | None, ...]
+        numbers: tuple[float, ...]
         sizes = (batch.page_table.stride(0), splits.of_row)
-        kernel, given = decode_kernel, (q, *tensors, q.stride(0), *sizes)
+        kernel, given, numbers = decode_kernel, (q, *tensors), (q.stride(0), *sizes, scale)
         if new is not None:
-            kernel, given = rope_decode_kernel, _given_new(q, new, tensors, batch.slot_mapping, sizes)
+            kernel = rope_decode_kernel
+            given, numbers = _given_new(q, new, tensors, batch.slot_mapping, sizes, scale)
             options = options | {"BLOCK_HALF": power_of_two(head_dim // 2)}
-        kernel[kv_heads, *splits.grid](
-            *given,
+        launch(
+            kernel,
+            (kv_heads, *splits.grid),
+            given,
+            numbers,
             **options,
             SEVERAL=splits.several,
             BLOCK_M=blocks.queries,
@@ -193,12 +202,11 @@ class TritonAttention:
             **early_start(q.device),
         )
         if splits.merged_apart:
-            merge_kernel[(batch.decodes * heads,)](
-                splits.parts,
-                splits.lse,
-                sinks,
-                out,
-                heads,
+            launch(
+                merge_kernel,
+                (batch.decodes * heads,),
+                (splits.parts, splits.lse, sinks, out),
+                (heads,),
                 HEAD_DIM=head_dim,
                 SPLITS=splits.of_row,
                 BLOCK_D=options["BLOCK_D"],
@@ -214,24 +222,18 @@ class TritonAttention:
         v_cache: torch.Tensor,
         out: torch.Tensor,
         sinks: torch.Tensor | None,
+        scale: float,
         options: dict[str, int | float],
     ) -> None:
         group, dim, memory = int(options["GROUP"]), int(options["BLOCK_D"]), shared_memory(q.device)
         blocks = _Blocks.of_extend(batch.max_query, group, dim, q.element_size(), k_cache.dtype, memory)
         queries = blocks.queries // group
         tiles = self._plan.tiles(queries, q.device)
-        extend_kernel[len(tiles), k_cache.shape[2]](
-            q,
-            k_cache,
-            v_cache,
-            out,
-            sinks,
-            batch.page_table,
-            batch.kv_lens,
-            batch.query_start,
-            tiles,
-            q.stride(0),
-            batch.page_table.stride(0),
+        launch(
+            extend_kernel,
+            (len(tiles), k_cache.shape[2]),
+            (q, k_cache, v_cache, out, sinks, batch.page_table, batch.kv_lens, batch.query_start, tiles),
+            (q.stride(0), batch.page_table.stride(0), scale),
             **options,
             BLOCK_M=blocks.queries,
             BLOCK_N=blocks.keys,
@@ -242,11 +244,10 @@ class TritonAttention:
 
 
 def _options(
-    q: torch.Tensor, k_cache: torch.Tensor, page_size: int, scale: float, window: int, softcap: float
+    q: torch.Tensor, k_cache: torch.Tensor, page_size: int, window: int, softcap: float
 ) -> dict[str, int | float]:
-    """What decodes and extends are told by name."""
+    """The constants of decodes and extends."""
     return {
-        "scale": scale,
         "GROUP": q.shape[1] // k_cache.shape[2],
         "HEAD_DIM": q.shape[2],
         "PAGE_SIZE": page_size,
@@ -257,10 +258,15 @@ def _options(
 
 
 def _given_new(
-    q: torch.Tensor, new: NewTokens, tensors: tuple[Any, ...], slots: torch.Tensor, sizes: tuple[int, int]
-) -> tuple[Any, ...]:
-    """What `rope_decode_kernel` is given in order: `tensors` and `sizes` are what `decode_kernel` is given, too."""
+    q: torch.Tensor,
+    new: NewTokens,
+    tensors: tuple[torch.Tensor | None, ...],
+    slots: torch.Tensor,
+    sizes: tuple[int, int],
+    scale: float,
+) -> tuple[tuple[torch.Tensor | None, ...], tuple[float, ...]]:
+    """Tensors and numbers of `rope_decode_kernel`: `tensors` and `sizes` are what `decode_kernel` is given, too."""
     q_weight, k_weight = new.norms or (None, None)
     strides, inverses = (q.stride(0), new.k.stride(0), new.v.stride(0)), (1 / new.scales[0], 1 / new.scales[1])
     tables = (new.positions, slots, new.table, q_weight, k_weight)
-    return q, new.k, new.v, *tensors, *tables, *strides, *sizes, new.eps, *inverses
+    return (q, new.k, new.v, *tensors, *tables), (*strides, *sizes, new.eps, *inverses, scale)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.activation import LIMIT, SLOPE, Gate
-from tercet.kernels.triton.launch import await_previous, early_start, release_next
+from tercet.kernels.triton.launch import await_previous, early_start, launch, pieces, release_next
 
 _BLOCK = 1024
 _LIMIT: tl.constexpr = tl.constexpr(LIMIT)
@@ -72,7 +72,8 @@ def gelu_and_mul(x: torch.Tensor, approximate: Literal["none", "tanh"] = "none")
 def _launch(x: torch.Tensor, kind: str) -> torch.Tensor:
     x = x.contiguous()
     size = x.shape[-1] // 2
-    out = torch.empty(*x.shape[:-1], size, dtype=x.dtype, device=x.device)
+    out = x.new_empty(*x.shape[:-1], size)
     early = early_start(x.device)
-    gated_kernel[out.numel() // size, triton.cdiv(size, _BLOCK)](x, out, size, KIND=kind, BLOCK=_BLOCK, **early)
+    grid = (out.numel() // size, pieces(size, _BLOCK))
+    launch(gated_kernel, grid, (x, out), (size,), KIND=kind, BLOCK=_BLOCK, **early)
     return out

@@ -4,7 +4,15 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import (
+    Tiling,
+    await_previous,
+    early_start,
+    launch,
+    pieces,
+    power_of_two,
+    release_next,
+)
 
 TILINGS = (
     Tiling(2048, 4),
@@ -42,13 +50,11 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, *, tiling: Tiling = TILIN
     out = torch.empty(tokens, size, dtype=weight.dtype, device=weight.device)
     block = min(tiling.block, power_of_two(size))
     rows = tiling.block // block
-    embedding_kernel[triton.cdiv(tokens, rows), triton.cdiv(size, block)](
-        ids,
-        weight,
-        out,
-        tokens,
-        vocab,
-        size,
+    launch(
+        embedding_kernel,
+        (pieces(tokens, rows), pieces(size, block)),
+        (ids, weight, out),
+        (tokens, vocab, size),
         ROWS=rows,
         BLOCK=block,
         num_warps=tiling.warps,

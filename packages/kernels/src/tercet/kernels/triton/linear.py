@@ -65,8 +65,10 @@ def row_linear_kernel(
 
 def is_row(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `row_linear` knows this: one row, of a size of whole pieces that are worth reading, on 16 bits."""
-    one = x.ndim == 2 and len(x) == 1 and x.is_contiguous() and weight.is_contiguous()
-    return one and x.dtype == weight.dtype and x.element_size() == 2 and piece_of(x.shape[1]) >= SHORTEST
+    if x.ndim != 2 or x.shape[0] != 1:
+        return False
+    plain = x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype
+    return plain and x.element_size() == 2 and piece_of(x.shape[1]) >= SHORTEST
 
 
 def row_linear(

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import await_previous, early_start, launch, pieces, power_of_two, release_next
 
 _ELEMENTS = 4096
 """Of small rows, several are taken by one program."""
@@ -57,7 +57,7 @@ def rounded_for(normed, dtype: tl.constexpr, weight_ptr):
 
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As the reference. x is [..., size], of any strides but within a row, and of three dimensions at most."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _launch(x, None, weight, out, out, eps)
     return out
 
@@ -88,17 +88,11 @@ def _launch(
         inner, stride_outer, stride_inner = x.shape[1], x.stride(0), x.stride(1)
     block = power_of_two(size)
     together = max(1, min(16, _ELEMENTS // block, power_of_two(rows)))
-    rmsnorm_kernel[(-(-rows // together),)](
-        x,
-        residual,
-        weight,
-        out,
-        total,
-        rows,
-        inner,
-        stride_outer,
-        stride_inner,
-        eps,
+    launch(
+        rmsnorm_kernel,
+        (pieces(rows, together),),
+        (x, residual, weight, out, total),
+        (rows, inner, stride_outer, stride_inner, eps),
         SIZE=size,
         ROWS=together,
         BLOCK=block,

@@ -8,7 +8,15 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.fp8 import as_bits, e4m3_bits
-from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import (
+    Tiling,
+    await_previous,
+    early_start,
+    launch,
+    pieces,
+    power_of_two,
+    release_next,
+)
 from tercet.kernels.triton.rmsnorm import rounded_for
 
 TILINGS = (
@@ -148,28 +156,15 @@ def rope_store(
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     require_whole_heads(table, q, k, v)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     q_weight, k_weight = norms or (None, None)
     group, taken = heads // kv_heads, min(tiling.block, kv_heads)
-    rope_store_kernel[tokens, triton.cdiv(kv_heads, taken)](
-        q,
-        k,
-        v,
-        out,
-        as_bits(k_cache),
-        as_bits(v_cache),
-        positions,
-        slot_mapping,
-        table,
-        q_weight,
-        k_weight,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        k_cache.stride(1),
-        eps,
-        1 / scales[0],
-        1 / scales[1],
+    caches, strides = (as_bits(k_cache), as_bits(v_cache)), (q.stride(0), k.stride(0), v.stride(0), k_cache.stride(1))
+    launch(
+        rope_store_kernel,
+        (tokens, pieces(kv_heads, taken)),
+        (q, k, v, out, *caches, positions, slot_mapping, table, q_weight, k_weight),
+        (*strides, eps, 1 / scales[0], 1 / scales[1]),
         HEADS=kv_heads,
         GROUP=group,
         TAKEN=taken,

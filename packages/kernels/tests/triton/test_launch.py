@@ -1,0 +1,44 @@
+"""What `launch` gives a GPU is what Triton would give it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="kernels are launched by triton")
+
+from tercet.kernels.triton.launch import pieces
+
+
+@pytest.fixture(scope="module")
+def lines() -> dict[str, str]:
+    """By case, whether all launches were the same, and how often Triton was asked by the first three."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).with_name("launched_again.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert not done.returncode, done.stderr
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+def test_launches_are_those_of_triton_which_is_asked_once(lines: dict[str, str]) -> None:
+    """Of tensors that begin elsewhere, are absent or of other types, and of other numbers, constants and options."""
+    cases = [said for name, said in lines.items() if name.startswith("case")]
+    assert len(cases) == 14
+    assert set(cases) == {"same 1 0 0", "same 0 0 0"}
+    assert cases.count("same 0 0 0") == 1  # what the first case has launched
+
+
+def test_a_kernel_runs_on_the_stream_and_device_that_are_current(lines: dict[str, str]) -> None:
+    assert lines["stream"] == "same 0 0 0"
+    assert lines["device"] == "same 1 0 0"
+
+
+def test_hooks_of_launches_are_called(lines: dict[str, str]) -> None:
+    assert lines["hooked"] == "same 1 1 1"
+    assert lines["unhooked"] == "same 0 0 0"
+
+
+def test_the_last_piece_may_be_smaller() -> None:
+    assert [pieces(size, 4) for size in (0, 1, 4, 5)] == [0, 1, 1, 2]
