@@ -252,7 +252,17 @@ class OpsModule(torch.nn.Module):
 
 
 def use_ops(model: torch.nn.Module, ops: LayerOps) -> None:
-    """Let every layer of a model compute with `ops`."""
+    """Let every layer of a model compute with `ops`, and find its parts at once."""
     for module in model.modules():
         if isinstance(module, OpsModule):
             module.ops = ops
+        _put_at_hand(module)
+
+
+def _put_at_hand(module: torch.nn.Module) -> None:
+    """Make what torch keeps in dicts of its own plain attributes, too: Python else fails to find them before it asks.
+
+    Where one is set again, torch takes the plain one away.
+    """
+    vars(module).update(module._modules)
+    vars(module).update(module._parameters)

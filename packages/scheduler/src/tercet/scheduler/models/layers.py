@@ -108,8 +108,8 @@ class Attention(OpsModule):
         With a norm `after` it, what it gives is normalised, too.
         """
         qkv, residual = self.qkv_proj.of_normed(norm, x, residual)
-        heads = qkv.view(len(x), -1, self.head_dim)
-        q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], 1)
+        heads = qkv.view(x.shape[0], -1, self.head_dim)
+        q, k, v = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), 1)
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             if self.norms_heads:
