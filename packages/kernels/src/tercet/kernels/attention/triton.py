@@ -231,7 +231,7 @@ class TritonAttention:
         tiles = self._plan.tiles(queries, q.device)
         launch(
             extend_kernel,
-            (len(tiles), k_cache.shape[2]),
+            (tiles.shape[0], k_cache.shape[2]),
             (q, k_cache, v_cache, out, sinks, batch.page_table, batch.kv_lens, batch.query_start, tiles),
             (q.stride(0), batch.page_table.stride(0), scale),
             **options,

@@ -70,11 +70,14 @@ def launch(
         kernel[grid](*tensors, *numbers, **constants)
         return
     device = driver.active.get_current_device()
-    addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
-    offsets = [address and address % 16 for address in addresses]
+    addresses: list[int | None] = []
+    kinds: list[tuple[torch.dtype, int] | None] = []
+    for tensor in tensors:
+        address = None if tensor is None else tensor.data_ptr()
+        addresses.append(address)
+        kinds.append(None if tensor is None or address is None else (tensor.dtype, address % 16))
     types = map(type, numbers)  # 1 equals 1.0
-    key = (id(kernel), device, *constants, *constants.values(), *numbers, *types, *dtypes, *offsets)
+    key = (id(kernel), device, *constants, *constants.values(), *numbers, *types, *kinds)
     known = _known.get(key)
     if known is None or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
         _remember(key, kernel, kernel[grid](*tensors, *numbers, **constants), len(tensors) + len(numbers), constants)

@@ -79,13 +79,14 @@ def _launch(
     total: torch.Tensor,
     eps: float,
 ) -> None:
-    if x.stride(-1) != 1 or x.ndim > 3 or (residual is not None and not residual.is_contiguous()):
-        raise ValueError(f"rows of {list(x.shape)} with strides {x.stride()} cannot be normalised")
-    size = x.shape[-1]
+    shape, strides = x.shape, x.stride()
+    if strides[-1] != 1 or len(shape) > 3 or (residual is not None and not residual.is_contiguous()):
+        raise ValueError(f"rows of {list(shape)} with strides {strides} cannot be normalised")
+    size = shape[-1]
     rows = x.numel() // size
-    inner, stride_outer, stride_inner = 1, x.stride(-2), 0
-    if x.ndim == 3:
-        inner, stride_outer, stride_inner = x.shape[1], x.stride(0), x.stride(1)
+    inner, stride_outer, stride_inner = 1, strides[-2], 0
+    if len(shape) == 3:
+        inner, stride_outer, stride_inner = shape[1], strides[0], strides[1]
     block = power_of_two(size)
     together = max(1, min(16, _ELEMENTS // block, power_of_two(rows)))
     launch(

@@ -159,12 +159,12 @@ def rope_store(
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     q_weight, k_weight = norms or (None, None)
     group, taken = heads // kv_heads, min(tiling.block, kv_heads)
-    caches, strides = (as_bits(k_cache), as_bits(v_cache)), (q.stride(0), k.stride(0), v.stride(0), k_cache.stride(1))
+    caches, strides = (as_bits(k_cache), as_bits(v_cache)), [x.stride()[0] for x in (q, k, v)]
     launch(
         rope_store_kernel,
         (tokens, pieces(kv_heads, taken)),
         (q, k, v, out, *caches, positions, slot_mapping, table, q_weight, k_weight),
-        (*strides, eps, 1 / scales[0], 1 / scales[1]),
+        (*strides, k_cache.stride()[1], eps, 1 / scales[0], 1 / scales[1]),
         HEADS=kv_heads,
         GROUP=group,
         TAKEN=taken,
@@ -180,6 +180,7 @@ def rope_store(
 
 def require_whole_heads(table: torch.Tensor, *parts: torch.Tensor) -> None:
     """Raise ValueError unless a table is over the whole of a head, and heads [tokens, heads, head_dim] contiguous."""
+    size = table.shape[1]
     for x in parts:
-        if table.shape[1] != x.shape[2] or x.stride()[1:] != (x.shape[2], 1):
-            raise ValueError(f"heads of {x.shape[2]} with strides {x.stride()} and a table of {table.shape[1]}")
+        if x.shape[2] != size or x.stride()[1:] != (size, 1):
+            raise ValueError(f"heads of {x.shape[2]} with strides {x.stride()} and a table of {size}")
