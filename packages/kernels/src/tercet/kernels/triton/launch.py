@@ -76,8 +76,8 @@ def launch(
         address = None if tensor is None else tensor.data_ptr()
         addresses.append(address)
         kinds.append(None if tensor is None or address is None else (tensor.dtype, address % 16))
-    types = map(type, numbers)  # 1 equals 1.0
-    key = (id(kernel), device, *constants, *constants.values(), *numbers, *types, *kinds)
+    types = (*map(type, numbers),)  # 1 equals 1.0
+    key = (id(kernel), device, (*constants,), (*constants.values(),), (*numbers,), types, (*kinds,))
     known = _known.get(key)
     if known is None or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
         _remember(key, kernel, kernel[grid](*tensors, *numbers, **constants), len(tensors) + len(numbers), constants)
