@@ -59,7 +59,7 @@ def launch(
     /,
     **constants: Any,
 ) -> None:
-    """As `kernel[grid](*tensors, *numbers, **constants)`, but what was launched before takes a third of the time.
+    """As `kernel[grid](*tensors, *numbers, **constants)`, but what was launched before takes half of the time.
 
     Triton compiles a kernel for constants and types, for which numbers are 1 or multiples of 16, and for which tensors
     begin at multiples of 16 bytes. Where constants and numbers are the same, and tensors of the same types begin as far
