@@ -15,7 +15,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from tercet.kernels.triton.launch import launch
+from tercet.kernels.triton.relaunch import launch
 
 launched: list[tuple[Any, ...]] = []
 

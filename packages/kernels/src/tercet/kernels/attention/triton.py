@@ -8,8 +8,9 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch, NewTokens
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
-from tercet.kernels.triton.launch import Tiling, early_start, launch, power_of_two, shared_memory
+from tercet.kernels.triton.launch import Tiling, early_start, power_of_two, shared_memory
 from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, merge_kernel
+from tercet.kernels.triton.relaunch import launch
 from tercet.kernels.triton.rope import require_whole_heads
 from tercet.kernels.triton.rope_decode import rope_decode_kernel
 

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.activation import LIMIT, SLOPE, Gate
-from tercet.kernels.triton.launch import await_previous, early_start, launch, pieces, release_next
+from tercet.kernels.triton.launch import await_previous, early_start, pieces, release_next
+from tercet.kernels.triton.relaunch import launch
 
 _BLOCK = 1024
 _LIMIT: tl.constexpr = tl.constexpr(LIMIT)

@@ -4,15 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import (
-    Tiling,
-    await_previous,
-    early_start,
-    launch,
-    pieces,
-    power_of_two,
-    release_next,
-)
+from tercet.kernels.triton.launch import Tiling, await_previous, early_start, pieces, power_of_two, release_next
+from tercet.kernels.triton.relaunch import launch
 
 TILINGS = (
     Tiling(2048, 4),

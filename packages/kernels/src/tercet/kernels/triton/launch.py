@@ -1,16 +1,14 @@
-"""Launches, and what each needs to know: block sizes, how wide the machine is, and what it can overlap."""
+"""What every launch needs to know: block sizes are powers of two, how wide the machine is, and what it can overlap."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton import knobs
-from triton.compiler import CompiledKernel
-from triton.runtime import JITFunction, driver
+from triton.runtime import driver
 
 _INTERPRETED = 32
 """Multiprocessors that the interpreter plays."""
@@ -37,74 +35,6 @@ class Tiling:
     def __str__(self) -> str:
         ahead = f" x {self.stages}" if self.stages else ""
         return f"{self.block} x {self.warps}{ahead}"
-
-
-class _Known(NamedTuple):
-    """A kernel that was compiled, what it was compiled of, and the constants of a launch, which are passed by."""
-
-    kernel: JITFunction[Any]
-    compiled: CompiledKernel
-    constants: list[Any]
-
-
-_MOST_KNOWN = 1 << 13
-_known: dict[tuple[Any, ...], _Known] = {}
-
-
-def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    tensors: Sequence[torch.Tensor | None],
-    numbers: Sequence[float],
-    /,
-    **constants: Any,
-) -> None:
-    """As `kernel[grid](*tensors, *numbers, **constants)`, but what was launched before takes half of the time.
-
-    Triton compiles a kernel for constants and types, for which numbers are 1 or multiples of 16, and for which tensors
-    begin at multiples of 16 bytes. Where constants and numbers are the same, and tensors of the same types begin as far
-    from such multiples, Triton is not asked again. What else it looks at is taken for settled: its options, and the
-    globals that kernels read. Where anybody hooks launches, they are Triton's.
-    """
-    if not isinstance(kernel, JITFunction):  # it is interpreted
-        kernel[grid](*tensors, *numbers, **constants)
-        return
-    device = driver.active.get_current_device()
-    addresses: list[int | None] = []
-    kinds: list[tuple[torch.dtype, int] | None] = []
-    for tensor in tensors:
-        address = None if tensor is None else tensor.data_ptr()
-        addresses.append(address)
-        kinds.append(None if tensor is None or address is None else (tensor.dtype, address % 16))
-    types = (*map(type, numbers),)  # 1 equals 1.0
-    key = (id(kernel), device, (*constants,), (*constants.values(),), (*numbers,), types, (*kinds,))
-    known = _known.get(key)
-    if known is None or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-        _remember(key, kernel, kernel[grid](*tensors, *numbers, **constants), len(tensors) + len(numbers), constants)
-        return
-    _, compiled, passed_by = known
-    x, y, z = (*grid, 1, 1)[:3]
-    stream = driver.active.get_current_stream(device)
-    settled = compiled.function, compiled.packed_metadata, None, None, None  # no hooks, and nothing for them
-    compiled.run(x, y, z, stream, *settled, *addresses, *numbers, *passed_by)
-
-
-def _remember(
-    key: tuple[Any, ...], kernel: JITFunction[Any], compiled: Any, given: int, constants: dict[str, Any]
-) -> None:
-    """What Triton launched, unless it was kept from that; only a GPU of NVIDIA's is known to compile by no more."""
-    rest = kernel.params[given:]
-    if not all(param.is_constexpr for param in rest):
-        raise ValueError(f"{kernel.__name__} is launched with numbers that are given by name")
-    if isinstance(compiled, CompiledKernel) and compiled.metadata.target.backend == "cuda":
-        if len(_known) >= _MOST_KNOWN:  # numbers of rows differ from prompt to prompt
-            _known.clear()
-        _known[key] = _Known(kernel, compiled, [constants.get(param.name) for param in rest])
-
-
-def pieces(size: int, piece: int) -> int:
-    """How many pieces hold `size`."""
-    return -(-size // piece)
 
 
 @cache
@@ -152,10 +82,6 @@ def _options_of(gpu: torch.device) -> dict[str, bool]:
     return _early(torch.cuda.get_device_capability(gpu) >= (9, 0))
 
 
-def _early(hopper: bool) -> dict[str, bool]:
-    return {"EARLY": True, "launch_pdl": True} if hopper else {"EARLY": False}
-
-
 def _target_is_hopper() -> bool:
     """Of kernels that are compiled for a GPU that is not here."""
     return bool(driver.active.get_current_target().arch >= 90)
@@ -176,3 +102,12 @@ def release_next(EARLY: tl.constexpr):
     """Let the next kernel begin: when this one has little left to do, for the next takes room from it."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+def pieces(size: int, piece: int) -> int:
+    """How many pieces hold `size`."""
+    return -(-size // piece)
+
+
+def _early(hopper: bool) -> dict[str, bool]:
+    return {"EARLY": True, "launch_pdl": True} if hopper else {"EARLY": False}

@@ -8,15 +8,8 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.fp8 import as_bits, e4m3_bits
-from tercet.kernels.triton.launch import (
-    Tiling,
-    await_previous,
-    early_start,
-    launch,
-    pieces,
-    power_of_two,
-    release_next,
-)
+from tercet.kernels.triton.launch import Tiling, await_previous, early_start, pieces, power_of_two, release_next
+from tercet.kernels.triton.relaunch import launch
 from tercet.kernels.triton.rmsnorm import rounded_for
 
 TILINGS = (
