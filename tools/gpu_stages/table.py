@@ -14,9 +14,11 @@ _MEMORY_BOUND = 0.85
 
 _WHY = {
     "fused sample all": "computes ten rounds of a generator and two logarithms for every token",
+    "fused sample top-p": "draws as `sample all` does, and looks for where its tokens end",
     "fused bitmask": "writes every other number, so half of each sector",  # of old records: now `fused grammar mask`
     "fused fp8 linear, 16 rows": "widens weights by arithmetic",
     "fused int8 linear, 16 rows": "widens weights by arithmetic",
+    "fused int4 linear, 1 row": "makes numbers of codes by arithmetic",
     "fused int4 linear, 16 rows": "widens weights by arithmetic",
 }
 """What binds an operation that moves bytes, which is below its target all the same; others are not explained."""

@@ -42,3 +42,20 @@ def test_tiles_leave_from_pinned_memory_once(device: str, place: str, monkeypatc
         tiles: Any = plan.tiles(2, torch.device(device))
         assert tiles.place == place
     assert cut == 1
+
+
+def test_a_list_of_splits_is_written_anew_where_a_graph_reads_it() -> None:
+    """As long as there are as many rows; of other numbers it is another."""
+    plan, out = TritonPlan(), torch.zeros(70, 4, 16)
+    lengths = [[5000, *range(1, 64)], [3000, *range(64, 127)], [9000, *range(1, 70)]]
+    batches = [make_batch([(1, length) for length in row], 16, torch.device("cpu")) for row in lengths]
+    lists = []
+    for batch in batches:
+        plan.take(batch)
+        splits = plan.splits(out[: batch.rows], 4)
+        assert splits.listed is not None
+        assert torch.equal(splits.listed, triton_plan.list_splits(batch, 0))
+        assert splits.grid == (1, len(splits.listed))
+        lists.append(splits.listed)
+    assert lists[0] is lists[1]
+    assert lists[1] is not lists[2]

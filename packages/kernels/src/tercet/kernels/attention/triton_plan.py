@@ -73,7 +73,7 @@ class TritonPlan:
         self._batch = batch
         self._tiles = {}
         for window, listed in self._lists.items():
-            _write(listed, list_splits(batch, window))
+            listed.copy_(_ready(list_splits(batch, window), listed.device), non_blocking=True)
 
     @property
     def batch(self) -> AttentionBatch:
@@ -110,23 +110,19 @@ class TritonPlan:
     def _listed(self, window: int, device: torch.device) -> torch.Tensor:
         """`list_splits` of the batch, on a device. A graph's backend makes it before it is recorded."""
         if window not in self._lists:
-            found = list_splits(self.batch, window)
-            self._lists[window] = _write(torch.empty_like(found, device=device), found)
+            self._lists[window] = _ready(list_splits(self.batch, window), device).to(device, non_blocking=True)
         return self._lists[window]
 
     def tiles(self, queries: int, device: torch.device) -> torch.Tensor:
         """`cut_tiles` of the batch, on a device."""
         if queries not in self._tiles:
-            tiles = cut_tiles(self.batch, queries)
-            self._tiles[queries] = _write(torch.empty_like(tiles, device=device), tiles)
+            self._tiles[queries] = _ready(cut_tiles(self.batch, queries), device).to(device, non_blocking=True)
         return self._tiles[queries]
 
 
-def _write(memory: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
-    """Content into memory on a device, which is returned."""
-    if memory.device.type == "cuda":
-        content = content.pin_memory()  # or the driver may wait for the steps in flight before it copies them
-    return memory.copy_(content, non_blocking=True)
+def _ready(content: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Content to be sent to a device: from other memory the driver may wait for the steps in flight."""
+    return content.pin_memory() if device.type == "cuda" else content
 
 
 def list_splits(batch: AttentionBatch, window: int) -> torch.Tensor:
