@@ -35,12 +35,14 @@ class _Form:
 
     kind: str = ""
     cache: str = "auto"
+    attention: str = "auto"
     size: float = 0.0
     """Bytes of a weight, and of its share of scales and zero points as kernels read them."""
 
 
 _COMPARED = {
     "full": _Form(),
+    "full, plain attention": _Form(attention="torch_native"),
     "fp8 tensor": _Form("tensor"),
     "fp8 channel": _Form("channel"),
     "fp8 block": _Form("deepseek"),
@@ -96,8 +98,8 @@ def _compared(form: _Form, directory: Path, scale: Scale) -> Results:
         full = write_checkpoint(form.kind or "channel", mine, config, scale.grain, beside=_kv_scales(config))
     reference = replace(scale, device=torch.device("cpu"), dtype=torch.float32)
     uncached = _scored(full, reference, "auto", attention="torch_native")
-    plain = far_from(_scored(full, scale, "auto"), uncached)
-    if form == _Form():
+    plain = far_from(_scored(full, scale, "auto", attention=form.attention), uncached)
+    if not form.kind and form.cache == "auto":
         return verdict(plain, SHARE * float(uncached.std()), f"{SHARE} of the spread of log-probabilities")
     wanted, why = uncached, "what the same weights in full differ by here"
     if form.cache != "auto":
