@@ -10,8 +10,9 @@ from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
 from tercet.kernels.triton.latent_attention import latent_decode_kernel, latent_extend_kernel
-from tercet.kernels.triton.launch import early_start, power_of_two, shared_memory
+from tercet.kernels.triton.launch import early_start, pieces, power_of_two, shared_memory
 from tercet.kernels.triton.paged_attention import merge_kernel
+from tercet.kernels.triton.relaunch import launch
 
 _ROWS = 16
 """Of a decode's tile, the fewest that tensor cores multiply."""
@@ -70,7 +71,6 @@ class TritonLatent:
             raise ValueError(f"queries {list(q.shape)} of rank {rank} do not fit a cache {list(cache.shape)}")
         out = torch.empty(*q.shape[:2], rank, dtype=q.dtype, device=q.device)
         options = {
-            "scale": scale,
             "HEADS": q.shape[1],
             "RANK": rank,
             "ROPE": width - rank,
@@ -80,9 +80,9 @@ class TritonLatent:
             **early_start(q.device),
         }
         if batch.decodes:
-            self._decode(batch, q, readable(cache), out, options)
+            self._decode(batch, q, readable(cache), out, scale, options)
         if batch.decodes < batch.rows:
-            self._extend(batch, q, readable(cache), out, options)
+            self._extend(batch, q, readable(cache), out, scale, options)
         return out
 
     def _decode(
@@ -91,33 +91,28 @@ class TritonLatent:
         q: torch.Tensor,
         cache: torch.Tensor,
         out: torch.Tensor,
+        scale: float,
         options: dict[str, Any],
     ) -> None:
         heads, rank = out.shape[1:]
         blocks = _Blocks.of_decode(heads, q.element_size())
         groups = -(-heads // blocks.heads)
         splits = self._plan.splits(out, groups)
-        latent_decode_kernel[groups, *splits.grid](
-            q,
-            cache,
-            *splits.tensors(out),
-            batch.page_table,
-            batch.kv_lens,
-            q.stride(0),
-            q.stride(1),
-            batch.page_table.stride(0),
-            splits.of_row,
+        launch(
+            latent_decode_kernel,
+            (groups, *splits.grid),
+            (q, cache, *splits.tensors(out), batch.page_table, batch.kv_lens),
+            (q.stride(0), q.stride(1), batch.page_table.stride(0), splits.of_row, scale),
             SEVERAL=splits.several,
             **_cut(blocks),
             **options,
         )
         if splits.merged_apart:
-            merge_kernel[(batch.decodes * heads,)](
-                splits.parts,
-                splits.lse,
-                None,
-                out,
-                heads,
+            launch(
+                merge_kernel,
+                (batch.decodes * heads,),
+                (splits.parts, splits.lse, None, out),
+                (heads,),
                 HEAD_DIM=rank,
                 SPLITS=splits.of_row,
                 BLOCK_D=options["BLOCK_R"],
@@ -131,23 +126,18 @@ class TritonLatent:
         q: torch.Tensor,
         cache: torch.Tensor,
         out: torch.Tensor,
+        scale: float,
         options: dict[str, Any],
     ) -> None:
         heads = q.shape[1]
         blocks = _Blocks.of_extend(batch.max_query, heads, q.element_size())
         queries = blocks.rows // blocks.heads
         tiles = self._plan.tiles(queries, q.device)
-        latent_extend_kernel[len(tiles), -(-heads // blocks.heads)](
-            q,
-            cache,
-            out,
-            batch.page_table,
-            batch.kv_lens,
-            batch.query_start,
-            tiles,
-            q.stride(0),
-            q.stride(1),
-            batch.page_table.stride(0),
+        launch(
+            latent_extend_kernel,
+            (tiles.shape[0], pieces(heads, blocks.heads)),
+            (q, cache, out, batch.page_table, batch.kv_lens, batch.query_start, tiles),
+            (q.stride(0), q.stride(1), batch.page_table.stride(0), scale),
             **_cut(blocks),
             **options,
         )
