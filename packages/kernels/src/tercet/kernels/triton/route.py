@@ -9,6 +9,7 @@ import triton.language as tl
 
 from tercet.kernels.ops.moe import LEAST, Routing
 from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.relaunch import launch
 
 
 @triton.jit
@@ -136,19 +137,15 @@ def route(
     how = {"TOP_K": top_k, "RENORMALISE": routing.renormalise, "RANKS": power_of_two(top_k), "num_warps": 1}
     early = early_start(logits.device)
     if routing.score == "softmax" and correction is None and not routing.limited:
-        route_kernel[(tokens,)](
-            logits, weights, chosen, experts, routing.scale, BLOCK=power_of_two(experts), **how, **early
-        )
+        given, numbers = (logits, weights, chosen), (experts, routing.scale)
+        launch(route_kernel, (tokens,), given, numbers, BLOCK=power_of_two(experts), **how, **early)
         return weights, chosen
     groups = routing.groups if routing.limited else 1
-    route_scored_kernel[(tokens,)](
-        logits,
-        logits if correction is None else correction,
-        weights,
-        chosen,
-        experts,
-        routing.scale,
-        LEAST,
+    launch(
+        route_scored_kernel,
+        (tokens,),
+        (logits, logits if correction is None else correction, weights, chosen),
+        (experts, routing.scale, LEAST),
         GROUPS=groups,
         TOP_GROUPS=routing.top_groups if routing.limited else 1,
         GROUP_BEST=routing.group_best,
