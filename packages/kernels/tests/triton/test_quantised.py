@@ -141,13 +141,6 @@ def test_blocks_it_cannot_cut_are_refused(device: torch.device) -> None:
         linear_quantised(torch.ones(1, 96, device=device), weight)
 
 
-def test_few_outputs_make_programs_enough_in_smaller_tiles() -> None:
-    assert quantised._tiling(outputs=49152, tiles=1, processors=132) == Tiling(128, 4)
-    assert quantised._tiling(outputs=6144, tiles=1, processors=132) == Tiling(32, 4)
-    assert quantised._tiling(outputs=6144, tiles=2, processors=132) == Tiling(64, 4)
-    assert quantised._tiling(outputs=128, tiles=1, processors=132) == Tiling(32, 4)
-
-
 def test_few_outputs_make_programs_enough_by_more_warps_for_a_row() -> None:
     full = torch.randn(64, 4096)
     for kind, block in QUANTISED:

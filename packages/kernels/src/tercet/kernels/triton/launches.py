@@ -148,8 +148,8 @@ def _penalties() -> None:
     apply_penalties_(_logits(torch.float32), torch.arange(2), known, torch.arange(2), penalties)
 
 
-def _quantised(kind: Format, m: int, block: tuple[int, int]) -> None:
-    quantised.linear_quantised(_hidden(m), _weight(kind, HIDDEN, HIDDEN, block))
+def _quantised(kind: Format, m: int, block: tuple[int, int], n: int = HIDDEN) -> None:
+    quantised.linear_quantised(_hidden(m), _weight(kind, n, HIDDEN, block))
 
 
 def _normed(gate: Gate | None = None, weighs: torch.dtype = BF16) -> None:
@@ -303,12 +303,19 @@ CASES: dict[str, Callable[[], object]] = {
     "int4, one row, onto": lambda: _onto(_int4()),
     "int4, one row, gated": lambda: project(_hidden(1), _int4(), gate="silu"),
     "fp8 blocks": partial(_quantised, "fp8", 4, (128, 128)),
+    "fp8 blocks, 32 rows": partial(_quantised, "fp8", 32, (128, 128)),
+    "fp8 blocks, 64 rows": partial(_quantised, "fp8", 64, (128, 128)),
+    "fp8 blocks, 128 rows": partial(_quantised, "fp8", 128, (128, 128)),
+    "fp8 rows, few outputs": partial(_quantised, "fp8", 32, (1, HIDDEN), n=1024),
+    "fp8 rows, many outputs": partial(_quantised, "fp8", 32, (1, HIDDEN), n=28672),
+    "fp8 rows, a bias": lambda: project(_hidden(), _weight("fp8", HIDDEN, HIDDEN, (1, HIDDEN)), _hidden(1)[0]),
     "fp8 blocks, many rows": partial(_quantised, "fp8", 200, (128, 128)),
     "fp8 rows, many rows": partial(_quantised, "fp8", 200, (1, HIDDEN)),
     "fp8 blocks, prefill": partial(_quantised, "fp8", 512, (128, 128)),
     "int8": partial(_quantised, "int8", 4, (1, HIDDEN)),
     "int8, prefill": partial(_quantised, "int8", 512, (1, HIDDEN)),
     "int4": partial(_quantised, "int4", 4, (1, 128)),
+    "int4, 64 rows": partial(_quantised, "int4", 64, (1, 128)),
     "int4, many rows": partial(_quantised, "int4", 200, (1, 128)),
     "int4, prefill": partial(_quantised, "int4", 512, (1, 128)),
     "route": lambda: route(_hidden(4, 32), Routing(top_k=4, renormalise=True)),
@@ -339,6 +346,7 @@ CASES: dict[str, Callable[[], object]] = {
     "lora, float32": partial(_lora, 4, 64, QKV, torch.float32, torch.float32),
     "lora, wide inputs": partial(_lora, 4, 64, QKV, torch.float32),
     "mxfp4": partial(_quantised, "mxfp4", 4, MXFP4_BLOCK),
+    "mxfp4, 64 rows": partial(_quantised, "mxfp4", 64, MXFP4_BLOCK),
     "mxfp4, prefill": partial(_quantised, "mxfp4", 512, MXFP4_BLOCK),
 }
 

@@ -91,6 +91,8 @@ def grouped_gemm_kernel(
                 row,
                 n_there,
                 k,
+                0,
+                k,
                 stride_scales,
                 FORMAT,
                 SCALE_ROWS,

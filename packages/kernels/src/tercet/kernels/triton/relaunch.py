@@ -41,11 +41,11 @@ def launch(
         return
     device = driver.active.get_current_device()
     addresses: list[int | None] = []
-    kinds: list[tuple[torch.dtype, int] | None] = []
+    kinds: list[tuple[torch.dtype, int, bool] | None] = []
     for tensor in tensors:
         address = None if tensor is None else tensor.data_ptr()
         addresses.append(address)
-        kinds.append(None if tensor is None or address is None else (tensor.dtype, address % 16))
+        kinds.append(None if tensor is None or address is None else (tensor.dtype, address % 16, tensor.is_cuda))
     types = (*map(type, numbers),)  # 1 equals 1.0
     key = (id(kernel), device, (*constants,), (*constants.values(),), (*numbers,), types, (*kinds,))
     known = _known.get(key)
