@@ -50,7 +50,10 @@ class AttentionBackend(Protocol):
 
     @property
     def capturable(self) -> bool:
-        """Whether a decode may be recorded in a graph: its tensors are read there, and nothing of its host lists."""
+        """Whether a decode may be recorded in a graph: its tensors are read there, and what `plan` made of its lists.
+
+        So `plan` is called for each step that a graph replays, with as many decodes as were recorded.
+        """
         ...
 
     def plan(self, batch: AttentionBatch) -> None:

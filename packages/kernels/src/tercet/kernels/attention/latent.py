@@ -39,7 +39,7 @@ class LatentBackend(Protocol):
 
     @property
     def capturable(self) -> bool:
-        """Whether a decode may be recorded in a graph: its tensors are read there, and nothing of its host lists."""
+        """Whether a decode may be recorded in a graph: see `AttentionBackend.capturable`."""
         ...
 
     def plan(self, batch: AttentionBatch) -> None:

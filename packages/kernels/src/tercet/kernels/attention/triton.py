@@ -96,7 +96,7 @@ class _Blocks:
 
 
 class TritonAttention:
-    """The Triton backend. See `AttentionBackend`. Its decodes may be captured in a graph: they read lengths there."""
+    """The Triton backend. See `AttentionBackend`. Its decodes may be captured in a graph."""
 
     capturable = True
 

@@ -50,7 +50,7 @@ class _Blocks:
 
 
 class TritonLatent:
-    """`LatentBackend` in Triton. Its decodes may be captured in a graph: they read lengths there."""
+    """`LatentBackend` in Triton. Its decodes may be captured in a graph."""
 
     capturable = True
 

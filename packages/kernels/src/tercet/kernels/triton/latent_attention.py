@@ -14,12 +14,11 @@ from tercet.kernels.triton.launch import await_previous, release_next
 from tercet.kernels.triton.paged_attention import (
     LOG2_E,
     NOTHING,
-    even_splits,
     leave_empty,
-    listed,
     merge_if_last,
     nothing_seen,
     split_places,
+    taken,
 )
 
 
@@ -111,14 +110,7 @@ def latent_decode_kernel(
     """One split of one row and block of GROUP heads; SEVERAL of a row are merged, by the last of them or afterwards."""
     block, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     await_previous(EARLY)
-    used, share = 0, 0
-    if listed_ptr is not None:
-        row, split, used, share = listed(listed_ptr)
-        if used == 0:
-            return
-    kv_len = tl.load(kv_lens_ptr + row)
-    if listed_ptr is None:
-        used, share = even_splits(kv_len, 0, splits, BLOCK_N)
+    row, split, used, share, kv_len = taken(listed_ptr, kv_lens_ptr, row, split, 0, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = block * GROUP + index
     mine = (index < GROUP) & (head < HEADS)

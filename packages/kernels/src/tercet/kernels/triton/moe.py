@@ -82,25 +82,9 @@ def grouped_gemm_kernel(
             acc = _full_product(x_ptr, x_rows, m_there, weight_ptr, row, n_there, k, BLOCK_M, BLOCK_N, BLOCK_K)
         else:
             acc = product(
-                x_ptr,
-                x_rows,
-                m_there,
-                weight_ptr,
-                scales_ptr,
-                zeros_ptr,
-                row,
-                n_there,
-                k,
-                0,
-                k,
-                stride_scales,
-                FORMAT,
-                SCALE_ROWS,
-                SCALE_COLUMNS,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
-            )
+                x_ptr, x_rows, m_there, weight_ptr, scales_ptr, zeros_ptr, row, n_there, k, 0, k, stride_scales,
+                FORMAT, SCALE_ROWS, SCALE_COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
         if bias_ptr is not None:
             acc += tl.load(bias_ptr + row, mask=n_there, other=0.0).to(tl.float32)[None, :]
         if factors_ptr is not None:

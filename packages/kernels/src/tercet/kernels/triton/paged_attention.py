@@ -7,7 +7,8 @@ computed side by side (flash-decoding). Few are merged by whichever ends last, m
 even as the row's own length allows, and that length is read on the device: a captured graph stays right as rows grow.
 There are as many programs as the longest row there could be may need; those that a row has no keys for end at once.
 Where rows are many, a list says which program takes which split of which row, so that long rows have many and short
-ones one, and hardly a program has none.
+ones one, and hardly a program has none. It is of one step's lengths, and written anew for the next, also if a graph
+reads it.
 
 Lengths, pages and windows decide what is loaded at all, so what lies past the end of a row never reaches a sum.
 
@@ -138,14 +139,7 @@ def decode_kernel(
     """One split of one row and KV head; SEVERAL of a row are merged, by the last of them or afterwards."""
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     await_previous(EARLY)
-    used, share = 0, 0
-    if listed_ptr is not None:
-        row, split, used, share = listed(listed_ptr)
-        if used == 0:
-            return
-    kv_len = tl.load(kv_lens_ptr + row)
-    if listed_ptr is None:
-        used, share = even_splits(kv_len, WINDOW, splits, BLOCK_N)
+    row, split, used, share, kv_len = taken(listed_ptr, kv_lens_ptr, row, split, WINDOW, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
     if split >= used:
@@ -266,6 +260,18 @@ def listed(listed_ptr):
     """(row, split, splits of the row, keys of each but the last) of this program; it has none where splits are 0."""
     at = listed_ptr + tl.program_id(2) * 4
     return tl.load(at).to(tl.int64), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+
+
+@triton.jit
+def taken(listed_ptr, kv_lens_ptr, row, split, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
+    """(row, split, splits of the row in use, keys of each but the last, of all): by the list, if there is one."""
+    if listed_ptr is not None:
+        row, split, used, share = listed(listed_ptr)
+        kv_len = tl.load(kv_lens_ptr + row)
+    else:
+        kv_len = tl.load(kv_lens_ptr + row)
+        used, share = even_splits(kv_len, WINDOW, splits, BLOCK_N)
+    return row, split, used, share, kv_len
 
 
 @triton.jit

@@ -118,7 +118,7 @@ def _elements(
     if HEIGHT == 1 and GATE == "":
         start, further = first * stride, row * stride
     elif HEIGHT == 1:
-        start, further = first * stride, row // 2 * stride + row % 2 * (outputs.to(tl.int64) * stride)
+        start, further = first * stride, row // 2 * stride + (row % 2 * outputs).to(tl.int64) * stride
     elif HEIGHT % ROWS == 0 and GATE == "":
         start, further = first // HEIGHT * stride, tl.zeros([GROUPS], tl.int32)
     else:

@@ -31,10 +31,10 @@ def launch(
 ) -> None:
     """As `kernel[grid](*tensors, *numbers, **constants)`, but what was launched before takes half of the time.
 
-    Triton compiles a kernel for constants and types, for which numbers are 1 or multiples of 16, and for which tensors
-    begin at multiples of 16 bytes. Where constants and numbers are the same, and tensors of the same types begin as far
-    from such multiples, Triton is not asked again. What else it looks at is taken for settled: its options, and the
-    globals that kernels read. Where anybody hooks launches, they are Triton's.
+    Triton compiles a kernel for constants and types, for which whole numbers are 1 or multiples of 16, and for which
+    tensors begin at multiples of 16 bytes. Where constants and whole numbers are the same, and tensors of the same
+    types begin as far from such multiples, Triton is not asked again. What else it looks at is taken for settled: its
+    options, and the globals that kernels read. Where anybody hooks launches, they are Triton's.
     """
     if not isinstance(kernel, JITFunction):  # it is interpreted
         kernel[grid](*tensors, *numbers, **constants)
@@ -47,9 +47,10 @@ def launch(
         addresses.append(address)
         kinds.append(None if tensor is None or address is None else (tensor.dtype, address % 16, tensor.is_cuda))
     types = (*map(type, numbers),)  # 1 equals 1.0
-    key = (id(kernel), device, (*constants,), (*constants.values(),), (*numbers,), types, (*kinds,))
+    values = (*(None if kind is float else number for kind, number in zip(types, numbers, strict=True)),)
+    key = (id(kernel), device, (*constants,), (*constants.values(),), values, types, (*kinds,))
     known = _known.get(key)
-    if known is None or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
+    if known is None or _is_hooked(knobs.runtime.launch_enter_hook) or _is_hooked(knobs.runtime.launch_exit_hook):
         _remember(key, kernel, kernel[grid](*tensors, *numbers, **constants), len(tensors) + len(numbers), constants)
         return
     _, compiled, passed_by = known
@@ -57,6 +58,11 @@ def launch(
     stream = driver.active.get_current_stream(device)
     settled = compiled.function, compiled.packed_metadata, None, None, None  # no hooks, and nothing for them
     compiled.run(x, y, z, stream, *settled, *addresses, *numbers, *passed_by)
+
+
+def _is_hooked(hook: Any) -> bool:
+    """Of a chain of hooks, or of what somebody has put in its place."""
+    return bool(getattr(hook, "calls", hook))
 
 
 def _remember(

@@ -53,7 +53,6 @@ def rope_decode_kernel(
     """One split of one row and KV head, as `decode_kernel`; the split of the row's last key writes it first."""
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     await_previous(EARLY)
-    used, share = 0, 0
     if listed_ptr is not None:
         row, split, used, share = listed(listed_ptr)
         if used == 0:
@@ -68,9 +67,8 @@ def rope_decode_kernel(
     if listed_ptr is None:
         used, share = even_splits(kv_len, WINDOW, splits, BLOCK_N)
     if split >= used:
-        index = tl.arange(0, BLOCK_M)
-        row_head = (row * tl.num_programs(0) + kv_head) * GROUP + index
-        leave_empty(lse_ptr, ended_ptr, row_head, splits, split, index < GROUP)
+        index, first_head = tl.arange(0, BLOCK_M), (row * tl.num_programs(0) + kv_head) * GROUP
+        leave_empty(lse_ptr, ended_ptr, first_head + index, splits, split, index < GROUP)
         return
     place = (slot * tl.num_programs(0) + kv_head) * HEAD_DIM
     _store(low, high, value, k_ptr + place, v_ptr + place, k_inverse, v_inverse, split == used - 1, HEAD_DIM)

@@ -262,7 +262,7 @@ def use_ops(model: torch.nn.Module, ops: LayerOps) -> None:
 def _put_at_hand(module: torch.nn.Module) -> None:
     """Make what torch keeps in dicts of its own plain attributes, too: Python else fails to find them before it asks.
 
-    Where one is set again, torch takes the plain one away.
+    Where one is set again, torch takes the plain one away; one that is deleted, or set to None, stays.
     """
     vars(module).update(module._modules)
     vars(module).update(module._parameters)
