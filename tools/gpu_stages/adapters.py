@@ -72,12 +72,6 @@ _WHO = {"nobody": 0, "one for all": 1, "eight": _TIMED_ADAPTERS}
 _TURNS = 3
 
 
-def adapters(scale: Scale) -> Iterator[Results]:
-    """Prompts with adapters against their references, then the time that a token of the large model takes with them."""
-    yield from compare(scale)
-    yield from time_adapters(scale)
-
-
 def compare(scale: Scale) -> Iterator[Results]:
     """How far log-probabilities with each adapter and with none are from the reference, and how far they may be."""
     found: dict[str, Results] = {name: {"trouble": NOT_RUN} for name in ("unused", *_PLACES.values())}

@@ -72,12 +72,6 @@ _TIMED = {
 """Of fp8, a scale for a tensor and for an output, and of int4, AWQ and GPTQ, become the same layout."""
 
 
-def quantised(scale: Scale) -> Iterator[Results]:
-    """Each form against its reference, then the time that a token of the large model takes in each."""
-    yield from compare(scale)
-    yield from time_forms(scale)
-
-
 def compare(scale: Scale) -> Iterator[Results]:
     """How far each form's log-probabilities are from the reference, and how far they may be."""
     for found in gathered(partial(_compare, scale), _COMPARED, min(1, scale.processes)):

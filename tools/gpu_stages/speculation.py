@@ -36,12 +36,6 @@ _SORTS = {"greedy": (_GREEDY, -1), "drawn": (_DRAWN, -1), "told": (_DRAWN, 0)}
 """How tokens are sampled, and how many others are told of: what is told of is not sampled by a graph."""
 
 
-def speculation(scale: Scale) -> Iterator[Results]:
-    """Assumed tokens that are right against steps one after another, then the time of steps of the large model."""
-    yield from compare(scale)
-    yield from time_steps(scale)
-
-
 def compare(scale: Scale) -> Iterator[Results]:
     """How many tokens are alike, how far their log-probabilities are apart, and how far they may be."""
     dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in (torch.float32, scale.dtype))

@@ -171,8 +171,9 @@ def test_what_the_stage_raises_is_in_the_table(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(adapters, "_install", breaks)
     monkeypatch.setattr(adapters, "_written", breaks)
     results: Results = {}
-    for part in adapters.adapters(SCALE):
+    for part in (*adapters.compare(SCALE), *adapters.time_adapters(SCALE)):
         results |= part
-    said = table({"adapters": {"results": results, "complete": True}})
+    record = {"results": results, "complete": True}
+    said = table({"adapters": record, "adapter_times": record})
     assert "| wrong: all; 4 not run | **no** |" in said
     assert "| ValueError: no place | **no** |" in said
