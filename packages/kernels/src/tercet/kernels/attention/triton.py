@@ -9,7 +9,7 @@ from tercet.kernels.attention.api import AttentionBatch, NewTokens
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
 from tercet.kernels.triton.launch import Tiling, early_start, power_of_two, shared_memory
-from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel, merge_kernel
+from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel
 from tercet.kernels.triton.relaunch import launch
 from tercet.kernels.triton.rope import require_whole_heads
 from tercet.kernels.triton.rope_decode import rope_decode_kernel
@@ -173,7 +173,7 @@ class TritonAttention:
         options: dict[str, int | float],
         new: NewTokens | None = None,
     ) -> None:
-        (heads, head_dim), kv_heads = q.shape[1:], k_cache.shape[2]
+        head_dim, kv_heads = q.shape[2], k_cache.shape[2]
         splits = self._plan.splits(out, kv_heads, window=int(options["WINDOW"]))
         group, dim, memory = int(options["GROUP"]), int(options["BLOCK_D"]), shared_memory(q.device)
         blocks = _Blocks.of_decode(group, dim, q.element_size(), k_cache.dtype, memory)
@@ -202,18 +202,7 @@ class TritonAttention:
             maxnreg=blocks.registers if splits.listed is not None else None,
             **early_start(q.device),
         )
-        if splits.merged_apart:
-            launch(
-                merge_kernel,
-                (batch.decodes * heads,),
-                (splits.parts, splits.lse, sinks, out),
-                (heads,),
-                HEAD_DIM=head_dim,
-                SPLITS=splits.of_row,
-                BLOCK_D=options["BLOCK_D"],
-                num_warps=2,
-                **early_start(q.device),
-            )
+        splits.merge(out, sinks, warps=2)
 
     def _extend(
         self,

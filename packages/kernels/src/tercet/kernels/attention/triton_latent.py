@@ -10,8 +10,7 @@ from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
 from tercet.kernels.triton.latent_attention import latent_decode_kernel, latent_extend_kernel
-from tercet.kernels.triton.launch import early_start, pieces, power_of_two, shared_memory
-from tercet.kernels.triton.paged_attention import merge_kernel
+from tercet.kernels.triton.launch import cdiv, early_start, power_of_two, shared_memory
 from tercet.kernels.triton.relaunch import launch
 
 _ROWS = 16
@@ -94,9 +93,9 @@ class TritonLatent:
         scale: float,
         options: dict[str, Any],
     ) -> None:
-        heads, rank = out.shape[1:]
+        heads = out.shape[1]
         blocks = _Blocks.of_decode(heads, q.element_size())
-        groups = -(-heads // blocks.heads)
+        groups = cdiv(heads, blocks.heads)
         splits = self._plan.splits(out, groups)
         launch(
             latent_decode_kernel,
@@ -107,18 +106,7 @@ class TritonLatent:
             **_cut(blocks),
             **options,
         )
-        if splits.merged_apart:
-            launch(
-                merge_kernel,
-                (batch.decodes * heads,),
-                (splits.parts, splits.lse, None, out),
-                (heads,),
-                HEAD_DIM=rank,
-                SPLITS=splits.of_row,
-                BLOCK_D=options["BLOCK_R"],
-                num_warps=8,
-                **early_start(q.device),
-            )
+        splits.merge(out, None, warps=8)
 
     def _extend(
         self,
@@ -135,7 +123,7 @@ class TritonLatent:
         tiles = self._plan.tiles(queries, q.device)
         launch(
             latent_extend_kernel,
-            (tiles.shape[0], pieces(heads, blocks.heads)),
+            (tiles.shape[0], cdiv(heads, blocks.heads)),
             (q, cache, out, batch.page_table, batch.kv_lens, batch.query_start, tiles),
             (q.stride(0), q.stride(1), batch.page_table.stride(0), scale),
             **_cut(blocks),

@@ -7,7 +7,9 @@ import numpy.typing as npt
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
-from tercet.kernels.triton.launch import multiprocessors, power_of_two
+from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two
+from tercet.kernels.triton.paged_attention import merge_kernel
+from tercet.kernels.triton.relaunch import launch
 
 _SPLIT = 64
 """Keys that are worth a split of their own, where rows are too few to fill a GPU."""
@@ -42,15 +44,27 @@ class Splits:
         """Whether a row may have more than one."""
         return self.parts is not None
 
-    @property
-    def merged_apart(self) -> bool:
-        """Whether a kernel of its own merges them."""
-        return self.several and self.ended is None
-
     def tensors(self, out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """What a kernel of decodes is given, from `out_ptr` to `listed_ptr`."""
         parts, lse = (out, out) if self.parts is None else (self.parts, self.lse)
         return parts, lse, out, self.ended, self.listed
+
+    def merge(self, out: torch.Tensor, sinks: torch.Tensor | None, warps: int) -> None:
+        """Into `out` [tokens, heads, dim], by a kernel of its own where the last split of a row to end does not."""
+        if not self.several or self.ended is not None:
+            return
+        heads, dim = out.shape[1:]
+        launch(
+            merge_kernel,
+            (self.grid[1] * heads,),
+            (self.parts, self.lse, sinks, out),
+            (heads,),
+            HEAD_DIM=dim,
+            SPLITS=self.of_row,
+            BLOCK_D=max(16, power_of_two(dim)),
+            num_warps=warps,
+            **early_start(out.device),
+        )
 
 
 class TritonPlan:

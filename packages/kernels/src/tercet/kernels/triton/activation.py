@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.activation import LIMIT, SLOPE, Gate
-from tercet.kernels.triton.launch import await_previous, early_start, pieces, release_next
+from tercet.kernels.triton.launch import await_previous, cdiv, early_start, release_next
 from tercet.kernels.triton.relaunch import launch
 
 _BLOCK = 1024
@@ -75,6 +75,6 @@ def _launch(x: torch.Tensor, kind: str) -> torch.Tensor:
     size = x.shape[-1] // 2
     out = x.new_empty(*x.shape[:-1], size)
     early = early_start(x.device)
-    grid = (out.numel() // size, pieces(size, _BLOCK))
+    grid = (out.numel() // size, cdiv(size, _BLOCK))
     launch(gated_kernel, grid, (x, out), (size,), KIND=kind, BLOCK=_BLOCK, **early)
     return out

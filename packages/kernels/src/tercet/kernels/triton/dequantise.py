@@ -6,7 +6,7 @@ import triton.language as tl
 
 from tercet.kernels.ops.quantised import HALF, QuantisedWeight
 from tercet.kernels.triton.codes import e2m1_number, e4m3_number, e8m0_scale, int4_number
-from tercet.kernels.triton.launch import Tiling, pieces, power_of_two
+from tercet.kernels.triton.launch import Tiling, cdiv, power_of_two
 from tercet.kernels.triton.relaunch import launch
 
 TILINGS = (Tiling(256, 4), Tiling(128, 4), Tiling(128, 2), Tiling(256, 8), Tiling(512, 8))
@@ -65,12 +65,12 @@ def dequantise(weight: QuantisedWeight, dtype: torch.dtype, *, tiling: Tiling = 
     """The weight in full, [n, k]."""
     n, k = weight.shape
     out = torch.empty(n, k, dtype=dtype, device=weight.codes.device)
-    groups = pieces(weight.codes.shape[1], HALF)
+    groups = cdiv(weight.codes.shape[1], HALF)
     block = min(tiling.block, power_of_two(groups))
     rows = tiling.block // block
     launch(
         dequantise_kernel,
-        (pieces(n, rows), pieces(groups, block)),
+        (cdiv(n, rows), cdiv(groups, block)),
         (weight.codes, weight.scales, weight.zeros, out),
         (n, k, weight.scales.stride(0)),
         FORMAT=weight.format,

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import Tiling, await_previous, early_start, pieces, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
 from tercet.kernels.triton.relaunch import launch
 
 TILINGS = (
@@ -45,7 +45,7 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, *, tiling: Tiling = TILIN
     rows = tiling.block // block
     launch(
         embedding_kernel,
-        (pieces(tokens, rows), pieces(size, block)),
+        (cdiv(tokens, rows), cdiv(size, block)),
         (ids, weight, out),
         (tokens, vocab, size),
         ROWS=rows,

@@ -18,9 +18,9 @@ from tercet.kernels.triton.dequantise import dequantise
 from tercet.kernels.triton.launch import (
     Tiling,
     await_previous,
+    cdiv,
     early_start,
     multiprocessors,
-    pieces,
     power_of_two,
     release_next,
     shared_memory,
@@ -232,9 +232,9 @@ def _cut(outputs: int, rows: int, k: int, processors: int) -> tuple[Tiling, int]
 
     Rows are those of whole tiles, so that other numbers of them seldom have other kernels.
     """
-    wanted = pieces(_BUSY[0] * processors, _BUSY[1])
+    wanted = cdiv(_BUSY[0] * processors, _BUSY[1])
     for tiling in (TILINGS[0], *_FEWER):
-        programs = pieces(outputs, tiling.block) * pieces(rows, _TALLEST)
+        programs = cdiv(outputs, tiling.block) * cdiv(rows, _TALLEST)
         splits = splits_for(programs, rows, k, wanted)
         if programs * splits >= wanted:
             break
@@ -273,7 +273,7 @@ def tiled_linear(
     m = len(rows)
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     block_m = min(_TALLEST, max(16, power_of_two(m)))
-    tiles = pieces(m, block_m)
+    tiles = cdiv(m, block_m)
     early = early_start(x.device)
     if tiling is None:
         tiling, chosen = _cut(n, tiles * block_m, k, multiprocessors(x.device))
@@ -284,7 +284,7 @@ def tiled_linear(
     bias_in, out_in = (bias, out) if parts is None else (None, parts)
     launch(
         quantised_linear_kernel,
-        (pieces(n, tiling.block), tiles, splits or 1),
+        (cdiv(n, tiling.block), tiles, splits or 1),
         (rows, weight.codes, weight.scales, weight.zeros, bias_in, out_in),
         (m, n, k, rows.stride(0), weight.scales.stride(0)),
         FORMAT=weight.format,

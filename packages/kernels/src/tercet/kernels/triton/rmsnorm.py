@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import await_previous, early_start, pieces, power_of_two, release_next
+from tercet.kernels.triton.launch import await_previous, cdiv, early_start, power_of_two, release_next
 from tercet.kernels.triton.relaunch import launch
 
 _ELEMENTS = 4096
@@ -92,7 +92,7 @@ def _launch(
     together = max(1, min(16, _ELEMENTS // block, power_of_two(rows)))
     launch(
         rmsnorm_kernel,
-        (pieces(rows, together),),
+        (cdiv(rows, together),),
         (x, residual, weight, out, total),
         (rows, inner, stride_outer, stride_inner, eps),
         SIZE=size,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.fp8 import as_bits, e4m3_bits
-from tercet.kernels.triton.launch import Tiling, await_previous, early_start, pieces, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
 from tercet.kernels.triton.relaunch import launch
 from tercet.kernels.triton.rmsnorm import rounded_for
 
@@ -155,7 +155,7 @@ def rope_store(
     caches, strides = (as_bits(k_cache), as_bits(v_cache)), [x.stride()[0] for x in (q, k, v)]
     launch(
         rope_store_kernel,
-        (tokens, pieces(kv_heads, taken)),
+        (tokens, cdiv(kv_heads, taken)),
         (q, k, v, out, *caches, positions, slot_mapping, table, q_weight, k_weight),
         (*strides, k_cache.stride()[1], eps, 1 / scales[0], 1 / scales[1]),
         HEADS=kv_heads,

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import await_previous, early_start, pieces, release_next
+from tercet.kernels.triton.launch import await_previous, cdiv, early_start, release_next
 from tercet.kernels.triton.relaunch import launch
 
 _SPLITS = 16
@@ -64,9 +64,7 @@ def add_splits(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     """Of float32 [splits, m, n] the sums, plus a bias [n], into out [m, n]."""
     splits, m, n = parts.shape
     options = {"SPLITS": splits, "BLOCK": _BLOCK, "num_warps": _WARPS}
-    launch(
-        add_splits_kernel, (pieces(m * n, _BLOCK),), (parts, bias, out), (m, n), **options, **early_start(out.device)
-    )
+    launch(add_splits_kernel, (cdiv(m * n, _BLOCK),), (parts, bias, out), (m, n), **options, **early_start(out.device))
 
 
 def splits_for(programs: int, rows: int, k: int, wanted: int) -> int:

@@ -9,8 +9,6 @@ import pytest
 
 pytest.importorskip("triton", reason="kernels are launched by triton")
 
-from tercet.kernels.triton.launch import pieces
-
 
 @pytest.fixture(scope="module")
 def lines() -> dict[str, str]:
@@ -38,7 +36,3 @@ def test_a_kernel_runs_on_the_stream_and_device_that_are_current(lines: dict[str
 def test_hooks_of_launches_are_called(lines: dict[str, str]) -> None:
     assert lines["hooked"] == "same 1 1 1"
     assert lines["unhooked"] == "same 0 0 0"
-
-
-def test_the_last_piece_may_be_smaller() -> None:
-    assert [pieces(size, 4) for size in (0, 1, 4, 5)] == [0, 1, 1, 2]
