@@ -16,10 +16,14 @@ _WHY = {
     "fused sample all": "computes ten rounds of a generator and two logarithms for every token",
     "fused sample top-p": "draws as `sample all` does, and looks for where its tokens end",
     "fused bitmask": "writes every other number, so half of each sector",  # of old records: now `fused grammar mask`
+    "fused latent decode": "writes parts of splits and reads them again, a tenth of its bytes",
+    "fused grammar mask": "waits for the mask before it writes 33 MB, all in 11 us",
     "fused fp8 linear, 16 rows": "widens weights by arithmetic",
     "fused int8 linear, 16 rows": "widens weights by arithmetic",
     "fused int4 linear, 1 row": "makes numbers of codes by arithmetic",
     "fused int4 linear, 16 rows": "widens weights by arithmetic",
+    "fused lora, an adapter each": "multiplied in float32 on 2026-11-26, two programs to a multiprocessor; no longer",
+    "fused lora, one adapter": "read the adapter for every 16 tokens on 2026-11-26; now for every 64",
 }
 """What binds an operation that moves bytes, which is below its target all the same; others are not explained."""
 

@@ -160,7 +160,9 @@ ADAPTS = """
     for runs in (1, 2, 3, 10, 16, 17, 100):
         for place in (0, 1):
             table = torch.zeros(3 * runs + place, dtype=torch.int32)[place:].view(runs, 3)
-            add_lora(torch.zeros(runs, 6144), torch.zeros(runs, 4096), weights, LoRARows((), table, ()))
+            for longest in (1, 16, 17, 64):
+                rows = LoRARows((), table, (), longest)
+                add_lora(torch.zeros(runs, 6144), torch.zeros(runs, 4096), weights, rows)
 """
 
 
@@ -225,8 +227,8 @@ def test_products_of_other_numbers_of_rows_compile_nothing_again() -> None:
 
 
 def test_adapters_of_other_runs_compile_nothing_again() -> None:
-    """However many splits there are, and wherever in a step's numbers the table lies."""
-    assert compiled(ADAPTS) == ["lora_expand_kernel", "lora_shrink_kernel"]
+    """However many splits there are, and wherever in a step's numbers the table lies; of prompts they are others."""
+    assert compiled(ADAPTS) == [*["lora_expand_kernel"] * 2, *["lora_shrink_kernel"] * 2]
 
 
 def trouble(case: str, architecture: int) -> str:

@@ -12,9 +12,10 @@ from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Run
 from tercet.kernels.triton import lora
 from tercet.kernels.triton.lora import add_lora
 
-INPUTS, TOKENS = 72, 40
+INPUTS, TOKENS = 72, 90
 PARTS = [(70,), (130, 20, 33), (48, 48)]
-MIXED = [Run(0, 0, 16), Run(2, 16, 17), Run(0, 19, 21), Run(1, 30, 40)]
+SHORT = [Run(0, 0, 16), Run(2, 16, 17), Run(0, 19, 21), Run(1, 30, 40)]
+MIXED = [Run(0, 0, 16), Run(2, 16, 17), Run(0, 19, 83), Run(1, 84, 90)]
 
 
 def weights_of(
@@ -34,7 +35,8 @@ def weights_of(
 
 
 def rows_of(runs: list[Run], ranks: list[int], device: torch.device) -> LoRARows:
-    return LoRARows(runs, torch.tensor(runs, dtype=torch.int32, device=device).view(-1, 3), ranks)
+    table = torch.tensor(runs, dtype=torch.int32, device=device).view(-1, 3)
+    return LoRARows(runs, table, ranks, max((run.stop - run.start for run in runs), default=0))
 
 
 def assert_as_the_reference(
@@ -56,7 +58,12 @@ def assert_as_the_reference(
 @pytest.mark.parametrize("rank", [4, 16, 64])
 @pytest.mark.parametrize(
     ("ranks", "runs"),
-    [([1.0], [Run(0, 3, 4)]), ([1.0], [Run(0, 0, 16), Run(0, 16, 23)]), ([1.0, 0.25, 0.5], MIXED)],
+    [
+        ([1.0], [Run(0, 3, 4)]),
+        ([1.0], [Run(0, 0, 16), Run(0, 16, 23)]),
+        ([1.0, 0.25, 0.5], SHORT),
+        ([1.0, 0.25, 0.5], MIXED),
+    ],
 )
 def test_every_token_has_its_own_adapter_added(
     parts: tuple[int, ...], rank: int, ranks: list[float], runs: list[Run], device: torch.device
@@ -73,9 +80,16 @@ def test_ranks_that_are_no_whole_blocks(rank: int, device: torch.device) -> None
     assert_as_the_reference(torch.randn(TOKENS, INPUTS, device=device), weights, rows_of(MIXED, own, device))
 
 
+@pytest.mark.parametrize("longest", [1, 16, 17, 64])
+def test_runs_may_be_shorter_than_said(longest: int, device: torch.device) -> None:
+    own, runs = [16] * 3, [Run(0, 3, 4), Run(2, 4, 5)]
+    weights, rows = weights_of(own, 16, (130, 20, 33), device), rows_of(runs, own, device)
+    x = torch.randn(TOKENS, INPUTS, device=device)
+    assert_as_the_reference(x, weights, replace(rows, longest=longest))
+
+
 @pytest.mark.parametrize("count", [1, 10, 40])
 def test_inputs_in_splits(count: int, device: torch.device) -> None:
-    """In the interpreter they are six, three, and one, none of the last of them whole."""
     own = [16] * 3
     weights, x = weights_of(own, 16, (40, 40), device, inputs=1800), torch.randn(TOKENS, 1800, device=device)
     runs = [Run(token % 3, token, token + 1) for token in range(count)]
@@ -83,12 +97,20 @@ def test_inputs_in_splits(count: int, device: torch.device) -> None:
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize(("dtype", "held"), [(torch.float16, torch.float16), (torch.float32, torch.float16)])
-def test_other_types(dtype: torch.dtype, held: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("runs", [SHORT, MIXED])
+@pytest.mark.parametrize(
+    ("dtype", "held"),
+    [
+        (torch.float16, torch.float16),
+        (torch.float32, torch.float16),
+        (torch.float32, torch.bfloat16),
+    ],
+)
+def test_other_types(dtype: torch.dtype, held: torch.dtype, runs: list[Run], device: torch.device) -> None:
     weights = weights_of([16] * 3, 16, (130, 20, 33), device, held, 600)
     x = torch.randn(TOKENS, 600, device=device).to(dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
-    actual = assert_as_the_reference(x, weights, rows_of(MIXED, [16] * 3, device), tolerance)
+    actual = assert_as_the_reference(x, weights, rows_of(runs, [16] * 3, device), tolerance)
     assert actual.dtype == dtype
 
 
@@ -138,7 +160,7 @@ def test_one_token_never_reaches_another(device: torch.device) -> None:
     own = [20] * 3
     weights, rows = weights_of(own, 20, (130, 20, 33), device), rows_of(MIXED, own, device)
     x, out = torch.randn(TOKENS, INPUTS, device=device), torch.zeros(TOKENS, 183, device=device)
-    x[2], x[17], x[29] = torch.nan, torch.nan, torch.nan
+    x[2], x[17], x[83] = torch.nan, torch.nan, torch.nan
     add_lora(out, x, weights, rows)
     assert out.isnan().any(1).nonzero().flatten().tolist() == [2]
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-LONGEST_RUN = 16
-"""Tokens of one `Run`, at most: as many rows as a tensor core takes."""
+LONGEST_RUN = 64
+"""Tokens of one `Run`, at most: a kernel reads an adapter once for each run."""
 
 
 class Run(NamedTuple):
@@ -47,6 +47,8 @@ class LoRARows:
     table: torch.Tensor  # int32 [runs, 3]: the same, where the weights are
     ranks: Sequence[int]
     """Rank of the adapter at each place."""
+    longest: int = LONGEST_RUN
+    """Tokens of a run, at most, those of the table among them."""
 
     @property
     def known(self) -> Sequence[Run]:
@@ -62,7 +64,8 @@ class LoRARows:
         runs = [run for run in cut if run.start < run.stop]
         if not runs:
             return None
-        return LoRARows(runs, torch.tensor(runs, dtype=torch.int32).to(self.table.device), self.ranks)
+        table = torch.tensor(runs, dtype=torch.int32).to(self.table.device)
+        return LoRARows(runs, table, self.ranks, self.longest)
 
     @cached_property
     def by_place(self) -> dict[int, torch.Tensor | slice]:

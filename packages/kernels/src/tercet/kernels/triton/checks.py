@@ -177,15 +177,16 @@ def _moe(device: torch.device) -> Pair:
 
 
 def _lora(device: torch.device) -> Pair:
-    """Two adapters, over inputs in splits: runs of one token, of some and of 16, and an empty one."""
-    runs = [lora.Run(1, 0, 1), lora.Run(0, 1, 17), lora.Run(1, 17, 17), lora.Run(1, 20, 27)]
-    rows = lora.LoRARows(runs, torch.tensor(runs, dtype=torch.int32, device=device), [24, 24])
-    x, parts = _randn(device, 30, 1100), (200, 70, 70)
+    """Two adapters, over inputs in splits: runs of one token, of some, of many and none, in tiles of both sizes."""
+    some, many = [lora.Run(1, 0, 1), lora.Run(0, 1, 17), lora.Run(1, 17, 17), lora.Run(1, 20, 27)], lora.Run(0, 30, 90)
+    x, parts = _randn(device, 100, 1100), (200, 70, 70)
     weights = lora.LoRAWeights(_randn(device, 2, 3 * 24, 1100) / 33, _randn(device, 2, 24, sum(parts)) / 5, parts)
-    actual = _randn(device, 30, sum(parts))
+    actual = _randn(device, 2, 100, sum(parts))
     expected = actual.clone()
-    fused_lora.add_lora(actual, x, weights, rows)
-    lora.add_lora(expected, x, weights, rows)
+    for tile, (runs, longest) in enumerate([(some, 16), ([*some, many], lora.LONGEST_RUN)]):
+        rows = lora.LoRARows(runs, torch.tensor(runs, dtype=torch.int32, device=device), [24, 24], longest)
+        fused_lora.add_lora(actual[tile], x, weights, rows)
+        lora.add_lora(expected[tile], x, weights, rows)
     return actual, expected
 
 

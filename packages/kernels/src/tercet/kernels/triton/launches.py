@@ -197,9 +197,16 @@ def _mxfp4_moe(tokens: int, dtype: torch.dtype = BF16, tiling: Tiling | None = N
         expert_rows.few_tokens(x, weights, experts, gate_up, down, gate="clamped", biases=biases, tiling=tiling)
 
 
-def _lora(runs: int, rank: int, parts: tuple[int, ...], dtype: torch.dtype = BF16, held: torch.dtype = BF16) -> None:
+def _lora(
+    runs: int,
+    rank: int,
+    parts: tuple[int, ...],
+    dtype: torch.dtype = BF16,
+    held: torch.dtype = BF16,
+    longest: int = 1,
+) -> None:
     a, b = torch.empty(2, len(parts) * rank, HIDDEN, dtype=held), torch.empty(2, rank, sum(parts), dtype=held)
-    rows = LoRARows((), torch.zeros(runs, 3, dtype=torch.int32), ())
+    rows = LoRARows((), torch.zeros(runs, 3, dtype=torch.int32), (), longest)
     x, out = torch.empty(runs, HIDDEN, dtype=dtype), torch.empty(runs, sum(parts), dtype=dtype)
     add_lora(out, x, LoRAWeights(a, b, parts), rows)
 
@@ -345,6 +352,10 @@ CASES: dict[str, Callable[[], object]] = {
     "lora, float16": partial(_lora, 4, 64, QKV, torch.float16, torch.float16),
     "lora, float32": partial(_lora, 4, 64, QKV, torch.float32, torch.float32),
     "lora, wide inputs": partial(_lora, 4, 64, QKV, torch.float32),
+    "lora of prompts": partial(_lora, 4, 64, QKV, longest=64),
+    "lora of prompts, rank 8": partial(_lora, 256, 8, (14336, 14336), longest=64),
+    "lora of prompts, float16": partial(_lora, 4, 64, QKV, torch.float16, torch.float16, longest=64),
+    "lora of prompts, float32": partial(_lora, 4, 64, QKV, torch.float32, torch.float32, longest=64),
     "mxfp4": partial(_quantised, "mxfp4", 4, MXFP4_BLOCK),
     "mxfp4, 64 rows": partial(_quantised, "mxfp4", 64, MXFP4_BLOCK),
     "mxfp4, prefill": partial(_quantised, "mxfp4", 512, MXFP4_BLOCK),

@@ -63,12 +63,13 @@ class Adapters:
         runs = _runs(places, [row.count for row in rows])
         if self._last is None or self._last[0] != runs:  # decodes mostly are those of the step before
             [table] = self._uploads.send([np.array(runs, dtype=np.int32)])
-            self._last = runs, LoRARows(runs, table, list(self._bank.ranks))
+            longest = max(run.stop - run.start for run in runs)
+            self._last = runs, LoRARows(runs, table, list(self._bank.ranks), longest)
         return self._last[1]
 
     def in_place(self, rows: int) -> LoRARows:
         """The adapters of a decode of so many rows, in memory that `put_in_place` writes and kernels alone can read."""
-        return LoRARows(None, self._table[:rows], self._bank.ranks)
+        return LoRARows(None, self._table[:rows], self._bank.ranks, longest=1)
 
     def put_in_place(self, slots: Array) -> None:
         """Say which adapters the slots of a decode have, row by row; further rows have none."""
