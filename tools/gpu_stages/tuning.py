@@ -5,15 +5,17 @@ cache on disk: the process that measures compiles nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from tercet.kernels.attention import triton as attention
+from tercet.kernels.attention import triton_latent
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
-from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.attention.latent import LatentBackend
+from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
 from tercet.kernels.bench import PAGE_SIZE, measure_recorded
 from tercet.kernels.check import Pair, make_batch, verdict
 from tercet.kernels.errors import DeviceFailedError
@@ -104,6 +106,38 @@ def _attended(backend: AttentionBackend, rows: AttentionBatch, q: torch.Tensor, 
     return [backend.attend(q, caches[0], caches[1], scale=q.shape[2] ** -0.5)]
 
 
+def _latent_decodes(scale: Scale) -> Iterator[_Work]:
+    for count in scale.batches:
+        work = _latents(scale, [(1, scale.context)] * count, lambda way: triton_latent.TritonLatent(decodes=way))
+        yield replace(work, size=f"batch {count}")
+
+
+def _latent_prompts(scale: Scale) -> Iterator[_Work]:
+    """Which are bound by matrix products: their bytes alone are a small share."""
+    for count in (scale.context, scale.prompt // 2):
+        work = _latents(scale, [(count, count)], lambda way: triton_latent.TritonLatent(extends=way))
+        yield replace(work, size=f"prompt {count}")
+
+
+def _latents(scale: Scale, rows: list[tuple[int, int]], make: Callable[[Tiling], LatentBackend]) -> _Work:
+    """One layer of DeepSeek-V2-Lite, as the stage `operations` has it."""
+    heads, rank, width = 16, 512, 576
+    batch = make_batch(rows, PAGE_SIZE, scale.device)
+    pages = int(batch.page_table.max()) + 1
+    cache = torch.randn(pages, PAGE_SIZE, width, device=scale.device).to(scale.dtype)
+    q = torch.randn(sum(batch.host_query_lens), heads, width, device=scale.device).to(scale.dtype)
+    backends: dict[Tiling, LatentBackend] = {}
+
+    def attended(backend: LatentBackend) -> Tensors:
+        backend.plan(batch)
+        return [backend.attend(q, cache, rank=rank, scale=width**-0.5)]
+
+    def run(tiling: Tiling) -> Tensors:
+        return attended(backends.setdefault(tiling, make(tiling)))
+
+    return _Work("", run, attended(TorchNativeLatent()), 1.0 * cache.nbytes)
+
+
 def _largest(scale: Scale) -> Iterator[_Work]:
     for size, logits in _logits(scale):
         yield _Work(size, partial(largest.largest, logits), sampling_reference.largest(logits), logits.nbytes)
@@ -160,6 +194,8 @@ OPERATIONS: dict[str, tuple[Sequence[Tiling], Callable[[Scale], Iterator[_Work]]
     "embedding": (embedding.TILINGS, _embedding),
     "rope_store": (rope.TILINGS, _rope),
     "decode": (attention.DECODE_TILINGS, _decodes),
+    "latent decode": (triton_latent.DECODE_TILINGS, _latent_decodes),
+    "latent prompt": (triton_latent.EXTEND_TILINGS, _latent_prompts),
     "largest": (largest.TILINGS, _largest),
     "logprobs": (logprobs.TILINGS, _logprobs),
     "sample all": (sampling.TILINGS, _sample),

@@ -12,6 +12,7 @@ from tercet.kernels.attention.reference import ReferenceLatent
 from tercet.kernels.check import make_batch
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.triton import fp8
+from tercet.kernels.triton.launch import Tiling
 
 Rows = list[tuple[int, int]]
 
@@ -81,13 +82,25 @@ def test_a_decode_reads_lengths_and_pages_on_the_device(device: torch.device) ->
 
 @pytest.mark.parametrize(("heads", "each"), [(1, 1), (16, 16), (17, 9), (20, 10), (40, 14), (128, 16)])
 def test_heads_are_shared_out_evenly(heads: int, each: int) -> None:
-    assert backend._Blocks.of_decode(heads, 2).heads == each
-    assert backend._Blocks.of_extend(1, heads, 4).heads == each
+    assert backend._Blocks.of_decode(heads, 2, backend.DECODE_TILINGS[0]).heads == each
+    assert backend._Blocks.of_extend(1, heads, 4, backend.EXTEND_TILINGS[0]).heads == each
 
 
 @pytest.mark.parametrize("heads", [3, 16, 33])
 def test_tiles_of_several_tokens_and_of_some_heads(heads: int, device: torch.device) -> None:
     check(device, [(1, 40), (33, 70), (5, 5), (1, 9)], heads=heads)
+
+
+@pytest.mark.parametrize("decodes", backend.DECODE_TILINGS, ids=str)
+@pytest.mark.parametrize("extends", backend.EXTEND_TILINGS, ids=str)
+def test_every_way_of_cutting_it_up(decodes: Tiling, extends: Tiling, device: torch.device) -> None:
+    batch = make_batch([(1, 200), (1, 3), (33, 70)], 16, device)
+    q, cache = torch.randn(35, 6, 48, device=device).half(), torch.randn(20, 16, 48, device=device).half()
+    attention, reference = backend.TritonLatent(decodes, extends), ReferenceLatent()
+    attention.plan(batch)
+    reference.plan(batch)
+    actual, expected = (each.attend(q, cache, rank=32, scale=0.15).cpu() for each in (attention, reference))
+    torch.testing.assert_close(actual, expected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("widens", [False, True])

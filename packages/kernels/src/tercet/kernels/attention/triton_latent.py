@@ -10,7 +10,7 @@ from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.fp8 import readable
 from tercet.kernels.triton.latent_attention import latent_decode_kernel, latent_extend_kernel
-from tercet.kernels.triton.launch import cdiv, early_start, power_of_two, shared_memory
+from tercet.kernels.triton.launch import Tiling, cdiv, early_start, power_of_two, shared_memory
 from tercet.kernels.triton.relaunch import launch
 
 _ROWS = 16
@@ -18,6 +18,23 @@ _ROWS = 16
 
 _WIDE_KEYS = 16
 """Of a block in float32: likewise."""
+
+DECODE_TILINGS = (
+    Tiling(32, 4, 3),
+    Tiling(32, 4, 5),
+    Tiling(32, 8, 3),
+    Tiling(32, 8, 5),
+    Tiling(16, 4, 5),
+    Tiling(16, 4, 7),
+    Tiling(64, 8, 3),
+)
+"""Of decodes in 16 bits, by the vectors of a block; the first is in use, others were not measured yet.
+
+As in `attention.triton`, three stages have one block in shared memory, and five have two.
+"""
+
+EXTEND_TILINGS = (Tiling(32, 8, 3), Tiling(32, 8, 5), Tiling(64, 8, 3), Tiling(64, 8, 5))
+"""Of prompts in 16 bits, by the rows of a tile; likewise. Only the first fits into the 99 KiB that every GPU has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +51,17 @@ class _Blocks:
     stages: int
 
     @classmethod
-    def of_decode(cls, heads: int, itemsize: int) -> "_Blocks":
-        """For one token."""
-        keys, stages = (_WIDE_KEYS, 2) if itemsize > 2 else (32, 3)
-        return cls(rows=_ROWS, heads=_share(heads, _ROWS), keys=keys, warps=4, stages=stages)
+    def of_decode(cls, heads: int, itemsize: int, tiling: Tiling) -> "_Blocks":
+        """For one token; numbers of 16 bits are cut up as a tiling says."""
+        keys, warps, stages = (_WIDE_KEYS, 4, 2) if itemsize > 2 else (tiling.block, tiling.warps, tiling.stages)
+        return cls(rows=_ROWS, heads=_share(heads, _ROWS), keys=keys, warps=warps, stages=stages)
 
     @classmethod
-    def of_extend(cls, queries: int, heads: int, itemsize: int) -> "_Blocks":
-        """For `queries` tokens at most."""
-        wide = itemsize > 2
-        rows = min(_ROWS if wide else 2 * _ROWS, max(_ROWS, power_of_two(queries * heads)))
-        keys, stages = (_WIDE_KEYS, 2) if wide else (32, 3)
-        return cls(rows=rows, heads=_share(heads, rows), keys=keys, warps=rows // 4, stages=stages)
+    def of_extend(cls, queries: int, heads: int, itemsize: int, tiling: Tiling) -> "_Blocks":
+        """For `queries` tokens at most, likewise."""
+        most, keys, stages = (_ROWS, _WIDE_KEYS, 2) if itemsize > 2 else (tiling.block, 32, tiling.stages)
+        rows = min(most, max(_ROWS, power_of_two(queries * heads)))
+        return cls(rows=rows, heads=_share(heads, rows), keys=keys, warps=min(tiling.warps, rows // 4), stages=stages)
 
 
 class TritonLatent:
@@ -53,8 +69,11 @@ class TritonLatent:
 
     capturable = True
 
-    def __init__(self) -> None:
+    def __init__(self, decodes: Tiling = DECODE_TILINGS[0], extends: Tiling = EXTEND_TILINGS[0]) -> None:
+        """With other tilings, what is in 16 bits is cut up so."""
         self._plan = TritonPlan()
+        self._decodes = decodes
+        self._extends = extends
 
     def plan(self, batch: AttentionBatch) -> None:
         """See `TritonPlan.take`."""
@@ -94,7 +113,7 @@ class TritonLatent:
         options: dict[str, Any],
     ) -> None:
         heads = out.shape[1]
-        blocks = _Blocks.of_decode(heads, q.element_size())
+        blocks = _Blocks.of_decode(heads, q.element_size(), self._decodes)
         groups = cdiv(heads, blocks.heads)
         splits = self._plan.splits(out, groups)
         launch(
@@ -118,7 +137,7 @@ class TritonLatent:
         options: dict[str, Any],
     ) -> None:
         heads = q.shape[1]
-        blocks = _Blocks.of_extend(batch.max_query, heads, q.element_size())
+        blocks = _Blocks.of_extend(batch.max_query, heads, q.element_size(), self._extends)
         queries = blocks.rows // blocks.heads
         tiles = self._plan.tiles(queries, q.device)
         launch(
