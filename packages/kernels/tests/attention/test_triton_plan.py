@@ -13,10 +13,15 @@ from tercet.kernels.check import make_batch
 class Tiles:
     """As tensors, but that they only remember where they lie."""
 
+    scarce = False
+    """Whether no memory can be pinned."""
+
     def __init__(self, place: str = "the host's memory") -> None:
         self.place = place
 
     def pin_memory(self) -> "Tiles":
+        if self.scarce:
+            raise torch.AcceleratorError("CUDA error: out of memory")
         return Tiles("pinned memory")
 
     def to(self, device: torch.device, *, non_blocking: bool) -> "Tiles":
@@ -25,10 +30,18 @@ class Tiles:
 
 
 @pytest.mark.parametrize(
-    ("device", "place"), [("cuda", "cuda from pinned memory"), ("cpu", "cpu from the host's memory")]
+    ("device", "scarce", "place"),
+    [
+        ("cuda", False, "cuda from pinned memory"),
+        ("cuda", True, "cuda from the host's memory"),
+        ("cpu", False, "cpu from the host's memory"),
+    ],
 )
-def test_tiles_leave_from_pinned_memory_once(device: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_leave_from_pinned_memory_once(
+    device: str, scarce: bool, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From other memory the driver may wait for what runs."""
+    monkeypatch.setattr(Tiles, "scarce", scarce)
     plan, cut = TritonPlan(), 0
 
     def cut_tiles(*_: Any) -> Tiles:

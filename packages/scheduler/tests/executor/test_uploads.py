@@ -1,4 +1,7 @@
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 from tercet.scheduler.executor.uploads import Array, Uploads, pack_into, starts, unpack
@@ -31,3 +34,26 @@ def test_nothing_is_sent_as_nothing() -> None:
 def test_on_a_cpu_nothing_is_copied() -> None:
     (tensor,) = Uploads(torch.device("cpu")).send([ARRAYS[0]])
     assert tensor.data_ptr() == ARRAYS[0].ctypes.data
+
+
+@pytest.mark.parametrize("scarce", [False, True])
+def test_numbers_are_sent_from_any_memory_where_none_can_be_pinned(
+    scarce: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = torch.empty
+    pinned: list[bool] = []
+
+    def taken(*size: Any, pin_memory: bool = False, **how: Any) -> torch.Tensor:
+        pinned.append(pin_memory)
+        if scarce and pin_memory:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+        return empty(*size, **how)
+
+    monkeypatch.setattr(torch, "empty", taken)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _, non_blocking: tensor.clone() if non_blocking else None)
+    uploads = Uploads(torch.device("cuda"))
+    for sent, array in zip(uploads.send(ARRAYS), ARRAYS, strict=True):
+        assert torch.equal(sent, torch.from_numpy(array))
+    staged = uploads.stage(5)
+    assert (staged.shape, staged.dtype) == ((5,), torch.int64)
+    assert pinned.count(True) == 2

@@ -346,16 +346,17 @@ def test_adapters_come_from_any_memory_where_none_can_be_pinned(scarce: bool, mo
     pinned: list[bool] = []
     empty = torch.empty
 
-    def taken(*size: Any, pin_memory: bool, **how: Any) -> torch.Tensor:
+    def taken(*size: Any, pin_memory: bool = False, **how: Any) -> torch.Tensor:
         pinned.append(pin_memory)
-        if scarce:
+        if scarce and pin_memory:
             raise torch.AcceleratorError("CUDA error: out of memory")
         return empty(*size, **how)
 
     class OnGPU(torch.Tensor):
         is_cuda = True
+        device = torch.device("cuda")
 
     target, source = torch.zeros(3).as_subclass(OnGPU), torch.tensor([1.0, 2.0, 3.0])
     monkeypatch.setattr("torch.empty", taken)
     lora._bring(target, source)
-    assert (target.tolist(), pinned) == ([1.0, 2.0, 3.0], [True])
+    assert (target.as_subclass(torch.Tensor).tolist(), pinned[0]) == ([1.0, 2.0, 3.0], True)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.pinned import pinned
 from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two
 from tercet.kernels.triton.paged_attention import merge_kernel
 from tercet.kernels.triton.relaunch import launch
@@ -87,7 +88,7 @@ class TritonPlan:
         self._batch = batch
         self._tiles = {}
         for window, listed in self._lists.items():
-            listed.copy_(_ready(list_splits(batch, window), listed.device), non_blocking=True)
+            listed.copy_(pinned(list_splits(batch, window), listed.device), non_blocking=True)
 
     @property
     def batch(self) -> AttentionBatch:
@@ -124,19 +125,14 @@ class TritonPlan:
     def _listed(self, window: int, device: torch.device) -> torch.Tensor:
         """`list_splits` of the batch, on a device. A graph's backend makes it before it is recorded."""
         if window not in self._lists:
-            self._lists[window] = _ready(list_splits(self.batch, window), device).to(device, non_blocking=True)
+            self._lists[window] = pinned(list_splits(self.batch, window), device).to(device, non_blocking=True)
         return self._lists[window]
 
     def tiles(self, queries: int, device: torch.device) -> torch.Tensor:
         """`cut_tiles` of the batch, on a device."""
         if queries not in self._tiles:
-            self._tiles[queries] = _ready(cut_tiles(self.batch, queries), device).to(device, non_blocking=True)
+            self._tiles[queries] = pinned(cut_tiles(self.batch, queries), device).to(device, non_blocking=True)
         return self._tiles[queries]
-
-
-def _ready(content: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Content to be sent to a device: from other memory the driver may wait for the steps in flight."""
-    return content.pin_memory() if device.type == "cuda" else content
 
 
 def list_splits(batch: AttentionBatch, window: int) -> torch.Tensor:

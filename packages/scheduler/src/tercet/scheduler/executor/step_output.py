@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 
+from tercet.kernels.pinned import pinned_empty
 from tercet.protocol.values import Logprobs, pack_floats, pack_ints
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.executor.sampler import Sampled, TokenLogprobs
@@ -117,7 +118,8 @@ def start_copies(
     stream = _copy_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # torch takes pinned memory for them
+        hosts = [pinned_empty(tensor.shape, tensor.dtype, device) for tensor in tensors]
+        copies = [host.copy_(tensor, non_blocking=True) for host, tensor in zip(hosts, tensors, strict=True)]
         copied = torch.Event(device=device)
         copied.record()
     for tensor in tensors:

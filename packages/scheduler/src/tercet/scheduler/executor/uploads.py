@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tercet.kernels.pinned import pinned_empty
+
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 _ALIGNMENT = 16
@@ -48,22 +50,22 @@ def starts(arrays: Sequence[Array]) -> list[int]:
 class Uploads:
     """Sends arrays to one device.
 
-    From pinned memory, so that the host does not wait for the copy. torch gives out a piece of pinned memory again
-    only when the copies from it have been made: steps in flight never write over each other's numbers.
+    From pinned memory where there is some, so that the host does not wait for the copy. torch gives out a piece of
+    pinned memory again only when the copies from it have been made: steps in flight never write over each other's
+    numbers.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pinned = device.type == "cuda"
 
     def send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
         """The arrays as tensors on the device, parts of one buffer; on a CPU they are the arrays themselves."""
         if self._device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
-        staged = torch.empty(starts(arrays)[-1], dtype=torch.uint8, pin_memory=self._pinned)
+        staged = pinned_empty((starts(arrays)[-1],), torch.uint8, self._device)
         pack_into(staged, arrays)
         return unpack(staged.to(self._device, non_blocking=True), arrays)
 
     def stage(self, count: int) -> torch.Tensor:
         """int64 [count] on the host, to be written and then copied to the device without waiting."""
-        return torch.empty(count, dtype=torch.int64, pin_memory=self._pinned)
+        return pinned_empty((count,), torch.int64, self._device)

@@ -4,7 +4,6 @@ Attention and plain MLPs have them; experts, routers, norms, embeddings and head
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from tercet.kernels.native.decoder import LayerAdapters
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 from tercet.kernels.ops.projection import Norm, Weight
+from tercet.kernels.pinned import pinned_empty
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layer_ops import LayerOps, TorchLayerOps
 from tercet.scheduler.models.layers import Attention, GatedMLP
@@ -123,13 +123,9 @@ class LoRABank:
 
 
 def _bring(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy numbers from the host, which does not wait for a device that has a step to finish first.
-
-    But where there is no pinned memory left, of which some systems (WSL) give little.
-    """
+    """Copy numbers from the host, which does not wait for a device that has a step to finish first."""
     if target.is_cuda:
-        with suppress(torch.AcceleratorError, torch.OutOfMemoryError):
-            source = torch.empty(source.shape, dtype=target.dtype, pin_memory=True).copy_(source)
+        source = pinned_empty(source.shape, target.dtype, target.device).copy_(source)
     target.copy_(source, non_blocking=True)
 
 
