@@ -2,7 +2,8 @@
 """What a GPU is given by launches, as a program: each case three times by `launch`, and once by Triton.
 
 A driver that only knows what a GPU is like notes what it is to launch. The program says of each case whether that was
-the same, and how often Triton was asked by each of the three.
+the same, and how often Triton was asked by each of the three. Then it says of some operations how many kernels each
+launches, and how often Triton was asked when it was called once more.
 """
 
 import sys
@@ -15,7 +16,11 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
+from tercet.kernels.triton.launches import CASES
 from tercet.kernels.triton.relaunch import launch
+
+OPERATIONS = ("moe, prefill", "moe, mxfp4, prefill", "sample, filters", "likeliest", "logprobs", "penalties")
+"""That run outside of graphs: those of a layer of a prefill, and those of a step's sampling."""
 
 launched: list[tuple[Any, ...]] = []
 
@@ -109,6 +114,12 @@ def main() -> None:
     tried("hooked", cases[0])
     knobs.runtime.launch_enter_hook.remove(hook)
     tried("unhooked", cases[0])
+    for name in OPERATIONS:
+        CASES[name]()
+        asked.clear()
+        launched.clear()
+        CASES[name]()
+        sys.stdout.write(f"{name.replace(', ', '-')} {len(launched)} {len(asked)}\n")
 
 
 if __name__ == "__main__":

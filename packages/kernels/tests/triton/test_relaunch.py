@@ -12,7 +12,10 @@ pytest.importorskip("triton", reason="kernels are launched by triton")
 
 @pytest.fixture(scope="module")
 def lines() -> dict[str, str]:
-    """By case, whether all launches were the same, and how often Triton was asked by the first three."""
+    """By case, whether all launches were the same, and how often Triton was asked by the first three.
+
+    By operation, how many kernels it launches, and how often Triton was asked when it was called once more.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).with_name("launched_again.py"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -36,3 +39,9 @@ def test_a_kernel_runs_on_the_stream_and_device_that_are_current(lines: dict[str
 def test_hooks_of_launches_are_called(lines: dict[str, str]) -> None:
     assert lines["hooked"] == "same 1 1 1"
     assert lines["unhooked"] == "same 0 0 0"
+
+
+def test_what_prefills_and_sampling_launch_is_launched_again_without_asking_triton(lines: dict[str, str]) -> None:
+    kernels = {"moe-prefill": 3, "moe-mxfp4-prefill": 3, "sample-filters": 10, "likeliest": 2, "logprobs": 2}
+    kernels["penalties"] = 1
+    assert {name: lines[name] for name in kernels} == {name: f"{count} 0" for name, count in kernels.items()}

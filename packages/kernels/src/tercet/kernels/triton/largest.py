@@ -4,8 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
 from tercet.kernels.triton.ordering import key_of, token_of
+from tercet.kernels.triton.relaunch import launch
 
 TILINGS = (
     Tiling(8192, 4),
@@ -106,14 +107,11 @@ def _best_of_rows(logits: torch.Tensor, values: torch.Tensor | None, tiling: Til
     keys = best_of_blocks(logits, 1, tiling=tiling)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     blocks = keys.shape[1]
-    best_of_row_kernel[(rows,)](
-        logits,
-        keys,
-        tokens,
-        values,
-        vocab,
-        logits.stride(0),
-        blocks,
+    launch(
+        best_of_row_kernel,
+        (rows,),
+        (logits, keys, tokens, values),
+        (vocab, logits.stride(0), blocks),
         BLOCK=power_of_two(blocks),
         **early_start(logits.device),
     )
@@ -139,14 +137,13 @@ def best_of_blocks(
     rows, vocab = len(logits) if some is None else len(some), logits.shape[1]
     if logits.stride(1) != 1:
         raise ValueError("a row of logits must be contiguous")
-    blocks = triton.cdiv(vocab, tiling.block)
+    blocks = cdiv(vocab, tiling.block)
     keys = torch.empty(rows, blocks, count, dtype=torch.int64, device=logits.device)
-    best_of_block_kernel[rows, blocks](
-        logits,
-        some,
-        keys,
-        vocab,
-        logits.stride(0),
+    launch(
+        best_of_block_kernel,
+        (rows, blocks),
+        (logits, some, keys),
+        (vocab, logits.stride(0)),
         COUNT=count,
         LANES=min(tiling.block, tiling.warps * 512 // logits.itemsize),
         BLOCK=tiling.block,

@@ -9,7 +9,8 @@ import triton.language as tl
 
 from tercet.kernels.triton.largest import TILINGS as FOR_LARGEST
 from tercet.kernels.triton.largest import top_candidates
-from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.relaunch import launch
 
 TILINGS = FOR_LARGEST
 """As those of `largest`, which reads the same: logits of one row. The first is the one in use."""
@@ -68,18 +69,17 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As the reference, for a `top` of a few tens at most."""
     count, vocab = len(tokens), logits.shape[1]
-    blocks = triton.cdiv(vocab, tiling.block)
+    blocks = cdiv(vocab, tiling.block)
     highest = torch.empty(count, blocks, dtype=torch.float32, device=logits.device)
     sums = torch.empty_like(highest)
     total = torch.empty(count, dtype=torch.float32, device=logits.device)
     chosen = torch.empty_like(total)
     stride, early = logits.stride(0), early_start(logits.device)
-    partial_sum_kernel[count, blocks](
-        logits, rows, highest, sums, vocab, stride, BLOCK=tiling.block, num_warps=tiling.warps, **early
-    )
-    logsumexp_kernel[(count,)](
-        logits, rows, tokens, highest, sums, total, chosen, stride, blocks, BLOCK=power_of_two(blocks), **early
-    )
+    summed = logits, rows, highest, sums
+    options = {"BLOCK": tiling.block, "num_warps": tiling.warps, **early}
+    launch(partial_sum_kernel, (count, blocks), summed, (vocab, stride), **options)
+    given = logits, rows, tokens, highest, sums, total, chosen
+    launch(logsumexp_kernel, (count,), given, (stride, blocks), BLOCK=power_of_two(blocks), **early)
     if not top:
         empty = logits.new_empty((count, 0))
         return chosen, empty.long(), empty.float()

@@ -16,8 +16,9 @@ from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights
 from tercet.kernels.triton.activation import act_and_mul
 from tercet.kernels.triton.codes import columns_of
 from tercet.kernels.triton.expert_rows import few, few_tokens
-from tercet.kernels.triton.launch import power_of_two
+from tercet.kernels.triton.launch import cdiv, power_of_two
 from tercet.kernels.triton.quantised import product
+from tercet.kernels.triton.relaunch import launch
 
 
 @triton.jit
@@ -158,22 +159,11 @@ def _grouped_gemm(
         weight, scales, zeros = given.weight.codes, given.weight.scales, given.weight.zeros
         stride, form, scale_rows = scales.stride(0), given.weight.format, given.weight.block[0]
         columns, block_k = columns_of(given.weight)
-    grouped_gemm_kernel[triton.cdiv(n, block_n), len(experts)](
-        x,
-        weight,
-        scales,
-        zeros,
-        bias,
-        out,
-        pairs,
-        experts,
-        factors,
-        count,
-        number,
-        n,
-        k,
-        share,
-        stride,
+    launch(
+        grouped_gemm_kernel,
+        (cdiv(n, block_n), len(experts)),
+        (x, weight, scales, zeros, bias, out, pairs, experts, factors),
+        (count, number, n, k, share, stride),
         FORMAT=form,
         SCALE_ROWS=scale_rows,
         SCALE_COLUMNS=columns,

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
+from tercet.kernels.triton.launch import cdiv
+from tercet.kernels.triton.relaunch import launch
 
 _BLOCK = 2048
 
@@ -64,15 +66,10 @@ def apply_penalties_(
     if any(strength.stride(0) != apart for strength in strengths):
         raise ValueError("the strengths of penalties lie equally far apart")
     vocab = logits.shape[1]
-    penalties_kernel[len(rows), triton.cdiv(vocab, _BLOCK)](
-        logits,
-        rows,
-        counts.output,
-        counts.prompt.view(torch.uint8),
-        sequences,
-        *strengths,
-        vocab,
-        logits.stride(0),
-        apart,
+    launch(
+        penalties_kernel,
+        (len(rows), cdiv(vocab, _BLOCK)),
+        (logits, rows, counts.output, counts.prompt.view(torch.uint8), sequences, *strengths),
+        (vocab, logits.stride(0), apart),
         BLOCK=_BLOCK,
     )

@@ -14,8 +14,9 @@ import triton.language as tl
 
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import Filters
-from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
 from tercet.kernels.triton.noise import gumbel_nearly, row_uniforms
+from tercet.kernels.triton.relaunch import launch
 from tercet.kernels.triton.scores import FARTHEST, NEVER, best_draw, highest_of, scaled_logits
 from tercet.kernels.triton.top_k import LEVELS, find, kept, room
 from tercet.kernels.triton.top_p import MARGIN, before_kernel, redraw_kernel
@@ -141,7 +142,7 @@ def sample(
     rows, vocab = logits.shape
     if logits.stride(1) != 1:
         raise ValueError("a row of logits must be contiguous")
-    blocks, levels = triton.cdiv(vocab, tiling.block), 0
+    blocks, levels = cdiv(vocab, tiling.block), 0
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     bests = torch.empty(2, rows, blocks, device=logits.device)
     shape = vocab, logits.stride(0), blocks
@@ -151,7 +152,7 @@ def sample(
     temperature = temperature.contiguous()
     words = [word.contiguous() for word in (noise.seed_low, noise.seed_high, noise.choice, noise.position)]
     top_k = min_p = limits = counts = masses = None
-    highest_kernel[rows, blocks](logits, bests, *shape, num_warps=tiling.warps, **early)
+    launch(highest_kernel, (rows, blocks), (logits, bests), shape, num_warps=tiling.warps, **early)
     if filters is not None:
         levels = LEVELS[logits.dtype]
         top_k, top_p, min_p = (given.contiguous() for given in (filters.top_k, filters.top_p, filters.min_p))
@@ -160,10 +161,10 @@ def sample(
         if filters.any_top_k:
             find(logits, temperature, top_k, bests, found, shape, options)
     given = logits, temperature, top_k, min_p, *words, bests, limits, counts
-    nearly_kernel[rows, blocks](*given, masses, *shape, LEVELS=levels, **options)
-    winner_kernel[(rows,)](*given, tokens, *shape, LEVELS=levels, num_warps=8, **whole)
+    launch(nearly_kernel, (rows, blocks), (*given, masses), shape, LEVELS=levels, **options)
+    launch(winner_kernel, (rows,), (*given, tokens), shape, LEVELS=levels, num_warps=8, **whole)
     if filters is not None and filters.any_top_p:
-        before_kernel[rows, blocks](logits, temperature, top_p, bests, tokens, masses, *shape, **options)
+        launch(before_kernel, (rows, blocks), (logits, temperature, top_p, bests, tokens, masses), shape, **options)
         drawn = logits, temperature, top_p, *words, bests, tokens, masses
-        redraw_kernel[(rows,)](*drawn, *shape, num_warps=16, **whole)
+        launch(redraw_kernel, (rows,), drawn, shape, num_warps=16, **whole)
     return tokens

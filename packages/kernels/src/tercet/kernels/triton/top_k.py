@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.launch import await_previous, release_next
+from tercet.kernels.triton.relaunch import launch
 from tercet.kernels.triton.scores import FARTHEST, NEVER, highest_of, scaled_logits
 
 LEVELS = {torch.bfloat16: 4, torch.float16: 5, torch.float32: 8}
@@ -170,6 +171,6 @@ def find(
     (limits, counts), rows, levels, blocks = found, len(logits), LEVELS[logits.dtype], shape[2]
     keys = torch.empty(levels + 1, rows, 2, dtype=torch.int64, device=logits.device)
     for level in range(levels):
-        level_kernel[rows, blocks](logits, top_k, bests, keys, counts, *shape, level, **options)
+        launch(level_kernel, (rows, blocks), (logits, top_k, bests, keys, counts), (*shape, level), **options)
     given = logits, temperature, top_k, bests, keys, counts, limits
-    settle_kernel[rows, blocks](*given, *shape, LEVELS=levels, **options)
+    launch(settle_kernel, (rows, blocks), given, shape, LEVELS=levels, **options)
