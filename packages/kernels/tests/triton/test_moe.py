@@ -7,9 +7,10 @@ from tercet.kernels.ops import moe as reference
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import Routing
 from tercet.kernels.ops.quantised import Format, quantise
-from tercet.kernels.triton import expert_rows
+from tercet.kernels.triton import expert_rows, full_expert_rows
+from tercet.kernels.triton.align import align
 from tercet.kernels.triton.launch import Tiling
-from tercet.kernels.triton.moe import align, fused_moe
+from tercet.kernels.triton.moe import fused_moe
 from tercet.kernels.triton.route import route
 
 
@@ -79,6 +80,24 @@ def test_few_tokens_however_they_are_cut_up(tiling: Tiling, device: torch.device
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("tokens", "top_k", "sizes"), [(2, 8, (1056, 72)), (1, 3, (40, 1100)), (16, 1, (64, 33))])
+@pytest.mark.parametrize("biased", [False, True])
+def test_few_tokens_of_experts_in_full(
+    tokens: int, top_k: int, sizes: tuple[int, int], biased: bool, device: torch.device
+) -> None:
+    """Of rows that are no whole pieces, and of as many experts for a token as there are, of one, and of some."""
+    (hidden, size), count = sizes, 8
+    gate_up = torch.randn(count, 2 * size, hidden, device=device) / hidden**0.5
+    down = torch.randn(count, hidden, size, device=device) / size**0.5
+    some = reference.ExpertBiases(*(torch.randn(count, n, device=device) for n in (2 * size, hidden)))
+    weights, experts = reference.route(torch.randn(tokens, count, device=device), Routing(top_k=top_k))
+    given = (torch.randn(tokens, hidden, device=device), weights, experts, gate_up, down)
+    assert full_expert_rows.few(experts)
+    biases = some if biased else None
+    actual, expected = (op(*given, gate="gelu_tanh", biases=biases) for op in (fused_moe, reference.fused_moe))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_full_experts_with_biases(tokens: int, device: torch.device) -> None:
     given, _, biases = published(tokens, device)
@@ -143,4 +162,32 @@ def test_every_pair_lies_in_one_tile_of_its_expert(device: torch.device) -> None
     experts = torch.tensor([[4, 0], [4, 1], [4, 0], [0, 4]], device=device)
     pairs, expert_of = align(experts, 5, 2)
     assert expert_of.tolist() == [0, 0, 1, 4, 4, 5, 5, 5, 5]
-    assert pairs.view(-1, 2).tolist() == [[1, 5], [6, 8], [3, 8], [0, 2], [4, 7], *[[8, 8]] * 4]
+    tiles = pairs.view(-1, 2).tolist()
+    assert sorted(tiles[0] + tiles[1]) == [1, 5, 6, 8]
+    assert tiles[1][1] == 8
+    assert tiles[2] == [3, 8]
+    assert sorted(tiles[3] + tiles[4]) == [0, 2, 4, 7]
+    assert tiles[5:] == [[8, 8]] * 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "top_k", "block"), [(1, 8, 2, 16), (700, 60, 6, 64), (33, 384, 8, 16), (2100, 4, 4, 32)]
+)
+def test_experts_of_many_pairs_follow_each_other(
+    tokens: int, count: int, top_k: int, block: int, device: torch.device
+) -> None:
+    """Of several programs that count and that give places, where some experts have none, and one has many."""
+    drawn = torch.rand(tokens, count, device=device) * torch.linspace(0.3, 1, count, device=device)
+    experts = drawn.topk(top_k).indices
+    pairs, expert_of = align(experts, count, block)
+    tiles, nobody = pairs.view(len(expert_of), block), experts.numel()
+    there = tiles < nobody
+    assert torch.equal(tiles[there].sort().values, torch.arange(nobody, device=device))
+    assert (tiles[~there] == nobody).all()
+    owners = expert_of[:, None].expand_as(tiles)
+    assert torch.equal(owners[there], experts.flatten()[tiles[there]])
+    assert torch.equal(expert_of, expert_of.sort().values)
+    sizes = experts.flatten().bincount(minlength=count)
+    used = torch.arange(count, device=device).repeat_interleave((sizes + block - 1) // block)
+    assert torch.equal(expert_of, torch.nn.functional.pad(used, (0, len(expert_of) - len(used)), value=count))
+    assert (there[:, 1:] <= there[:, :-1]).all(), "empty rows are behind the others"

@@ -16,7 +16,7 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.device import default_device
 from tercet.kernels.ops import sampler_ops
-from tercet.kernels.triton import expert_rows, linear, missing_triton, moe, quantised_row, rope
+from tercet.kernels.triton import expert_rows, linear, missing_triton, quantised_row, rope
 from tercet.kernels.triton import sampler_ops as fused_ops
 from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
@@ -199,7 +199,7 @@ def test_experts_as_gpt_oss_is_published_say_the_same(tmp_path: Path, monkeypatc
         few.append(len(x))
         return few_tokens(x, *args, **options)
 
-    monkeypatch.setattr(moe, "few_tokens", counted)
+    monkeypatch.setattr(expert_rows, "few_tokens", counted)
     with np.errstate(all="ignore"):
         fused, scores = generate(tmp_path / "model", fused=True)
     plain, expected = generate(full, fused=False)

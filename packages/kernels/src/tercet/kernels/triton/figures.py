@@ -64,6 +64,7 @@ def fused_figures(
     yield from _sampling(device, vocab, rows)
     yield from _linear(x)
     yield _moe(device, dtype, tokens // 8, hidden // 4)
+    yield _moe_token(device, dtype, hidden // 2, hidden * 3 // 16)
     yield _lora(x[:rows], [Run(row, row, row + 1) for row in range(rows)], "an adapter each")
     starts = range(0, tokens, LONGEST_RUN)
     yield _lora(x, [Run(0, start, min(start + LONGEST_RUN, tokens)) for start in starts], "one adapter")
@@ -163,6 +164,16 @@ def _moe(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> 
     weights = torch.full((tokens, 2), 0.5, device=device)
     seconds = _seconds(lambda: fused_moe(x, weights, experts, gate_up, down), device)
     return Figure("fused moe", seconds, 2.0 * 2 * tokens * 6 * hidden * hidden, "GFLOP/s")
+
+
+def _moe_token(device: torch.device, dtype: torch.dtype, hidden: int, size: int) -> Figure:
+    """Eight of 16 experts for one token: their weights are read."""
+    gate_up = torch.randn(16, 2 * size, hidden, device=device).to(dtype)
+    down = torch.randn(16, hidden, size, device=device).to(dtype)
+    experts = torch.arange(0, 16, 2, device=device)[None]
+    given = torch.randn(1, hidden, device=device).to(dtype), torch.full((1, 8), 0.125, device=device), experts
+    seconds = _seconds(lambda: fused_moe(*given, gate_up, down), device)
+    return Figure("fused moe, 1 token", seconds, (gate_up.nbytes + down.nbytes) / 2, "GB/s")
 
 
 def _lora(x: torch.Tensor, runs: list[Run], what: str) -> Figure:

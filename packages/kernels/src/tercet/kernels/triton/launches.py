@@ -172,8 +172,8 @@ def _int4() -> QuantisedWeight:
     return _weight("int4", HIDDEN, HIDDEN)
 
 
-def _moe(tokens: int, kind: Format | None = None) -> None:
-    experts = torch.zeros(tokens, 2, dtype=torch.int64)
+def _moe(tokens: int, kind: Format | None = None, top_k: int = 2) -> None:
+    experts = torch.zeros(tokens, top_k, dtype=torch.int64)
     gate_up: ExpertWeights = torch.empty(8, 512, 256, dtype=BF16)
     down: ExpertWeights = torch.empty(8, 256, 256, dtype=BF16)
     if kind is not None:
@@ -181,7 +181,7 @@ def _moe(tokens: int, kind: Format | None = None) -> None:
             QuantisedExperts(_weight(kind, 8 * 512, 256), 8),
             QuantisedExperts(_weight(kind, 8 * 256, 256), 8),
         )
-    fused_moe(torch.empty(tokens, 256, dtype=BF16), torch.ones(tokens, 2), experts, gate_up, down)
+    fused_moe(torch.empty(tokens, 256, dtype=BF16), torch.ones(tokens, top_k), experts, gate_up, down)
 
 
 def _mxfp4_moe(tokens: int, dtype: torch.dtype = BF16, tiling: Tiling | None = None) -> None:
@@ -336,7 +336,9 @@ CASES: dict[str, Callable[[], object]] = {
         torch.zeros(256),
     ),
     "route, groups by their best": lambda: route(_hidden(4, 160), Routing(top_k=6, scale=16.0, groups=8, top_groups=3)),
-    "moe": partial(_moe, 4),
+    "moe": partial(_moe, 16),
+    "moe, few": partial(_moe, 4),
+    "moe, few of many experts": partial(_moe, 1, top_k=8),
     "moe, prefill": partial(_moe, 512),
     "moe, fp8": partial(_moe, 4, "fp8"),
     "moe, fp8, prefill": partial(_moe, 512, "fp8"),

@@ -2,10 +2,11 @@
 
 Experts' weights are in full or quantised, each in the form of `tercet.kernels.ops.moe.ExpertWeights`.
 
-Pairs of token and expert are sorted by expert, each expert's padded to whole tiles. How many tiles there are is bounded
-by the shapes, so the host never waits for the routing; a tile past the last ends at once. Few pairs are left to kernels
-that need no order (`expert_rows`).
+Pairs of token and expert are put in the order of experts, in whole tiles (`align`); a tile past the last ends at once.
+Few pairs are left to kernels that need no order (`expert_rows`, `full_expert_rows`).
 """
+
+from collections.abc import Callable
 
 import torch
 import triton
@@ -13,10 +14,11 @@ import triton.language as tl
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights
+from tercet.kernels.triton import expert_rows, full_expert_rows
 from tercet.kernels.triton.activation import act_and_mul
+from tercet.kernels.triton.align import align
 from tercet.kernels.triton.codes import columns_of
-from tercet.kernels.triton.expert_rows import few, few_tokens
-from tercet.kernels.triton.launch import cdiv, power_of_two
+from tercet.kernels.triton.launch import await_previous, cdiv, early_start, power_of_two, release_next
 from tercet.kernels.triton.quantised import product
 from tercet.kernels.triton.relaunch import launch
 
@@ -69,8 +71,10 @@ def grouped_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Of one tile of pairs and one of outputs: out[pair] = factor * (weight[expert] @ x[pair // share] + bias)."""
+    await_previous(EARLY)
     expert = tl.load(experts_ptr + tl.program_id(1))
     if expert < experts:
         pair = tl.load(pairs_ptr + tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -86,6 +90,7 @@ def grouped_gemm_kernel(
                 x_ptr, x_rows, m_there, weight_ptr, scales_ptr, zeros_ptr, row, n_there, k, 0, k, stride_scales,
                 FORMAT, SCALE_ROWS, SCALE_COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
+        release_next(EARLY)
         if bias_ptr is not None:
             acc += tl.load(bias_ptr + row, mask=n_there, other=0.0).to(tl.float32)[None, :]
         if factors_ptr is not None:
@@ -109,8 +114,9 @@ def fused_moe(
         raise ValueError("a mixture of experts needs contiguous inputs and weights")
     tokens, top_k = experts.shape
     added = biases or (None, None)
-    if not isinstance(gate_up, torch.Tensor) and not isinstance(down, torch.Tensor) and few(experts, gate_up, down):
-        return few_tokens(x, weights, experts, gate_up, down, gate=gate, biases=added)
+    few = _few_tokens(experts, gate_up, down)
+    if few is not None:
+        return few(x, weights, experts, gate_up, down, gate=gate, biases=added)
     block = min(64, max(16, power_of_two(tokens * top_k // len(gate_up))))
     pairs, expert_of = align(experts, len(gate_up), block)
     hidden = _grouped_gemm(x, gate_up, added[0], pairs, expert_of, None, tokens * top_k, top_k, block)
@@ -120,23 +126,15 @@ def fused_moe(
     return out.view(tokens, top_k, -1).sum(1)
 
 
-def align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(pairs int64 [tiles * block], expert of each tile int64 [tiles]) of experts [tokens, top_k] among `count`.
-
-    Pair i is entry i of the flattened `experts`. Empty rows name the pair past the last, empty tiles expert `count`.
-    """
-    flat = experts.flatten()
-    tiles = len(flat) // block + count  # no expert wastes a whole tile
-    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
-    padded = (sizes + block - 1) // block * block
-    ends = padded.cumsum(0)
-    order = flat.argsort(stable=True)
-    sorted_experts = flat[order]
-    rank = torch.arange(len(flat), device=flat.device) - (sizes.cumsum(0) - sizes)[sorted_experts]
-    pairs = torch.full((tiles * block,), len(flat), dtype=torch.int64, device=flat.device)
-    pairs[(ends - padded)[sorted_experts] + rank] = order
-    first = torch.arange(tiles, device=flat.device) * block
-    return pairs, torch.searchsorted(ends, first, right=True)
+def _few_tokens(
+    experts: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights
+) -> Callable[..., torch.Tensor] | None:
+    """What needs no order, where that is worth it."""
+    if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
+        return full_expert_rows.few_tokens if full_expert_rows.few(experts) else None
+    if isinstance(gate_up, torch.Tensor) or isinstance(down, torch.Tensor):
+        return None
+    return expert_rows.few_tokens if expert_rows.few(experts, gate_up, down) else None
 
 
 def _grouped_gemm(
@@ -172,5 +170,6 @@ def _grouped_gemm(
         BLOCK_K=block_k,
         num_warps=4 if block <= 16 else 8,
         num_stages=3,
+        **early_start(x.device),
     )
     return out
