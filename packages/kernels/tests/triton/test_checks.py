@@ -15,3 +15,8 @@ def test_a_check_passes(name: str, device: torch.device) -> None:
 def test_a_check_finds_a_wrong_operation(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tercet.kernels.triton.checks.apply_bitmask_", lambda logits, _: logits)
     assert verdict(lambda: CHECKS["triton penalties, mask"](device)).startswith("AssertionError")
+
+
+def test_products_in_splits_are_checked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.kernels.triton.quantised.add_splits", lambda parts, bias, out: out.zero_())  # noqa: ARG005
+    assert verdict(lambda: CHECKS["triton quantised"](device)).startswith("AssertionError")
