@@ -30,6 +30,7 @@ from tercet.kernels.triton import sampling as fused_sampling
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.largest import largest, likeliest
+from tercet.kernels.triton.launch import cdiv, multiprocessors
 from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.rope import rope_store
 from tercet.kernels.triton.route import route as fused_route
@@ -49,6 +50,22 @@ def _attention(device: torch.device) -> Pair:
         backend.plan(batch)
         outputs.append(backend.attend(q, k, v, scale=128**-0.5).to(device))
     return outputs[0], outputs[1]
+
+
+def _many_decodes(device: torch.device) -> Pair:
+    """Two steps of as many rows as have a list of splits on whichever GPU, which the second has written anew."""
+    actual, expected = [], []
+    backend, reference, kv_heads = TritonAttention(), ReferenceAttention(), 8
+    rows = cdiv(2 * multiprocessors(device), kv_heads)
+    for longest in (0, rows - 1):
+        batch = make_batch([(1, 2500 if row == longest else 1 + row) for row in range(rows)], 16, device)
+        q, pages = _randn(device, rows, kv_heads, 64), int(batch.page_table.max()) + 1
+        k, v = _randn(device, 2, pages, 16, kv_heads, 64).unbind()
+        backend.plan(batch)
+        reference.plan(batch)
+        actual.append(backend.attend(q, k, v, scale=64**-0.5))
+        expected.append(reference.attend(q, k, v, scale=64**-0.5).to(device))
+    return torch.cat(actual), torch.cat(expected)
 
 
 def _latent(device: torch.device) -> Pair:
@@ -207,6 +224,7 @@ def _quantised(device: torch.device) -> Pair:
 
 CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton attention": _attention,
+    "triton many decodes": _many_decodes,
     "triton latent attention": _latent,
     "triton rmsnorm": _rmsnorm,
     "triton rope_store": _rope,
