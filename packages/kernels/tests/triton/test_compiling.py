@@ -259,6 +259,23 @@ def test_the_newest_gpus_have_kernels(case: str, architecture: int) -> None:
     assert {*trouble(case, architecture).split()} == {"ok"}
 
 
+def test_tensor_cores_of_desks_read_registers_also_where_kernels_may_begin_early() -> None:
+    steps = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from tercet.kernels.triton import compiling, launch
+for architecture in (80, 90, 100, 120):
+    driver.set_active(compiling._Elsewhere(GPUTarget("cuda", architecture, 32)))
+    here = torch.device("cpu")
+    print(architecture, launch.early_start(here)["EARLY"], launch.multiplies_from_memory(here))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", steps], capture_output=True, text=True, check=True, env=environment)
+    said = ["80 False False", "90 True True", "100 True True", "120 True False"]
+    assert done.stdout.splitlines() == said
+
+
 def test_latent_attention_in_float32_is_compiled_where_it_would_be_launched() -> None:
     assert "bytes of shared memory for vectors in float32, of 101376" in trouble("latent extend float32", 89)
     assert trouble("latent extend float32", 103) == "ok"

@@ -53,9 +53,7 @@ def multiprocessors(device: torch.device) -> int:
 
 def shared_memory(device: torch.device) -> int:
     """Bytes that one program may have. The interpreter plays an A100."""
-    if device.type == "cuda":
-        return _opted_in(device)
-    return shared_memory_of(80 if knobs.runtime.interpret else driver.active.get_current_target().arch)
+    return _opted_in(device) if device.type == "cuda" else shared_memory_of(_played())
 
 
 def shared_memory_of(architecture: int) -> int:
@@ -74,17 +72,32 @@ def early_start(device: torch.device) -> dict[str, bool]:
 
     Programmatic dependent launch: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
     """
-    return _options_of(device) if device.type == "cuda" else _early(not knobs.runtime.interpret and _target_is_hopper())
+    return _options_of(device) if device.type == "cuda" else _early(_played())
 
 
 @cache
 def _options_of(gpu: torch.device) -> dict[str, bool]:
-    return _early(torch.cuda.get_device_capability(gpu) >= (9, 0))
+    return _early(_architecture_of(gpu))
 
 
-def _target_is_hopper() -> bool:
-    """Of kernels that are compiled for a GPU that is not here."""
-    return bool(driver.active.get_current_target().arch >= 90)
+def multiplies_from_memory(device: torch.device) -> bool:
+    """Whether tensor cores read what they multiply from shared memory: those of servers, from Hopper on.
+
+    https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-instructions
+    """
+    architecture = _architecture_of(device) if device.type == "cuda" else _played()
+    return 90 <= architecture < 120
+
+
+@cache
+def _architecture_of(gpu: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(gpu)
+    return 10 * major + minor
+
+
+def _played() -> int:
+    """The architecture of a GPU that is not here: the interpreter's, or the one that kernels are compiled for."""
+    return 80 if knobs.runtime.interpret else int(driver.active.get_current_target().arch)
 
 
 @triton.jit
@@ -109,5 +122,5 @@ def cdiv(size: int, piece: int) -> int:
     return -(-size // piece)
 
 
-def _early(hopper: bool) -> dict[str, bool]:
-    return {"EARLY": True, "launch_pdl": True} if hopper else {"EARLY": False}
+def _early(architecture: int) -> dict[str, bool]:
+    return {"EARLY": True, "launch_pdl": True} if architecture >= 90 else {"EARLY": False}

@@ -20,6 +20,7 @@ from tercet.kernels.triton.launch import (
     await_previous,
     cdiv,
     early_start,
+    multiplies_from_memory,
     multiprocessors,
     power_of_two,
     release_next,
@@ -274,12 +275,11 @@ def tiled_linear(
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     block_m = min(_TALLEST, max(16, power_of_two(m)))
     tiles = cdiv(m, block_m)
-    early = early_start(x.device)
     if tiling is None:
         tiling, chosen = _cut(n, tiles * block_m, k, multiprocessors(x.device))
         splits = splits or chosen
-        if block_m == _TALLEST and tiling == TILINGS[0] and not early["EARLY"]:
-            tiling = TILINGS[-1]  # before Hopper what tensor cores read is in registers: more than 4 warps have
+        if block_m == _TALLEST and tiling == TILINGS[0] and not multiplies_from_memory(x.device):
+            tiling = TILINGS[-1]  # of 4 warps there would not be the registers
     parts = torch.empty(splits, m, n, dtype=torch.float32, device=x.device) if splits and splits > 1 else None
     bias_in, out_in = (bias, out) if parts is None else (None, parts)
     launch(
@@ -295,7 +295,7 @@ def tiled_linear(
         BLOCK_K=block_k,
         num_warps=tiling.warps,
         num_stages=_stages(block_m, tiling.block, shared_memory(x.device), split=parts is not None),
-        **early,
+        **early_start(x.device),
     )
     if parts is not None:
         add_splits(parts, bias, out)
