@@ -30,6 +30,7 @@ from tercet.kernels.triton import sampling as fused_sampling
 from tercet.kernels.triton.bitmask import apply_bitmask_
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.largest import largest, likeliest
+from tercet.kernels.triton.latent_rope import latent_rope_store
 from tercet.kernels.triton.launch import cdiv, multiprocessors
 from tercet.kernels.triton.penalties import apply_penalties_
 from tercet.kernels.triton.rope import rope_store
@@ -95,6 +96,19 @@ def _rope(device: torch.device) -> Pair:
     expected, k = apply_rope(q, k, positions, table)
     store_kv(k, v, wanted[0], wanted[1], slots)
     return torch.cat([out.flatten(), caches.flatten()]), torch.cat([expected.flatten(), wanted.flatten()])
+
+
+def _latent_rope(device: torch.device) -> Pair:
+    """As wide as DeepSeek's, of queries that another kernel has written a part of."""
+    q, new, turned = _randn(device, 6, 20, 576), _randn(device, 6, 576), _randn(device, 6, 20, 64)
+    cache, norm = _randn(device, 2, 4, 1, 576), projection.Norm(_randn(device, 512), 1e-6)
+    table, positions = rope_cache(64, 64, 1e4).to(device), torch.arange(0, 30, 5, device=device)
+    slots, wanted, expected = positions % 8, cache.clone(), q.clone()
+    latent_rope_store(q, turned, new, norm, positions, table, cache, slots)
+    expected[..., 512:], key = apply_rope(turned, new[:, None, 512:], positions, table)
+    latents = rmsnorm.rmsnorm(new[:, None, :512], *norm)
+    wanted.flatten(0, 1).index_copy_(0, slots, torch.cat([latents, key], 2))
+    return torch.cat([q.flatten(), cache.flatten()]), torch.cat([expected.flatten(), wanted.flatten()])
 
 
 def _rope_decode(device: torch.device) -> Pair:
@@ -229,6 +243,7 @@ CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton rmsnorm": _rmsnorm,
     "triton rope_store": _rope,
     "triton rope decode": _rope_decode,
+    "triton latent rope": _latent_rope,
     "triton activation": _activation,
     "triton projection": _projection,
     "triton embedding": _embedding,

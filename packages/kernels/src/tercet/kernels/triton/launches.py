@@ -33,6 +33,7 @@ from tercet.kernels.triton import (
 )
 from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.bitmask import apply_bitmask_
+from tercet.kernels.triton.latent_rope import latent_rope_store
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.lora import add_lora
 from tercet.kernels.triton.moe import fused_moe
@@ -94,6 +95,15 @@ def _latent(
     backend.plan(batch)
     q = torch.empty(sum(batch.host_query_lens), heads, rank + turned, dtype=dtype)
     backend.attend(q, cache, rank=rank, scale=0.1)
+
+
+def _latent_rope(heads: int = 16, dtype: torch.dtype = BF16) -> None:
+    """As DeepSeek has it."""
+    rank, rope = 512, 64
+    q, new = torch.empty(4, heads, rank + rope, dtype=dtype), torch.empty(4, 3072 + rank + rope, dtype=dtype)[:, 3072:]
+    turned, index = torch.empty(4, heads, 128 + rope, dtype=dtype)[..., 128:], torch.arange(4)
+    norm, cache = Norm(torch.ones(rank, dtype=dtype), 1e-6), torch.empty(2, 64, 1, rank + rope, dtype=dtype)
+    latent_rope_store(q, turned, new, norm, index, torch.zeros(64, rope), cache, index)
 
 
 def _rope_decode(
@@ -276,6 +286,9 @@ CASES: dict[str, Callable[[], object]] = {
     "rmsnorm of heads": lambda: rmsnorm(_hidden(64, 128).view(2, 32, 128), _hidden(1, 128)[0], 1e-5),
     "rmsnorm, wide weight": lambda: rmsnorm(_hidden(), _hidden()[0].float(), 1e-5),
     "add_rmsnorm": lambda: add_rmsnorm(_hidden(), _hidden(), _hidden()[0], 1e-5),
+    "latent rope": _latent_rope,
+    "latent rope, 128 heads": partial(_latent_rope, 128),
+    "latent rope, float32": partial(_latent_rope, dtype=torch.float32),
     "rope_store": partial(_rope, norms=False),
     "rope_store, norms": partial(_rope, norms=True),
     "rope_store, wide norms": partial(_rope, norms=True, weighs=torch.float32),

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 
 from tercet.kernels.ops.quantised import dequantise
-from tercet.kernels.ops.rope import apply_rope
 from tercet.scheduler.executor.latent_config import LatentConfig
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models.layer_ops import Batch, OpsModule
@@ -110,16 +109,17 @@ class LatentAttention(OpsModule):
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_layernorm(q))
         still, turned = torch.split(q.view(len(x), self.heads, -1), [self.latent.still_dim, self.latent.turned_dim], 2)
-        latents, key = torch.split(cached, [self.latent.rank, self.latent.turned_dim], 1)
-        turned, key = apply_rope(turned, key[:, None], positions, self.rotary.cache)
-        vectors = torch.cat([self.kv_a_layernorm(latents)[:, None], key], 2)  # [tokens, 1, rank + turned]
-        out = self._attend(still, turned, vectors, batch)
-        return self.o_proj.onto(out.flatten(1), residual, after)
-
-    def _attend(self, still: torch.Tensor, turned: torch.Tensor, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Both parts of each head's queries, and what is new in the cache: [tokens, heads, value_dim]."""
         keys, values = self.kv_b_proj.by_head
-        meeting = torch.bmm(still.transpose(0, 1), keys).transpose(0, 1)  # [tokens, heads, rank]
-        q = torch.cat([meeting, turned], 2)
-        out = batch.attend(self.layer_id, q, vectors, vectors[..., : self.latent.rank], scale=self.scale)
-        return torch.bmm(out.transpose(0, 1), values.mT).transpose(0, 1)
+        out = self.ops.attend_latents(
+            batch,
+            self.layer_id,
+            (still, turned),
+            cached,
+            self.kv_a_layernorm.value,
+            keys,
+            positions,
+            self.rotary.cache,
+            scale=self.scale,
+        )
+        out = torch.bmm(out.transpose(0, 1), values.mT).transpose(0, 1)
+        return self.o_proj.onto(out.flatten(1), residual, after)

@@ -147,6 +147,26 @@ class LayerOps(Protocol):
         """Norm and rotate queries and keys, cache keys and values, attend. `heads` are queries, keys and values."""
         ...
 
+    def attend_latents(
+        self,
+        batch: Batch,
+        layer_id: int,
+        queries: tuple[torch.Tensor, torch.Tensor],
+        new: torch.Tensor,
+        norm: Norm,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        *,
+        scale: float,
+    ) -> torch.Tensor:
+        """Norm latents, rotate what is rotated, cache both, attend: [tokens, heads, rank].
+
+        `queries` are the part that meets latents through `keys` [heads, still_dim, rank] and the part that is rotated;
+        `new` [tokens, rank + turned_dim] are latents, and the part of their keys that is rotated.
+        """
+        ...
+
 
 class TorchLayerOps:
     """On any device."""
@@ -187,12 +207,43 @@ class TorchLayerOps:
         q, k = apply_rope(q, k, positions, table)
         return batch.attend(layer_id, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
+    def attend_latents(
+        self,
+        batch: Batch,
+        layer_id: int,
+        queries: tuple[torch.Tensor, torch.Tensor],
+        new: torch.Tensor,
+        norm: Norm,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        *,
+        scale: float,
+    ) -> torch.Tensor:
+        """See `LayerOps.attend_latents`."""
+        (still, turned), rank = queries, keys.shape[2]
+        turned, key = apply_rope(turned, new[:, None, rank:], positions, table)
+        vectors = torch.cat([rmsnorm(new[:, None, :rank], *norm), key], 2)
+        meeting = torch.bmm(still.transpose(0, 1), keys).transpose(0, 1)
+        q = torch.cat([meeting, turned], 2)
+        return batch.attend(layer_id, q, vectors, vectors[..., :rank], scale=scale)
+
 
 class TritonLayerOps:
     """Fused kernels, for models that decode: `attend` takes a `CachedBatch`."""
 
     def __init__(self) -> None:
-        from tercet.kernels.triton import activation, embedding, lora, moe, projection, rmsnorm, rope, route
+        from tercet.kernels.triton import (
+            activation,
+            embedding,
+            latent_rope,
+            lora,
+            moe,
+            projection,
+            rmsnorm,
+            rope,
+            route,
+        )
 
         self.embedding = embedding.embedding
         self.rmsnorm = rmsnorm.rmsnorm
@@ -205,6 +256,7 @@ class TritonLayerOps:
         self.route = route.route
         self.fused_moe = moe.fused_moe
         self._rope_store = rope.rope_store
+        self._latent_rope_store = latent_rope.latent_rope_store
 
     def attend(
         self,
@@ -230,6 +282,28 @@ class TritonLayerOps:
             return cached.attend_new(layer_id, q, new, scale=scale, window=window, softcap=softcap, sinks=sinks)
         q = self._rope_store(q, k, v, positions, table, keys, values, slots, norms=weights, eps=eps, scales=scales)
         return cached.attend_cached(layer_id, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+    def attend_latents(
+        self,
+        batch: Batch,
+        layer_id: int,
+        queries: tuple[torch.Tensor, torch.Tensor],
+        new: torch.Tensor,
+        norm: Norm,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        *,
+        scale: float,
+    ) -> torch.Tensor:
+        """See `LayerOps.attend_latents`."""
+        cached = cast("CachedBatch", batch)
+        (still, turned), rank = queries, keys.shape[2]
+        cache, _, slots, _ = cached.cache_of(layer_id)
+        q = still.new_empty(*still.shape[:2], new.shape[1])
+        torch.bmm(still.transpose(0, 1), keys, out=q[..., :rank].transpose(0, 1))
+        self._latent_rope_store(q, turned, new, norm, positions, table, cache, slots)
+        return cached.attend_cached(layer_id, q, scale=scale)
 
 
 TORCH = TorchLayerOps()
