@@ -1,7 +1,8 @@
-"""Which kernels serving has compiled that a start did not, as a program: `late_compiles.py MODEL`.
+"""Which kernels serving has compiled that a start did not, as a program: `late_compiles.py MODEL PLACES`.
 
 A model runs as on a GPU, with graphs, but nothing is launched: what would be compiled is noted, and results are zeros.
-It says how many kernels a start has compiled, and the name of each that comes later.
+Some choices have adapters if there are places for any. It says how many kernels a start has compiled, and the name of
+each that comes later.
 """
 
 import random
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from triton.backends.compiler import GPUTarget
 
@@ -17,6 +19,7 @@ from tercet.kernels.attention import triton, triton_latent, triton_plan
 from tercet.kernels.triton import compiling, sampler_ops
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
+from tercet.scheduler.executor.adapters import Adapters
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.latent_backends import OverLatents
@@ -26,6 +29,7 @@ from tercet.scheduler.executor.rehearsal import ordinary_plans
 from tercet.scheduler.executor.uploads import Array, Uploads, pack_into, starts, unpack
 from tercet.scheduler.executor.weights import dummy_weights
 from tercet.scheduler.models.layer_ops import TritonLayerOps, use_ops
+from tercet.scheduler.models.lora import LoRABank
 from tercet.scheduler.models.registry import build_model
 
 CPU = torch.device("cpu")
@@ -50,11 +54,16 @@ class Recorder:
         return (lambda: None), run()
 
 
-def runner_of(directory: Path) -> ModelRunner:
+def runner_of(directory: Path, places: int) -> ModelRunner:
     config = ModelConfig.load(directory, "bfloat16")
     model = build_model(config, CPU)
     dummy_weights(model)
     use_ops(model, TritonLayerOps())
+    adapters = None
+    if places:
+        bank = LoRABank(model, places, 16, torch.bfloat16, CPU)
+        bank.attach(model)
+        adapters = Adapters(bank, SLOTS, CPU)
     rank = 0 if config.latent is None else config.latent.rank
     backend: Any = triton.TritonAttention if not rank else lambda: OverLatents(triton_latent.TritonLatent())
     shape = KVShape(page_size=16, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=torch.bfloat16, rank=rank)
@@ -68,14 +77,15 @@ def runner_of(directory: Path) -> ModelRunner:
         vocab_size=config.vocab_size,
         device=CPU,
         sampling_ops=sampler_ops,
+        adapters=adapters,
     )
-    for plan in ordinary_plans(SLOTS, STEP, CONTEXT, chained=False, adapted=False):
+    for plan in ordinary_plans(SLOTS, STEP, CONTEXT, chained=False, adapted=adapters is not None):
         runner.execute(plan).result()
-    runner.graphs = CudaGraphRunner(model, pool, [backend], Recorder(), runner._tables, runner._sampler)
+    runner.graphs = CudaGraphRunner(model, pool, [backend], Recorder(), runner._tables, runner._sampler, adapters)
     return runner
 
 
-def plans() -> Iterator[Plan]:
+def plans(places: int) -> Iterator[Plan]:
     """Decodes, prompts beside them, whole or in pieces or behind what is cached, and sometimes many at once."""
     chance = random.Random(5)
     lengths: dict[int, int] = {}
@@ -89,9 +99,8 @@ def plans() -> Iterator[Plan]:
             sampling, top = chance.choice(KINDS[:: 1 if step > STEPS // 2 else 2])
             known, room = start + count, room - count
             text = pack_ints([0] * known)
-            inits.append(
-                SlotInit(slot=slot, tokens=text, prompt_tokens=known, choice=0, sampling=sampling, top_logprobs=top)
-            )
+            init = SlotInit(slot=slot, tokens=text, prompt_tokens=known, choice=0, sampling=sampling, top_logprobs=top)
+            inits.append(msgspec.structs.replace(init, adapter=chance.randrange(-1, places)))
             rows.append(Row(slot, start, count, sample=True))
         rows.sort(key=lambda row: row.count > 1)
         lengths = {row.slot: row.start + row.count for row in rows}
@@ -106,7 +115,7 @@ def send(_: Uploads, arrays: list[Array]) -> list[torch.Tensor]:
     return unpack(staged, arrays)
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, places: int) -> None:
     compiled: dict[tuple[str, ...], None] = {}
 
     def note(fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002 - so Triton calls it
@@ -115,9 +124,9 @@ def main(directory: Path) -> None:
         return True
 
     with compiling._launches_go_to(note, compiling._Elsewhere(GPUTarget("cuda", 90, 32))), torch.inference_mode():
-        runner = runner_of(directory)
+        runner = runner_of(directory, places)
         known = len(compiled)
-        for plan in plans():
+        for plan in plans(places):
             runner.execute(plan).result()
             assert runner.graphs is not None
             runner.graphs.capture_next()
@@ -131,4 +140,4 @@ if __name__ == "__main__":
     vars(triton_plan)["multiprocessors"] = lambda _: 132
     Uploads.send = send  # type: ignore[assignment]
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -41,13 +41,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", MODELS)
-def test_nothing_is_compiled_while_serving(architecture: str, tmp_path: Path) -> None:
-    """Steps of decodes beside prompts of any length, sampled in any way, and graphs of all buckets."""
+@pytest.mark.parametrize(("architecture", "places"), [*((name, 0) for name in MODELS), ("Qwen3ForCausalLM", 2)])
+def test_nothing_is_compiled_while_serving(architecture: str, places: int, tmp_path: Path) -> None:
+    """Steps of decodes beside prompts of any length, sampled in any way, with adapters, and graphs of all buckets."""
     config = LLAMA | MODELS[architecture] | {"architectures": [architecture]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).with_name("late_compiles.py")), str(tmp_path)]
+    command = [sys.executable, str(Path(__file__).with_name("late_compiles.py")), str(tmp_path), str(places)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert not done.returncode, done.stderr
     known, *late = done.stdout.split()

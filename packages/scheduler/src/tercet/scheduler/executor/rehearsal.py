@@ -7,6 +7,7 @@ import msgspec
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
+from tercet.kernels.ops.lora import LONGEST_RUN
 from tercet.protocol.values import SamplingParams, pack_ints
 from tercet.scheduler.config import ShortageError
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
@@ -59,8 +60,7 @@ def ordinary_plans(slots: int, tokens: int, context_length: int, *, chained: boo
     for sampling, top in [*product(_ORDINARY[:1] + _PENALISED[:1], _TOPS), *((each, -1) for each in _PENALISED[1:])]:
         yield _begun([_prompt(0, 1, sampling, top=top)])
     if adapted:
-        yield _begun([_prompt(0, 2, _ORDINARY[0], adapter=0)])
-        yield Plan(step=0, rows=[Row(0, 2, 1, sample=True)])
+        yield from _with_adapter(min(tokens, context_length - 2))
     yield from _texts(min(tokens, context_length - 2), chained=chained and slots > 1)
     yield _begun([_prompt(slot, 1, sampling) for slot, sampling in zip(range(slots), cycle(_ORDINARY))])
     for rows in _doubled(2, slots):
@@ -68,6 +68,13 @@ def ordinary_plans(slots: int, tokens: int, context_length: int, *, chained: boo
     if slots > 1 and tokens > 2:
         for length in _doubled(_SHORTEST, context_length):
             yield Plan(step=0, rows=[Row(0, length - 1, 1, sample=True), Row(1, 0, 2, sample=True)])
+
+
+def _with_adapter(longest: int) -> Iterator[Plan]:
+    """A short prompt and one that is a whole run (`LoRARows`), and a decode after each."""
+    for length in sorted({min(length, longest) for length in (2, LONGEST_RUN)}):
+        yield _begun([_prompt(0, length, _ORDINARY[0], adapter=0)])
+        yield Plan(step=0, rows=[Row(0, length, 1, sample=True)])
 
 
 def _texts(longest: int, *, chained: bool) -> Iterator[Plan]:
