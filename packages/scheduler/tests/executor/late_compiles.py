@@ -57,7 +57,7 @@ class Recorder:
 def runner_of(directory: Path, places: int) -> ModelRunner:
     config = ModelConfig.load(directory, "bfloat16")
     model = build_model(config, CPU)
-    dummy_weights(model)
+    dummy_weights(model, quantization=config.quantization)
     use_ops(model, TritonLayerOps())
     adapters = None
     if places:

@@ -39,12 +39,26 @@ MODELS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
     },
 }
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 
 
-@pytest.mark.parametrize(("architecture", "places"), [*((name, 0) for name in MODELS), ("Qwen3ForCausalLM", 2)])
-def test_nothing_is_compiled_while_serving(architecture: str, places: int, tmp_path: Path) -> None:
+KINDS: list[tuple[str, int, dict[str, Any]]] = [
+    *((name, 0, {}) for name in MODELS),
+    ("Qwen3ForCausalLM", 2, {}),
+    ("Qwen3ForCausalLM", 0, AWQ),
+    ("MixtralForCausalLM", 0, FP8),
+]
+
+
+@pytest.mark.parametrize(("architecture", "places", "quantization"), KINDS)
+def test_nothing_is_compiled_while_serving(
+    architecture: str, places: int, quantization: dict[str, Any], tmp_path: Path
+) -> None:
     """Steps of decodes beside prompts of any length, sampled in any way, with adapters, and graphs of all buckets."""
     config = LLAMA | MODELS[architecture] | {"architectures": [architecture]}
+    if quantization:  # of layers as wide as those whose inputs are cut into splits
+        config |= {"quantization_config": quantization, "hidden_size": 2048}
     (tmp_path / "config.json").write_text(json.dumps(config))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).with_name("late_compiles.py")), str(tmp_path), str(places)]
