@@ -3,7 +3,8 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import peft
 import pytest
@@ -13,14 +14,17 @@ from safetensors.torch import load_file, save_file
 from packages.scheduler.tests.conftest import ALL, LATENT, MIXTURES
 from packages.scheduler.tests.models.test_families import Paged, expected, load, some_tokens
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.kernels.ops.lora import LoRARows, Run
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Run
+from tercet.kernels.ops.projection import Norm
+from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.protocol.values import LoRAAdapter
 from tercet.scheduler.executor.adapter_files import Adapter, AdapterError, read_adapter
 from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.models import lora
 from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.lora import LoRABank
+from tercet.scheduler.models.layer_ops import TorchLayerOps
+from tercet.scheduler.models.lora import AdaptedProjection, LoRABank
 from tercet.scheduler.models.native import NativeCausalLM
 from tercet.scheduler.models.native_linear import use_native_projections
 from tercet.scheduler.models.registry import build_model
@@ -217,6 +221,29 @@ def test_steps_without_adapters_give_the_bits_of_a_model_that_can_have_none(
     [logits] = Adapted(model, bank, [-1]).step((0, TOKENS))
     assert torch.equal(logits, plain)
     assert bank.rows is None
+
+
+@pytest.mark.parametrize(("residual", "norms"), [(None, ["rmsnorm"]), (torch.ones(2, 4), ["add_rmsnorm"])])
+def test_what_adapters_multiply_is_normed_once(residual: torch.Tensor | None, norms: list[str]) -> None:
+    called: list[str] = []
+
+    class Noted(TorchLayerOps):
+        def rmsnorm(self, *given: Any) -> Any:
+            called.append("rmsnorm")
+            return rmsnorm(*given)
+
+        def add_rmsnorm(self, *given: Any) -> Any:
+            called.append("add_rmsnorm")
+            return add_rmsnorm(*given)
+
+    rows = LoRARows([Run(0, 0, 2)], torch.tensor([[0, 0, 2]], dtype=torch.int32), [1])
+    weights = LoRAWeights(torch.ones(1, 1, 4), torch.ones(1, 1, 3), (3,))
+    ops = AdaptedProjection(Noted(), weights, cast("LoRABank", SimpleNamespace(rows=rows)))
+    x, norm = torch.arange(8.0).view(2, 4), Norm(torch.ones(4), 1e-6)
+    out, total = ops.project_normed(x, residual, norm, torch.zeros(3, 4))
+    assert called == norms
+    assert torch.equal(total, x if residual is None else x + residual)
+    torch.testing.assert_close(out, rmsnorm(total, *norm).sum(1, keepdim=True).expand(2, 3))
 
 
 def test_a_part_of_a_step_has_the_adapters_of_its_tokens() -> None:

@@ -161,8 +161,9 @@ class AdaptedProjection(TorchLayerOps):
         """After a norm."""
         if self._bank.rows is None:
             return self._plain.project_normed(x, residual, norm, weight, bias, gate=gate)
-        normed, total = self._plain.rmsnorm(x, *norm), x
-        if residual is not None:
+        if residual is None:
+            normed, total = self._plain.rmsnorm(x, *norm), x
+        else:
             normed, total = self._plain.add_rmsnorm(x, residual, *norm)
         return self.project(normed, weight, bias, gate=gate), total
 
