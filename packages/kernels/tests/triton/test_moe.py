@@ -98,6 +98,17 @@ def test_few_tokens_of_experts_in_full(
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [4, 33])
+def test_a_token_that_is_no_number_leaves_others_alone(tokens: int, device: torch.device) -> None:
+    """Few tokens and many, of three experts each."""
+    given, _, _ = published(tokens, device)
+    gate_up, down = torch.randn(4, 64, 96, device=device) / 4, torch.randn(4, 96, 32, device=device) / 4
+    for strange in (float("nan"), float("inf")):
+        given[0][0] = strange
+        actual, expected = (op(*given, gate_up, down) for op in (fused_moe, reference.fused_moe))
+        torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-5, atol=4e-5)
+
+
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_full_experts_with_biases(tokens: int, device: torch.device) -> None:
     given, _, biases = published(tokens, device)

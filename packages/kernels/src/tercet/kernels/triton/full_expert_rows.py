@@ -97,7 +97,8 @@ def full_experts_down_kernel(
     factor = tl.load(factors_ptr + pair, mask=chosen, other=0.0)
     there = chosen[:, None] & (output < outputs)[None, :]
     row = expert[:, None] * outputs + output[None, :]
-    sums = _sums(x_ptr + tl.where(chosen, pair, 0) * size, weight_ptr + row * size, there, size, BLOCK)
+    own = tl.where(chosen, pair, token * top_k)  # not another token's: nothing times no number is none
+    sums = _sums(x_ptr + own * size, weight_ptr + row * size, there, size, BLOCK)
     release_next(EARLY)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
