@@ -133,11 +133,11 @@ def align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, 
     pairs, device = flat.numel(), flat.device
     tiles = pairs // block + count  # no expert wastes a whole tile
     counting = cdiv(pairs, _COUNTED)
-    counts = torch.empty(counting + 1, count, dtype=torch.int32, device=device)
+    numbers = torch.empty(1 + counting, count, dtype=torch.int32, device=device)
+    given, counts = numbers[0], numbers[1:]
     placed = torch.empty(tiles * block, dtype=torch.int64, device=device)
     expert_of = torch.empty(tiles, dtype=torch.int64, device=device)
     options = {"EXPERTS": max(_LEAST, power_of_two(count)), **early_start(device)}
-    given = counts[counting]
     launch(
         count_pairs_kernel,
         (counting,),
