@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from packages.scheduler.tests.executor.scarce_memory import take_memory
 from tercet.scheduler.executor import step_output
 from tercet.scheduler.executor.step_output import start_copies
 
@@ -35,24 +36,16 @@ class OnGPU(torch.Tensor):
 
 @pytest.mark.parametrize("scarce", [False, True])
 def test_copies_come_to_any_memory_where_none_can_be_pinned(scarce: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, empty = Stream(), torch.empty
-    pinned: list[bool] = []
-
-    def taken(*size: Any, pin_memory: bool = False, **how: Any) -> torch.Tensor:
-        pinned.append(pin_memory)
-        if scarce and pin_memory:
-            raise torch.AcceleratorError("CUDA error: out of memory")
-        return empty(*size, **how)
+    stream, pinned = Stream(), take_memory(monkeypatch, scarce=scarce)
 
     def to(self: torch.Tensor, *_: Any, non_blocking: bool) -> torch.Tensor:
         """As torch has it: into pinned memory."""
-        return taken(self.shape, dtype=self.dtype, pin_memory=non_blocking).copy_(self)
+        return torch.empty(self.shape, dtype=self.dtype, pin_memory=non_blocking).copy_(self)
 
     monkeypatch.setattr(step_output, "_copy_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch, "Event", Event)
-    monkeypatch.setattr(torch, "empty", taken)
     monkeypatch.setattr(torch.Tensor, "to", to)
     left = [torch.tensor([3, -1]).as_subclass(OnGPU), torch.rand(4, 5)[:, :2].as_subclass(OnGPU)]
     copies, copied = start_copies(left, torch.device("cuda"))

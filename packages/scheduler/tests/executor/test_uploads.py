@@ -1,9 +1,8 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
+from packages.scheduler.tests.executor.scarce_memory import take_memory
 from tercet.scheduler.executor.uploads import Array, Uploads, pack_into, starts, unpack
 
 ARRAYS: list[Array] = [
@@ -40,16 +39,7 @@ def test_on_a_cpu_nothing_is_copied() -> None:
 def test_numbers_are_sent_from_any_memory_where_none_can_be_pinned(
     scarce: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    empty = torch.empty
-    pinned: list[bool] = []
-
-    def taken(*size: Any, pin_memory: bool = False, **how: Any) -> torch.Tensor:
-        pinned.append(pin_memory)
-        if scarce and pin_memory:
-            raise torch.AcceleratorError("CUDA error: out of memory")
-        return empty(*size, **how)
-
-    monkeypatch.setattr(torch, "empty", taken)
+    pinned = take_memory(monkeypatch, scarce=scarce)
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _, non_blocking: tensor.clone() if non_blocking else None)
     uploads = Uploads(torch.device("cuda"))
     for sent, array in zip(uploads.send(ARRAYS), ARRAYS, strict=True):

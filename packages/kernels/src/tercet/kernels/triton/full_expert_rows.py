@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.activation import Gate
-from tercet.kernels.triton.activation import gated
 from tercet.kernels.triton.launch import await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.one_row import rows_of, store_outputs
 from tercet.kernels.triton.relaunch import launch
 
 _FEW = 16
@@ -56,20 +56,15 @@ def full_experts_up_kernel(
 ):
     """Of one pair, the gates of some outputs times their ups."""
     pair = tl.program_id(1).to(tl.int64)
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
-    local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    output = local // 2
-    there = output < outputs
+    row, there = rows_of(outputs, ROWS, GATE)
     await_previous(EARLY)
-    row = tl.load(experts_ptr + pair) * 2 * outputs + output + local % 2 * outputs
+    before = tl.load(experts_ptr + pair) * 2 * outputs  # rows of the experts before
     x_at = x_ptr + pair // share * size + tl.zeros([1], tl.int64)
-    sums = tl.reshape(_sums(x_at, weight_ptr + (row * size)[None, :], there[None, :], size, BLOCK), [ROWS])
+    sums = _sums(x_at, weight_ptr + ((before + row) * size)[None, :], there[None, :], size, BLOCK)
     release_next(EARLY)
     if bias_ptr is not None:
-        sums += tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
-    gate, up = tl.split(tl.reshape(sums.to(dtype).to(tl.float32), [ROWS // 2, 2]))
-    output = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
-    tl.store(out_ptr + pair * outputs + output, gated(gate, up, GATE, dtype).to(dtype), mask=output < outputs)
+        bias_ptr += before
+    store_outputs(tl.reshape(sums, [ROWS]), bias_ptr, None, out_ptr + pair * outputs, outputs, ROWS, GATE)
 
 
 @triton.jit

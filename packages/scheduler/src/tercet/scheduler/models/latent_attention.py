@@ -12,7 +12,7 @@ import torch
 from tercet.kernels.ops.quantised import dequantise
 from tercet.scheduler.executor.latent_config import LatentConfig
 from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.models.layer_ops import Batch, OpsModule
+from tercet.scheduler.models.layer_ops import Batch, LatentQueries, NewLatents, OpsModule
 from tercet.scheduler.models.layers import Rotary
 from tercet.scheduler.models.linear import FusedLinear, RowParallelLinear
 from tercet.scheduler.models.norms import RMSNorm
@@ -110,16 +110,8 @@ class LatentAttention(OpsModule):
             q = self.q_b_proj(self.q_a_layernorm(q))
         still, turned = torch.split(q.view(len(x), self.heads, -1), [self.latent.still_dim, self.latent.turned_dim], 2)
         keys, values = self.kv_b_proj.by_head
-        out = self.ops.attend_latents(
-            batch,
-            self.layer_id,
-            (still, turned),
-            cached,
-            self.kv_a_layernorm.value,
-            keys,
-            positions,
-            self.rotary.cache,
-            scale=self.scale,
-        )
+        new = NewLatents(cached, self.kv_a_layernorm.value, positions, self.rotary.cache)
+        queries = LatentQueries(still, turned, keys)
+        out = self.ops.attend_latents(batch, self.layer_id, queries, new, scale=self.scale)
         out = torch.bmm(out.transpose(0, 1), values.mT).transpose(0, 1)
         return self.o_proj.onto(out.flatten(1), residual, after)

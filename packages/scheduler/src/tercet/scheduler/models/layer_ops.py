@@ -89,6 +89,24 @@ Norms = tuple[torch.Tensor, torch.Tensor, float]
 """The weights of the norms of queries and keys, and their epsilon."""
 
 
+class LatentQueries(NamedTuple):
+    """Queries of latent attention."""
+
+    still: torch.Tensor  # [tokens, heads, still_dim]: meets latents through `keys`
+    turned: torch.Tensor  # [tokens, heads, turned_dim]: will be rotated
+    keys: torch.Tensor  # [heads, still_dim, rank]
+
+
+class NewLatents(NamedTuple):
+    """What a step brings to a cache of latents, as it was projected."""
+
+    vectors: torch.Tensor  # [tokens, rank + turned_dim]: latents, and what is rotated of their keys
+    norm: Norm
+    """Of latents."""
+    positions: torch.Tensor
+    table: torch.Tensor
+
+
 class LayerOps(Protocol):
     """Tensors are [tokens, ...]; each operation is defined in `tercet.kernels.ops`."""
 
@@ -148,23 +166,9 @@ class LayerOps(Protocol):
         ...
 
     def attend_latents(
-        self,
-        batch: Batch,
-        layer_id: int,
-        queries: tuple[torch.Tensor, torch.Tensor],
-        new: torch.Tensor,
-        norm: Norm,
-        keys: torch.Tensor,
-        positions: torch.Tensor,
-        table: torch.Tensor,
-        *,
-        scale: float,
+        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
     ) -> torch.Tensor:
-        """Norm latents, rotate what is rotated, cache both, attend: [tokens, heads, rank].
-
-        `queries` are the part that meets latents through `keys` [heads, still_dim, rank] and the part that is rotated;
-        `new` [tokens, rank + turned_dim] are latents, and the part of their keys that is rotated.
-        """
+        """Norm latents, rotate what is rotated, cache both, attend: [tokens, heads, rank]."""
         ...
 
 
@@ -208,23 +212,13 @@ class TorchLayerOps:
         return batch.attend(layer_id, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
     def attend_latents(
-        self,
-        batch: Batch,
-        layer_id: int,
-        queries: tuple[torch.Tensor, torch.Tensor],
-        new: torch.Tensor,
-        norm: Norm,
-        keys: torch.Tensor,
-        positions: torch.Tensor,
-        table: torch.Tensor,
-        *,
-        scale: float,
+        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
     ) -> torch.Tensor:
         """See `LayerOps.attend_latents`."""
-        (still, turned), rank = queries, keys.shape[2]
-        turned, key = apply_rope(turned, new[:, None, rank:], positions, table)
-        vectors = torch.cat([rmsnorm(new[:, None, :rank], *norm), key], 2)
-        meeting = torch.bmm(still.transpose(0, 1), keys).transpose(0, 1)
+        rank = queries.keys.shape[2]
+        turned, key = apply_rope(queries.turned, new.vectors[:, None, rank:], new.positions, new.table)
+        vectors = torch.cat([rmsnorm(new.vectors[:, None, :rank], *new.norm), key], 2)
+        meeting = torch.bmm(queries.still.transpose(0, 1), queries.keys).transpose(0, 1)
         q = torch.cat([meeting, turned], 2)
         return batch.attend(layer_id, q, vectors, vectors[..., :rank], scale=scale)
 
@@ -284,25 +278,15 @@ class TritonLayerOps:
         return cached.attend_cached(layer_id, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
     def attend_latents(
-        self,
-        batch: Batch,
-        layer_id: int,
-        queries: tuple[torch.Tensor, torch.Tensor],
-        new: torch.Tensor,
-        norm: Norm,
-        keys: torch.Tensor,
-        positions: torch.Tensor,
-        table: torch.Tensor,
-        *,
-        scale: float,
+        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
     ) -> torch.Tensor:
         """See `LayerOps.attend_latents`."""
         cached = cast("CachedBatch", batch)
-        (still, turned), rank = queries, keys.shape[2]
+        still, turned, keys = queries
         cache, _, slots, _ = cached.cache_of(layer_id)
-        q = still.new_empty(*still.shape[:2], new.shape[1])
-        torch.bmm(still.transpose(0, 1), keys, out=q[..., :rank].transpose(0, 1))
-        self._latent_rope_store(q, turned, new, norm, positions, table, cache, slots)
+        q = still.new_empty(*still.shape[:2], new.vectors.shape[1])
+        torch.bmm(still.transpose(0, 1), keys, out=q[..., : keys.shape[2]].transpose(0, 1))
+        self._latent_rope_store(q, turned, *new, cache, slots)
         return cached.attend_cached(layer_id, q, scale=scale)
 
 
