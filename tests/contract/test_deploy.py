@@ -108,6 +108,11 @@ def test_the_frontend_looks_for_its_peers_where_they_are(peer: str) -> None:
     assert [port["port"] for port in service["ports"]] == [INBOX_PORTS[peer]]
 
 
+def test_compose_hands_keys_on_only_where_the_shell_sets_them() -> None:
+    """A value that is filled in for a missing one would be a key option that is given and empty, which is refused."""
+    assert {"TERCET_API_KEYS", "TERCET_ADMIN_KEYS"} <= set(SERVICES["frontend"]["environment"])
+
+
 def test_schedulers_on_gpus_answer_to_the_same_name() -> None:
     assert SERVICES["scheduler-gpu"]["networks"]["parts"]["aliases"] == ["scheduler"]
     assert SERVICES["scheduler"]["profiles"] == ["cpu"]

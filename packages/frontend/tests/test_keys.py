@@ -20,13 +20,55 @@ def bearer(key: str) -> Headers:
 
 @pytest.mark.parametrize("bad", BAD)
 def test_no_key_is_empty_or_has_white_space(bad: str) -> None:
-    with pytest.raises(ValueError, match="--api-key must be printable ASCII"):
+    reason = "must be printable ASCII" if bad else "is given and empty"
+    with pytest.raises(ValueError, match=f"--api-key {reason}"):
         HttpConfig(api_key=("fine", bad))
-    with pytest.raises(ValueError, match="--admin-key must be printable ASCII"):
+    with pytest.raises(ValueError, match=f"--admin-key {reason}"):
         HttpConfig(admin_key=(bad,))
     for keys in ([[bad], []], [["fine"], [bad]]):
-        with pytest.raises(ValueError, match="printable ASCII"):
+        with pytest.raises(ValueError, match=reason):
             Keys(*keys)
+
+
+@pytest.mark.parametrize("variable", ["TERCET_API_KEYS", "TERCET_ADMIN_KEYS"])
+@pytest.mark.parametrize("blank", ["", "  ", "\n"])
+def test_neither_command_starts_open_because_a_variable_is_blank(
+    variable: str, blank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, blank)
+    monkeypatch.setattr(sys, "argv", ["tercet-frontend", "--port=0"])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 2
+    assert cli.main(["serve", "--port=0"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("is given and empty: give a key, or for a server without keys leave out the option") == 2
+    assert said.count("\n") == 2
+
+
+@pytest.mark.parametrize("option", ["api-key", "api_key", "admin-key"])
+@pytest.mark.parametrize("value", ["[]", '""', '[""]', '["fine", ""]'])
+def test_a_file_that_gives_a_key_option_and_no_key_starts_nothing(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tercet.toml"
+    path.write_text(f"[frontend]\n{option} = {value}\n")
+    assert cli.main(["serve", "--port=0", "--config", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "empty: give a key, or " in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["", " "])
+def test_an_empty_host_is_refused_where_it_would_mean_every_address(
+    host: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tercet-frontend", "--port=0", f"--host={host}"])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 2
+    assert cli.main(["serve", "--port=0", f"--host={host}"]) == 2
+    assert capsys.readouterr().err.count("--host is given and empty") == 2
 
 
 @pytest.mark.parametrize("option", ["--api-key", "--admin-key"])
@@ -40,7 +82,8 @@ def test_neither_command_starts_with_a_bad_key_and_neither_shows_it(
     assert ended.value.code == 2
     assert cli.main(["serve", option, bad]) == 2
     said = capsys.readouterr().err
-    assert said.count(f"{option} must be printable ASCII without spaces, and not empty\n") == 2
+    reason = "must be printable ASCII without spaces\n" if bad else "is given and empty: "
+    assert said.count(f"{option} {reason}") == 2
     assert said.count("\n") == 2
     assert "s3cret" not in said
 

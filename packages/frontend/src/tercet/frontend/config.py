@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from tercet.frontend.adapter_text import read_adapters
-from tercet.frontend.key_text import check_keys
+from tercet.frontend.key_text import AdminKeys, ApiKeys, check_keys
 from tercet.frontend.notations import check_notations
 from tercet.frontend.origin_text import check_origins
 from tercet.protocol.endpoints import default_peer
@@ -55,11 +55,11 @@ class HttpConfig:
     """Port to listen on; 0 takes any that is free."""
     fd: int | None = None
     """A listening socket inherited from the parent."""
-    api_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_API_KEYS")] = ()
+    api_key: ApiKeys = ()
     """A key that clients must show as a bearer token; repeatable. Without any the server is open."""
     api_key_file: Path | None = None
     """A file of such keys, separated by white space, which keeps them out of the process list."""
-    admin_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS")] = ()
+    admin_key: AdminKeys = ()
     """A key that also opens the routes that concern everybody, such as /flush_cache; repeatable."""
     max_requests_per_key: Annotated[int, Parameter(validator=Number(gte=0))] = 0
     """Requests of one API key that may be in flight here at once; more get a 429. 0 is no limit."""
@@ -81,6 +81,8 @@ class HttpConfig:
     """Log a line for every request."""
 
     def __post_init__(self) -> None:
+        if not self.host.strip():
+            raise ValueError("--host is given and empty, which would be every address: give one, such as 127.0.0.1")
         check_keys("--api-key", self.api_key)
         check_keys("--admin-key", self.admin_key)
         check_origins("--allowed-origin", self.allowed_origin)

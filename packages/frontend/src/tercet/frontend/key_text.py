@@ -1,13 +1,39 @@
-"""What an API key may look like, whoever reads it: an option, a file, the environment."""
+"""The text of API keys: how options, files and the environment give them."""
 
 from collections.abc import Iterable
+from typing import Annotated
+
+from cyclopts import Parameter
 
 
 def check_keys(option: str, keys: Iterable[str]) -> None:
-    """Raises ValueError, which names the option and never the key, for what no client could show in a header.
+    """Raise ValueError, which names the option and never the key, for a key that no client can send in a header.
 
-    An empty key is the worst of them: everybody who shows none would show it.
+    An empty key is the worst of them: every client that sends no key would send it.
     """
     for key in keys:
-        if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise ValueError(f"{option} must be printable ASCII without spaces, and not empty")
+        if not key:
+            raise ValueError(
+                f"{option} is given and empty: give a key, or for a server without keys leave out the option, "
+                "its environment variable and its line in a configuration file"
+            )
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError(f"{option} must be printable ASCII without spaces")
+
+
+def split_keys(_: object, text: str, *, delimiter: str | None = None) -> list[str]:
+    """Return the keys that an environment variable holds: for a blank one an empty key, which `check_keys` refuses.
+
+    A blank variable is a mistake, such as a secret that was not found. It must not start a server without keys.
+    """
+    return text.split(delimiter) or [""]
+
+
+ApiKeys = Annotated[
+    tuple[str, ...],
+    Parameter(negative="", show_default=False, env_var="TERCET_API_KEYS", env_var_split=split_keys),
+]
+AdminKeys = Annotated[
+    tuple[str, ...],
+    Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS", env_var_split=split_keys),
+]

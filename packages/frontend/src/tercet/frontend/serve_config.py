@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from tercet.frontend.adapter_text import read_adapters
-from tercet.frontend.key_text import check_keys
+from tercet.frontend.key_text import AdminKeys, ApiKeys, check_keys
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -19,6 +19,7 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("KMGT")}
 _UNITS |= {f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")}
 _PARTS_AT_MOST = 64
+_KEY_OPTIONS = {"api-key", "admin-key"}
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": ("auto", "generate", "embed", "classify"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
@@ -64,6 +65,8 @@ class ServeOptions:
     """Seconds within which every part must be ready."""
 
     def __post_init__(self) -> None:
+        if not self.host.strip():
+            raise ConfigError("--host is given and empty: give an address, such as 127.0.0.1")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be 0 to 65535, not {self.port}")
         for option in ("dp_size", "detokenizer_workers", "frontend_workers"):
@@ -82,9 +85,9 @@ class FrontendOptions:
     """The model's name in the API; its own name when not given."""
     lora: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     """NAME=PATH of a LoRA adapter that requests can name as their model; may be repeated."""
-    api_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_API_KEYS")] = ()
+    api_key: ApiKeys = ()
     """A key that clients must send; may be repeated. Without any, everybody may ask."""
-    admin_key: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, env_var="TERCET_ADMIN_KEYS")] = ()
+    admin_key: AdminKeys = ()
     """A key that also opens the routes that concern everybody, such as /flush_cache; may be repeated."""
     allowed_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     """Origin of web pages that may read answers, or * for all pages; may be repeated. Without any, none may."""
@@ -263,6 +266,8 @@ def read_config(path: Path) -> dict[str, object]:
             raise ConfigError(f"--config {path}: {table!r} is not one of the tables {', '.join(known)}")
         for key, value in content.items():
             name = key.replace("_", "-")
+            if name in _KEY_OPTIONS and value == []:
+                raise ConfigError(f"--config {path}: [{table}] {key} is empty: give a key, or leave out the line")
             if name in known[table]:
                 options[name] = value
             elif table == "serve":
