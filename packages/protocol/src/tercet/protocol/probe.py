@@ -2,10 +2,9 @@
 
 import contextlib
 import os
-import tempfile
+import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.endpoints import Ipc, Reach, Tcp, address_towards, check_spec, parse
@@ -13,6 +12,7 @@ from tercet.protocol.messages import Heartbeat, SupervisorInbox
 from tercet.protocol.node import PeerReady, ThreadNode
 from tercet.protocol.pulse import is_stuck
 from tercet.protocol.security import Security
+from tercet.protocol.socket_directory import new_socket_directory
 from tercet.protocol.values import Phase, Role
 
 INTERVAL = 0.1
@@ -32,7 +32,8 @@ def probe(
 
     One that is stuck in a step is neither, though its heartbeats go on.
     `address` is what the part was told to listen on: for an ipc:// directory, any part of the role in it will do.
-    `security` may be the part's own keys. Raises AddressError for what could never be dialled.
+    `security` may be the part's own keys. Raises AddressError for what could never be dialled, and
+    ChannelError where this machine has no room for a socket.
     """
     target = parse(address)
     if isinstance(target, Ipc) and not target.is_pattern and not target.path.endswith(".ipc"):
@@ -58,10 +59,13 @@ def probe(
 @contextlib.contextmanager
 def _node(dial: Dial, security: Security | None, *, insecure_loopback: bool) -> Iterator[ThreadNode]:
     """A peer for a moment, with an inbox that the part can reach."""
-    with tempfile.TemporaryDirectory(prefix="tercet-probe-") as directory:
-        listen = f"ipc://{Path(directory)}"
+    with contextlib.ExitStack() as stack:
         if isinstance(parse(dial.spec), Tcp):
             listen = address_towards(dial.spec, "tcp://0.0.0.0:0")
+        else:
+            directory = new_socket_directory("tercet-probe-")
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            listen = f"ipc://{directory}"
         config = NodeConfig(
             Role.SUPERVISOR,
             f"probe-{os.urandom(8).hex()}",

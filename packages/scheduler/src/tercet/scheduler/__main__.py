@@ -58,7 +58,7 @@ def probe(
     timeout: float = 2.0,
 ) -> None:
     """Exit with 0 if the scheduler that listens there can take work, or with --live if it lives; with 1 if not."""
-    from tercet.protocol.errors import AddressError, KeysError
+    from tercet.protocol.errors import AddressError, ChannelError, KeysError
     from tercet.protocol.probe import probe as ask
     from tercet.protocol.security import Security
     from tercet.protocol.values import Role
@@ -68,7 +68,7 @@ def probe(
         answered = ask(
             listen, Role.SCHEDULER, security, live=live, timeout=timeout, insecure_loopback=insecure_loopback
         )
-    except (AddressError, KeysError) as error:
+    except (AddressError, ChannelError, KeysError) as error:
         sys.exit(fail(str(error)))
     sys.exit(0 if answered else 1)
 

@@ -4,11 +4,10 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
+from tercet.protocol.socket_directory import new_socket_directory
 from tercet.scheduler.executor.follower import EXIT_CONFIG, Start
 from tercet.scheduler.executor.follower_process import FollowerProcess, OnEnd, describe_end
 from tercet.scheduler.executor.rank_links import OrdersGiven, address_of
@@ -17,8 +16,6 @@ from tercet.scheduler.executor.worker_options import WorkerOptions, encode_optio
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_PLACE = 60
-"""Characters of a directory for temporary files: the path of a socket in one there may have 107 bytes."""
 _OWN_WORDS = 10.0
 """Seconds for rank 0 to find out by itself that its options cannot work, when a follower has."""
 
@@ -33,7 +30,7 @@ class Followers:
 
         By default this process ends with it: whatever it does, it would never finish it.
         """
-        self.directory = _private_directory()
+        self.directory = new_socket_directory("tercet-ranks-")
         self._ending = threading.Event()
         self._processes: list[FollowerProcess] = []
         size = len(options)
@@ -92,10 +89,3 @@ class Followers:
         sys.stderr.flush()
         self.forget_directory()
         os._exit(1)
-
-
-def _private_directory() -> Path:
-    """A new one that is this user's alone, with a path short enough for sockets."""
-    place = tempfile.gettempdir()
-    place = place if len(place) <= _LONGEST_PLACE else "/tmp"  # noqa: S108
-    return Path(tempfile.mkdtemp(prefix="tercet-ranks-", dir=place))
