@@ -129,6 +129,29 @@ def test_a_signal_stops_everything_and_leaves_nothing(start: Start, number: sign
     assert "Traceback" not in server.err
 
 
+@pytest.mark.parametrize("full", ["stdout", "stderr"])
+def test_a_full_disk_under_its_output_stops_no_server(full: str, tmp_path: Path) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    listener.close()
+    with open("/dev/full", "wb") as disk, (tmp_path / "output").open("wb") as file:
+        command = [sys.executable, str(SERVE), "serve", "serve", "answer", str(port)]
+        stdout, stderr = (disk, file) if full == "stdout" else (file, disk)
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+    try:
+        end = time.monotonic() + 30
+        said = "curl " if full == "stderr" else "frontend-0 is ready"
+        while said not in (tmp_path / "output").read_text():
+            assert process.poll() is None, process.returncode
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_nothing_is_orphaned_when_the_supervisor_is_killed(start: Start) -> None:
     server = start("serve", "stubborn", "answer")
     server.address()

@@ -1,5 +1,7 @@
 """The command, run in this process."""
 
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,21 @@ from tercet.kernels.native.figures import native_figures
 from tercet.kernels.native.library import Library, load_library, missing_library
 from tercet.kernels.native.linear import PackedLinear, pack_linear
 from tercet.kernels.triton import missing_triton
+
+
+@pytest.mark.parametrize(
+    ("command", "streams", "code"),
+    [
+        ("check", ">/dev/full", 1),
+        ("check", ">/dev/full 2>/dev/full", 1),
+        ("--help", ">&-", 0),
+    ],
+)
+def test_output_that_cannot_be_written_is_an_error_of_one_line(command: str, streams: str, code: int) -> None:
+    words = ["bash", "-c", f'exec "$@" {streams}', "bash", sys.executable, "-m", "tercet.kernels", command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    told = "tercet-kernels: No space left on device\n" if streams == ">/dev/full" else ""
+    assert (done.returncode, done.stderr) == (code, told)
 
 
 def test_check_passes_here_and_names_everything(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tercet.frontend.launch import Part
 from tercet.frontend.serve_config import ConfigError, FrontendOptions, ServeConfig, ServeOptions
 from tercet.frontend.server import serve
+from tercet.protocol.streams import prepare_streams
 from tercet.protocol.values import Role
 
 PART = Path(__file__).with_name("part.py")
@@ -28,6 +29,7 @@ def tiny_parts(config: ServeConfig, directory: Path) -> list[Part]:
 
 
 if __name__ == "__main__":
+    prepare_streams()
     config = ServeConfig(frontend=FrontendOptions(api_key=("s3cret",)), serve=ServeOptions(port=0))
     match sys.argv[4:]:
         case ["--grace", seconds]:

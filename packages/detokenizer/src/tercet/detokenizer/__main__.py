@@ -24,6 +24,7 @@ from tercet.protocol.messages import DetokenizerInbox, Heartbeat
 from tercet.protocol.node import NodeConfig, ThreadNode, unanswered
 from tercet.protocol.probe import probe as ask
 from tercet.protocol.security import Security
+from tercet.protocol.streams import part_streams
 from tercet.protocol.values import Role
 
 EXIT_CONFIG = 2
@@ -90,11 +91,12 @@ def _links(config: DetokenizerConfig) -> NodeConfig:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run with the arguments given, or the process's own."""
-    try:
-        app(arguments, exit_on_error=False, print_error=False)
-    except (AddressError, ChannelError, ConfigError, CycloptsError, KeysError) as error:
-        sys.stderr.write(f"tercet-detokenizer: {' '.join(str(error).split())}\n")
-        sys.exit(EXIT_CONFIG)
+    with part_streams("tercet-detokenizer"):
+        try:
+            app(arguments, exit_on_error=False, print_error=False)
+        except (AddressError, ChannelError, ConfigError, CycloptsError, KeysError) as error:
+            sys.stderr.write(f"tercet-detokenizer: {' '.join(str(error).split())}\n")
+            sys.exit(EXIT_CONFIG)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.config import FrontendConfig
+from tercet.protocol.streams import part_streams
 
 EXIT_CONFIG = 2
 """Exit status for options that cannot work: starting again would not help."""
@@ -63,11 +64,12 @@ def probe(
 
 def main() -> None:
     """Run with the process's own arguments."""
-    try:
-        app(sys.argv[1:], exit_on_error=False, print_error=False)
-    except (CycloptsError, ValueError) as error:  # options alone: what goes wrong later ends in `serve`
-        sys.stderr.write(f"tercet-frontend: {' '.join(str(error).split())}\n")
-        sys.exit(EXIT_CONFIG)
+    with part_streams("tercet-frontend"):
+        try:
+            app(sys.argv[1:], exit_on_error=False, print_error=False)
+        except (CycloptsError, ValueError) as error:  # options alone: what goes wrong later ends in `serve`
+            sys.stderr.write(f"tercet-frontend: {' '.join(str(error).split())}\n")
+            sys.exit(EXIT_CONFIG)
 
 
 if __name__ == "__main__":

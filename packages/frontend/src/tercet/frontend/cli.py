@@ -1,6 +1,5 @@
 """The `tercet` command. Each subcommand imports what it needs when it runs."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from tercet.frontend.serve_config import (
     ServeOptions,
     read_config,
 )
+from tercet.protocol.streams import give_up_output, prepare_streams
 
 if TYPE_CHECKING:
     from cyclopts.argument import ArgumentCollection
@@ -125,20 +125,13 @@ def version() -> int:
     return 0
 
 
-def _open_streams() -> None:
-    """A stream that this process was started without leads nowhere: else a socket would get the stream's number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # for as long as it runs
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code, and says in one line what went wrong.
 
     2 is an option that cannot be meant, 1 what the machine does not give: files, memory, a place for them. Raises
     KeyboardInterrupt.
     """
-    _open_streams()
+    prepare_streams()
     try:
         result = app(arguments, exit_on_error=False, print_error=False)
         if isinstance(result, ServeConfig):
@@ -148,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             require_parts()
             require_adapters(result.lora)
             result = run(result)
+        sys.stdout.flush()
     except (CycloptsError, ConfigError) as error:
         line = " ".join(str(error).split())
         if isinstance(error, UnusedCliTokensError):
@@ -158,5 +152,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except OSError as error:
         print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
+        give_up_output()
         return 1
     return result if isinstance(result, int) else 0

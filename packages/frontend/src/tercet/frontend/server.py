@@ -23,6 +23,7 @@ from tercet.frontend.serve_config import ConfigError, ServeConfig
 from tercet.frontend.supervisor import Supervisor
 from tercet.protocol.lifecycle import on_signals
 from tercet.protocol.messages import Ready
+from tercet.protocol.streams import keep_output
 from tercet.protocol.values import Task
 
 _ADAPTER_FILES = "adapter_config.json", "adapter_model.safetensors"
@@ -93,6 +94,7 @@ def as_frontends_read_it(config: ServeConfig) -> FrontendConfig:
 def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[Part]] = local_parts) -> int:
     """Serve until Ctrl-C or SIGTERM. Returns the exit code."""
     began = time.monotonic()
+    keep_output()
     drain = as_frontends_read_it(config).http.shutdown_grace
     display = choose_display(config.serve.log_level)
     with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:

@@ -1,6 +1,7 @@
 """The command `tercet-kernels`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,7 +21,26 @@ from tercet.kernels.triton import missing_triton
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run a command; returns the exit code, which is 1 where its output cannot be written."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # for as long as it runs
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # else the interpreter would try again at its end, and exit with 120
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        sys.stderr.write(f"tercet-kernels: {error.strerror}\n")
+        return 1
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="tercet-kernels", description="What Tercet's tensor operations do here.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say what runs on this machine, and whether it is right; fails if it is not")

@@ -5,7 +5,10 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class _PatientFile(io.FileIO):
@@ -13,15 +16,14 @@ class _PatientFile(io.FileIO):
 
     failure = ""
 
-    def write(self, data: "io._WriteBuffer") -> int:  # type: ignore[override]
+    def write(self, data: "ReadableBuffer", /) -> int:
         """Write, or lose, all of `data`."""
-        view = memoryview(data)
+        size = memoryview(data).nbytes
         try:
-            written = super().write(view)
+            return super().write(data) or size
         except OSError as error:
             self.failure = error.strerror or str(error)
-            written = None
-        return view.nbytes if written is None else written
+            return size
 
 
 def prepare_streams() -> None:
@@ -31,9 +33,9 @@ def prepare_streams() -> None:
     A log that cannot be written, on a full disk or to a reader that is gone, is no reason to end what others rely on.
     """
     _open_descriptors()
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # for as long as it runs
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # as long as it runs
     sys.stderr, _ = _patient(sys.stderr)
 
 
@@ -69,14 +71,14 @@ def give_up_output() -> None:
 
 
 def _open_descriptors() -> None:
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  # stderr is the last of them
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # stderr is the last of them
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
 
 
 def _patient(stream: TextIO) -> tuple[TextIO, _PatientFile | None]:
     """The stream as one that never fails, and its file; a stream that is no file, as in a test, stays as it is."""
-    if not isinstance(stream, io.TextIOWrapper) or not isinstance(stream.buffer, io.BufferedWriter | io.FileIO):
+    if type(stream) is not io.TextIOWrapper or not isinstance(stream.buffer, io.BufferedWriter | io.FileIO):
         return stream, None
     raw = stream.buffer if isinstance(stream.buffer, io.FileIO) else stream.buffer.raw
     if isinstance(raw, _PatientFile) or type(raw) is not io.FileIO:

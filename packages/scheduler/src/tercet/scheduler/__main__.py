@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
+from tercet.protocol.streams import part_streams
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions, ShortageError
 
@@ -81,10 +82,11 @@ def fail(message: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run with these arguments, or the process's own."""
-    try:
-        app(arguments, exit_on_error=False, print_error=False)
-    except (ConfigError, CycloptsError) as error:
-        sys.exit(fail(" ".join(str(error).split())))
+    with part_streams("tercet-scheduler"):
+        try:
+            app(arguments, exit_on_error=False, print_error=False)
+        except (ConfigError, CycloptsError) as error:
+            sys.exit(fail(" ".join(str(error).split())))
 
 
 if __name__ == "__main__":
