@@ -151,6 +151,17 @@ def test_the_directory_is_made_private(context: Context, address: str, tmp_path:
     assert not list((tmp_path / "run").iterdir()), "its path goes with the inbox"
 
 
+def test_directories_above_that_are_missing_are_made_private_too(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make_private(tmp_path / "a" / "b" / "run")
+        make_private(tmp_path / "a" / "b" / "run")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "run"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
 def test_nobody_else_may_connect_whatever_the_umask(context: Context, tmp_path: Path) -> None:
     """Others may enter a directory of mode 0755, and whoever may write to a socket there is taken for a part."""
     before = os.umask(0)

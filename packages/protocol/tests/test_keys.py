@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +44,34 @@ def test_each_role_gets_its_own_secret_and_everybodys_public_key(tmp_path: Path)
 def test_only_we_can_read_what_is_made(folder: Path) -> None:
     assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777])
+def test_neither_folders_nor_files_are_others_to_read_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        folders = write_keys(tmp_path / "above" / "keys")
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "above", tmp_path / "above" / "keys", *folders):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+    for path in (path for folder in folders for path in folder.iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert have_keys(tmp_path / "above" / "keys")
+
+
+def test_on_a_full_disk_the_keys_that_are_there_stay(tmp_path: Path) -> None:
+    write_keys(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    code = (
+        "import resource, sys\nfrom tercet.protocol.errors import KeysError\n"
+        "from tercet.protocol.keys import write_keys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (30, 30))\n"
+        "try:\n    write_keys(sys.argv[1], force=True)\nexcept KeysError as error:\n    print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert told.stdout == f"{tmp_path}: File too large\n"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_keys_are_not_replaced_unless_forced(tmp_path: Path) -> None:

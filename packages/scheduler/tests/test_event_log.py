@@ -1,6 +1,9 @@
 import io
 import random
 from collections import deque
+from typing import TYPE_CHECKING
+
+import pytest
 
 from tercet.protocol.messages import PauseGenerationReq
 from tercet.scheduler.core.config import Arrival, CoreConfig, PeerBlocked, PeerDrained
@@ -8,6 +11,9 @@ from tercet.scheduler.core.plan import Row
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import Handled, RecordingScheduler, Scheduled, Started, read_events, replay
 from tercet.scheduler.testing import Done, FakeExecutor, request, small_capacity
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 def recorded(overlap: int) -> bytes:
@@ -96,3 +102,30 @@ def test_a_changed_plan_is_noticed() -> None:
     events[at] = Scheduled(other)
     _, logged, derived = next(replay(iter(events)))
     assert logged != derived
+
+
+class FullAfter(io.BytesIO):
+    """A file on a disk with room for so many bytes: the write that does not fit is short, and later ones fail."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        written = super().write(memoryview(data)[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("room", [0, 5, 700])
+def test_a_full_disk_ends_the_log_and_nothing_else(room: int, caplog: pytest.LogCaptureFixture) -> None:
+    plans = []
+    for log in (io.BytesIO(), FullAfter(room)):
+        core = RecordingScheduler(Scheduler(CoreConfig(), small_capacity()), log)
+        core.handle(Arrival("frontend-0", request("r", [1, 2, 3])))
+        plans.append([core.schedule(), core.schedule()])
+    assert plans[0][0] is not None
+    assert plans[0] == plans[1]
+    assert caplog.text.count("the event log ends here, for it cannot be written to: No space left on device") == 1

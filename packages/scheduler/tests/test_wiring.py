@@ -161,6 +161,7 @@ def test_a_process_serves_and_finishes_what_it_holds_before_it_leaves(
     frontend.wait_for(PeerReady, "scheduler-0", timeout=PATIENCE)
     frontend.node.send("scheduler-0", request("a", PROMPT, n=2, max_new_tokens=20))
     assert tokens_at(detokenizer, 2) == {("a", choice): expected(20, choice) for choice in (0, 1)}
+    assert log.stat().st_mode & 0o777 == 0o600, "prompts are in it"
 
     frontend.node.send("scheduler-0", PauseGenerationReq(id="p"))
     frontend.node.send("scheduler-0", request("held", PROMPT, max_new_tokens=300))

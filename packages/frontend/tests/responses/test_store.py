@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tercet.frontend.config import StoreConfig
-from tercet.frontend.database import Database, state_directory
+from tercet.frontend.database import Database, StoreError, state_directory
 from tercet.frontend.errors import BadRequestError, NotFoundError
 from tercet.frontend.responses.store import LEASE_SECONDS, LeaseLostError, ResponseStore
 from tercet.frontend.sessions.store import SessionStore, Turn
@@ -311,6 +312,98 @@ async def test_another_programs_file_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database at all, but long enough to be read as the head of one " * 3)
     with pytest.raises(OSError, match="text"):
         Database(tmp_path / "text", MANY, DAY)
+
+
+def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
+    """A format that was never set may be anybody's; tables of a later version of ours are not."""
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE contacts (name TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="another program's database: it has a table 'contacts'"):
+        Database(path, MANY, DAY)
+    assert path.read_bytes() == before
+    Database(tmp_path / "r.sqlite", MANY, DAY)
+    with sqlite3.connect(tmp_path / "r.sqlite") as connection:
+        connection.execute("CREATE TABLE of_a_later_version (name TEXT)")
+    connection.close()
+    Database(tmp_path / "r.sqlite", MANY, DAY)
+
+
+def later_format(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+
+
+DAMAGED = {
+    "later": (later_format, "has format 2, and this version reads format 1"),
+    "text": (
+        lambda path: path.write_text("no database at all, but as long as the head of one. " * 9),
+        "not a database",
+    ),
+    "directory": (lambda path: path.mkdir(), "Is a directory"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_file_that_cannot_be_read_ends_the_start_only_where_it_was_asked_for(
+    damage: Callable[[Path], object],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = state_directory() / "responses.sqlite"
+    path.parent.mkdir()
+    damage(path)
+    assert Database.open(StoreConfig(response_store="auto")) is None
+    assert caplog.text.count("no response is stored: ") == 1
+    assert reason in caplog.text
+    assert str(path) in caplog.text
+    with pytest.raises((OSError, ValueError), match=f"^--response-store: .*{reason}") as raised:
+        Database.open(StoreConfig(response_store=str(path)))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_user_without_a_home_is_served_without_a_store(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_user(_: int) -> None:
+        raise KeyError("no such user")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", "relative/ones/count/as/none")
+    monkeypatch.setattr("pwd.getpwuid", no_user)
+    assert Database.open(StoreConfig(response_store="auto")) is None
+    assert "no response is stored: this user has no home directory" in caplog.text
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+async def test_what_clients_said_is_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        database = Database(tmp_path / "above" / "tercet" / "r.sqlite", MANY, DAY)
+        await database.run(lambda each: each.execute("INSERT INTO sessions VALUES ('me', 's', 1.0, 1)"))
+    finally:
+        os.umask(before)
+    made = [tmp_path / "above", *(tmp_path / "above").rglob("*")]
+    assert {path.name for path in made} > {"r.sqlite-wal", "r.sqlite-shm"}
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
+    await database.close()
+
+
+async def test_a_full_disk_fails_what_is_stored_and_nothing_later(tmp_path: Path, clock: Clock) -> None:
+    database = Database(tmp_path / "r.sqlite", MANY, DAY)
+    store = ResponseStore(database, "a", clock)
+    await database.read(lambda each: each.execute("PRAGMA max_page_count = 40"))
+    with pytest.raises(StoreError, match="does not answer: database or disk is full"):
+        await store.keep("me", body("large", filler="x" * 1_000_000), [])
+    await store.keep("me", body("small"), [])
+    assert (await store.get("me", "small"))["id"] == "small"
+    await database.close()
 
 
 def test_the_default_file_may_be_impossible_and_a_chosen_one_may_not(

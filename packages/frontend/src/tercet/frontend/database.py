@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tercet.frontend.config import StoreConfig
+from tercet.protocol.private_files import make_private_directory, open_private
 
 logger = logging.getLogger(__name__)
 
@@ -147,12 +149,16 @@ class Database:
         self._max_bytes = max_bytes
         self._max_age = max_age
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # what clients said is nobody else's to read
+            make_private_directory(path.parent)
+            os.close(open_private(path, os.O_RDWR))  # what clients said is nobody else's to read
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
-            self._prepare(path)
+            try:
+                self._prepare(path)
+            except BaseException:
+                self._connection.close()
+                raise
         except sqlite3.Error as error:
             raise OSError(f"{path}: {error}") from error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
@@ -163,13 +169,14 @@ class Database:
         if config.response_store == "none":
             return None
         chosen = config.response_store == "auto"
-        path = state_directory() / "responses.sqlite" if chosen else Path(config.response_store)
         try:
+            path = state_directory() / "responses.sqlite" if chosen else Path(config.response_store)
             return cls(path, config.response_store_bytes, config.response_store_days * 86400)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if not chosen:
-                raise OSError(f"--response-store: {error}") from error
-            logger.warning("no response is stored: %s", error)
+                kind = OSError if isinstance(error, OSError) else ValueError
+                raise kind(f"--response-store: {error}") from error
+            logger.warning("no response is stored: %s; --response-store FILE names another file", error)
             return None
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -206,15 +213,24 @@ class Database:
 
     def _prepare(self, path: Path) -> None:
         connection = self._connection
+        self._check_format(path)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA foreign_keys = ON")
-        found = connection.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, _FORMAT):
-            raise ValueError(f"{path} has format {found}, and this version reads format {_FORMAT}")
         connection.executescript(_TABLES)
         connection.execute(f"PRAGMA user_version = {_FORMAT}")
+
+    def _check_format(self, path: Path) -> None:
+        """Raise ValueError for a file of another version or another program, before anything in it is changed."""
+        found = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if found not in (0, _FORMAT):
+            raise ValueError(f"{path} has format {found}, and this version reads format {_FORMAT}")
+        ours = set(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _TABLES))
+        there = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+        other = next((name for (name,) in there if name not in ours and not name.startswith("sqlite_")), None)
+        if found == 0 and other is not None:
+            raise ValueError(f"{path} is another program's database: it has a table {other!r}")
 
     async def _do(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, begin, work)
@@ -241,6 +257,11 @@ class Database:
 
 
 def state_directory() -> Path:
-    """Where this user's programs keep what outlives them."""
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "tercet"
+    """Where this user's programs keep what outlives them. Raises OSError for a user without a home."""
+    place = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not place.is_absolute():  # as the specification of XDG says: a relative one counts as none
+        try:
+            place = Path.home() / ".local" / "state"
+        except RuntimeError:
+            raise OSError("this user has no home directory, and neither HOME nor XDG_STATE_HOME is set") from None
+    return place / "tercet"

@@ -23,6 +23,7 @@ from tercet.protocol.codec import Frame
 from tercet.protocol.doorkeeper import DOMAIN, Doorkeeper
 from tercet.protocol.endpoints import Ipc, Reach, Tcp, check_dialable, check_spec, parse
 from tercet.protocol.errors import AddressError, ChannelError
+from tercet.protocol.private_files import make_private_directory
 from tercet.protocol.security import Security
 from tercet.protocol.values import Role
 
@@ -275,7 +276,7 @@ def _size(frame: Frame) -> int:
 def make_private(directory: Path) -> None:
     """Make the directory (0700) if it is missing. Raises ChannelError unless it is ours and only we can write to it."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(directory)
         status = directory.stat()
     except OSError as error:
         raise ChannelError(f"{directory} cannot hold sockets: {error}") from error

@@ -1,11 +1,13 @@
 """Makes the keys of a server: a folder for each role, to be handed to the parts of that role alone."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import zmq
 
 from tercet.protocol.errors import KeysError
+from tercet.protocol.private_files import PRIVATE_DIRECTORY, PRIVATE_FILE, make_private_directory, open_private
 from tercet.protocol.security import SECRET, Security, public_path
 from tercet.protocol.values import Role
 
@@ -20,15 +22,15 @@ def write_keys(directory: Path | str, *, force: bool = False) -> list[Path]:
     if not force and (present := [folder for folder in folders.values() if (folder / SECRET).exists()]):
         raise KeysError(f"{present[0]} holds keys already: with new ones the parts that run could not talk to others")
     pairs = {role: zmq.curve_keypair() for role in Role}
+    files = {public_path(folder, other): public for folder in folders.values() for other, (public, _) in pairs.items()}
+    files |= {folder / SECRET: pairs[role][1] for role, folder in folders.items()}
     try:
-        for role, folder in folders.items():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
-            for other, (public, _) in pairs.items():
-                _write(public_path(folder, other), public, 0o644)
-            _write(folder / SECRET, pairs[role][1], 0o600)
+        for folder in folders.values():
+            make_private_directory(folder)
+            folder.chmod(PRIVATE_DIRECTORY)
+        _write_all(files)
     except OSError as error:
-        raise KeysError(f"{error.filename}: {error.strerror}") from error
+        raise KeysError(f"{error.filename or root}: {error.strerror}") from error
     return list(folders.values())
 
 
@@ -43,10 +45,17 @@ def have_keys(directory: Path | str) -> bool:
     return True
 
 
-def _write(path: Path, key: bytes, mode: int) -> None:
-    """In one piece, and never for a moment readable by more than `mode` says."""
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(key + b"\n")
-    part.replace(path)
+def _write_all(files: Mapping[Path, bytes]) -> None:
+    """Write all files, or none where the disk is full. No other user can read one at any moment. Raises OSError."""
+    parts = {path: path.with_name(f".{path.name}.part") for path in files}
+    try:
+        for path, key in files.items():
+            parts[path].unlink(missing_ok=True)
+            with os.fdopen(open_private(parts[path], os.O_WRONLY | os.O_EXCL), "wb") as file:
+                os.fchmod(file.fileno(), PRIVATE_FILE)
+                file.write(key + b"\n")
+        for path, part in parts.items():
+            part.replace(path)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)

@@ -4,6 +4,9 @@
 and lets a schedule be looked at after the fact.
 """
 
+import errno
+import logging
+import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -14,6 +17,8 @@ from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -46,11 +51,14 @@ Event = Started | Handled | Scheduled | Committed
 
 
 class RecordingScheduler:
-    """A core that writes down every call. Same interface as `Scheduler`."""
+    """A core that writes down every call. Same interface as `Scheduler`.
+
+    Where the file cannot be written to, as on a full disk, it records no more, and goes on.
+    """
 
     def __init__(self, core: Scheduler, file: BinaryIO) -> None:
         self._core = core
-        self._file = file
+        self._file: BinaryIO | None = file
         self._encoder = msgspec.json.Encoder()
         self._idle = False
         self._write(Started(core.config, core.capacity))
@@ -102,8 +110,16 @@ class RecordingScheduler:
         return self._core.held()
 
     def _write(self, event: Event) -> None:
-        self._file.write(self._encoder.encode(event) + b"\n")
-        self._file.flush()
+        if self._file is None:
+            return
+        line = self._encoder.encode(event) + b"\n"
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._file.flush()
+        except OSError as error:
+            logger.warning("the event log ends here, for it cannot be written to: %s", error.strerror)
+            self._file = None
 
 
 def read_events(file: BinaryIO) -> Iterator[Event]:

@@ -22,6 +22,7 @@ from tercet.protocol.messages import (
     TokenizerFilesReq,
 )
 from tercet.protocol.node import Answer, NodeConfig, ThreadNode, unanswered
+from tercet.protocol.private_files import open_private
 from tercet.protocol.security import Security
 from tercet.protocol.values import ModelLimits, Role, Task
 from tercet.scheduler.__about__ import __version__
@@ -210,7 +211,9 @@ class SchedulerProcess:
         if not self._process.event_log:
             return None
         try:
-            return stack.enter_context(Path(self._process.event_log).open("wb"))
+            descriptor = open_private(Path(self._process.event_log), os.O_WRONLY | os.O_TRUNC)
+            file = os.fdopen(descriptor, "wb", buffering=0)  # nothing is left to write, and to fail, when it is closed
+            return stack.enter_context(file)
         except OSError as error:
             raise ConfigError(f"--event-log {self._process.event_log}: {error.strerror}") from error
 
