@@ -7,7 +7,9 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -108,3 +110,28 @@ def test_as_many_as_the_process_may_have_but_for_what_the_parts_need(hard: int, 
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.split() == [str(most), str(hard)]
+
+
+def test_idle_connections_take_no_descriptor_that_the_parts_need(tmp_path: Path) -> None:
+    """With as few files as a frontend starts with, hundreds of clients that say nothing end nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    words = [sys.executable, "-m", "tercet.frontend", f"--port={port}", f"--listen=ipc://{tmp_path}/run"]
+    process = subprocess.Popen(["bash", "-c", 'ulimit -n 256; exec "$@"', "bash", *words])
+    try:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        with contextlib.ExitStack() as stack:
+            for _ in range(500):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+                client.sendall(LIVE)
+                assert client.recv(15) == b"HTTP/1.1 200 OK"
+            assert len(os.listdir(f"/proc/{process.pid}/fd")) < 256 - 64
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()

@@ -19,6 +19,7 @@ from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.protocol.awake import AwakeClock
 from tercet.protocol.errors import AddressError, ChannelError, KeysError
+from tercet.protocol.file_limit import raise_file_limit
 from tercet.protocol.lifecycle import exit_with_parent, on_signals
 from tercet.protocol.messages import DetokenizerInbox, Heartbeat
 from tercet.protocol.node import NodeConfig, ThreadNode, unanswered
@@ -38,6 +39,7 @@ app = App(name="tercet-detokenizer", version=__version__, help="Turn token ids i
 def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     """Turn the tokens of schedulers into text for frontends until told to stop."""
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    raise_file_limit()
     links = _links(config)
     tokenizers = TokenizerStore()
     manager = DetokenizerManager(tokenizers, config.max_choices)

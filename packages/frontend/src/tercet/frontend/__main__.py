@@ -28,6 +28,7 @@ def serve(config: FrontendConfig = FrontendConfig()) -> None:
 
         from tercet.frontend.wiring import Frontend
         from tercet.protocol.errors import ProtocolError
+        from tercet.protocol.file_limit import raise_file_limit
 
     async def run() -> None:
         await Frontend(config).run()
@@ -35,6 +36,7 @@ def serve(config: FrontendConfig = FrontendConfig()) -> None:
     if config.link.parent_fd is not None:
         exit_with_parent(config.link.parent_fd)
     try:
+        raise_file_limit()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
     except (OSError, ValueError, ProtocolError) as error:

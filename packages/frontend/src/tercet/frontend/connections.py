@@ -1,12 +1,10 @@
 """How many connections a server keeps, and which of them make room for a new one."""
 
 import asyncio
-import contextlib
-import resource
 from typing import Protocol
 
-_MOST_FILES = 65_536
-"""File descriptors that are asked for: each idle connection takes some kilobytes, too."""
+from tercet.protocol.file_limit import raise_file_limit
+
 _OTHERS = 512
 """File descriptors that are left to the other parts' connections, each of which takes five, grammar workers and files:
 ZeroMQ ends a process that cannot take a connection of theirs."""
@@ -48,12 +46,9 @@ class Connections:
 
 
 def room_for_connections() -> int:
-    """As many as this process can have, once it may open as many files as it is allowed to ask for."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    most = _MOST_FILES if soft == resource.RLIM_INFINITY else min(_MOST_FILES, soft)
+    """How many connections of clients this process can have, once it may open as many files as it can ask for.
+
+    Raises ChannelError where it may open too few files to serve at all.
+    """
+    most = raise_file_limit()
     return max(most - _OTHERS, most // 2)

@@ -21,12 +21,16 @@ from tercet.frontend.listener import is_local, url_of
 from tercet.frontend.run_directory import run_directory
 from tercet.frontend.serve_config import ConfigError, ServeConfig
 from tercet.frontend.supervisor import Supervisor
+from tercet.protocol.errors import ChannelError
+from tercet.protocol.file_limit import LOWEST, raise_file_limit
 from tercet.protocol.lifecycle import on_signals
 from tercet.protocol.messages import Ready
 from tercet.protocol.streams import keep_output
 from tercet.protocol.values import Task
 
 _ADAPTER_FILES = "adapter_config.json", "adapter_model.safetensors"
+_FILES_OF_A_PART = 10
+"""Descriptors that a part takes here: its pipes, and its links in both directions."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -92,13 +96,17 @@ def as_frontends_read_it(config: ServeConfig) -> FrontendConfig:
 
 
 def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[Part]] = local_parts) -> int:
-    """Serve until Ctrl-C or SIGTERM. Returns the exit code."""
+    """Serve until Ctrl-C or SIGTERM. Returns the exit code.
+
+    Raises ConfigError, and OSError for what this machine does not give.
+    """
     began = time.monotonic()
     keep_output()
     drain = as_frontends_read_it(config).http.shutdown_grace
     display = choose_display(config.serve.log_level)
     with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
         parts = make_parts(config, directory)
+        _require_files(len(parts))
         url = url_of(listener)
 
         def announce(readies: dict[str, Ready]) -> None:
@@ -125,6 +133,14 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             display.line(f"tercet: warning: without --api-key everybody who reaches {url} may use it")
         display.line(f"tercet: starting {len(parts)} parts for {config.model} at {url}")
         return supervisor.run()
+
+
+def _require_files(parts: int) -> None:
+    """Raise OSError where this process, or a part that inherits its limit, may open too few files for so many parts."""
+    try:
+        raise_file_limit(LOWEST + _FILES_OF_A_PART * parts)
+    except ChannelError as error:
+        raise OSError(str(error)) from error
 
 
 _EXAMPLES: dict[Task, tuple[str, dict[str, object]]] = {

@@ -33,10 +33,12 @@ def serve(
 
     with settling_in():
         from tercet.protocol.errors import AddressError, ChannelError, KeysError
+        from tercet.protocol.file_limit import raise_file_limit
         from tercet.scheduler.model_files import ModelError
         from tercet.scheduler.wiring import SchedulerProcess
 
     try:
+        raise_file_limit()
         scheduler = SchedulerProcess(process, model, schedule)
         if process.parent_fd is not None:
             exit_with_parent(process.parent_fd)

@@ -1,4 +1,7 @@
-"""Commands whose standard streams are closed, full or read by no process: the exit status is right all the same."""
+"""Commands on a poor machine: streams that are closed, full or read by no process, and a low limit of open files.
+
+The exit status is right, and what is wrong is one line.
+"""
 
 import os
 import subprocess
@@ -67,3 +70,17 @@ def test_a_client_of_no_server_fails_whatever_the_streams_are(words: tuple[str, 
     done = shell(streams, *PROGRAMS["tercet"], *words, "--url", "http://127.0.0.1:9")
     assert done.returncode in {1, 2}, done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_process_that_may_open_too_few_files_says_so_and_does_not_start(
+    program: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    listen = f"--listen=ipc://{tmp_path_factory.mktemp('few')}"
+    words = {"tercet": ("serve", "--port=0"), "tercet-frontend": ("--port=0", listen)}.get(program, (listen,))
+    command = ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash", sys.executable, *PROGRAMS[program], *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == (1 if program == "tercet" else 2)
+    assert done.stderr.startswith(program)
+    assert "may open 64 files, and needs at least" in done.stderr
+    assert done.stderr.count("\n") == 1
