@@ -203,8 +203,13 @@ def test_what_killed_incarnations_left_is_removed_and_the_living_kept(
         listener.bind(str(path))
     listeners[1].listen()
     listeners[0].close()
+    file, link = directory / f"scheduler-0.{'e' * 16}.ipc", directory / f"scheduler-0.{'f' * 16}.ipc"
+    file.write_text("of the user's own")
+    link.symlink_to(dead)
     inbox = Inbox(context, address)
     assert not dead.exists()
+    assert file.exists(), "what is no socket is not ours to remove"
+    assert link.is_symlink()
     assert living.exists()
     assert other.exists(), "another peer's socket is not ours to remove"
     inbox.close()

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tercet.protocol.config import NodeConfig
-from tercet.protocol.errors import AddressError
+from tercet.protocol.errors import AddressError, ChannelError
 from tercet.protocol.messages import Heartbeat, Ready
 from tercet.protocol.node import ThreadNode
 from tercet.protocol.probe import probe
@@ -103,3 +103,19 @@ def test_on_loopback_a_probe_can_do_without_keys_as_the_part_does() -> None:
         assert probe(node.address, SCHEDULER, live=True, timeout=10, insecure_loopback=True)
     finally:
         node.close()
+
+
+@pytest.mark.parametrize("temporary", ["/tmp/" + "deep" * 20, "/nowhere"])
+def test_a_probe_works_whatever_the_directory_for_temporary_files(
+    temporary: str, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", temporary)
+    assert not probe(f"ipc://{network.directory}", Role.SCHEDULER, timeout=0.05)
+
+
+def test_a_probe_that_can_make_no_socket_says_so_in_one_line(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/proc/self")
+    with pytest.raises(ChannelError, match="no directory for sockets can be made") as raised:
+        probe(f"ipc://{network.directory}", Role.SCHEDULER, timeout=0.05)
+    assert "\n" not in str(raised.value)

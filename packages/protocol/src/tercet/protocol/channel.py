@@ -290,6 +290,8 @@ def remove_stale(path: Path) -> None:
     """Remove sockets that killed incarnations of the same peer left behind: those at which nobody listens."""
     peer = path.name.rsplit(".", 2)[0]
     for old in path.parent.glob(f"{glob.escape(peer)}.????????????????.ipc"):
+        if not old.is_socket() or old.is_symlink():  # to connect to a file of another kind is refused, too
+            continue
         probe = posix.socket(posix.AF_UNIX, posix.SOCK_STREAM)
         with contextlib.closing(probe):
             probe.settimeout(0.2)
