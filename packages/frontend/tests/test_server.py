@@ -232,6 +232,14 @@ def test_a_server_that_anybody_can_use_is_warned_of(start: Start, monkeypatch: p
     assert ask(address).endswith(" no keys")
 
 
+def test_a_server_whose_keys_lie_in_a_file_is_not_called_open(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("s3cret\n")
+    server = start("serve", "serve", "answer", "--key-file", str(tmp_path / "keys"))
+    assert server.out.readline().startswith("ready at ")
+    assert "Authorization: Bearer" in server.out.readline()
+    assert "warning" not in server.err
+
+
 def test_an_unknown_host_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid"):
         listen("no.such.host.invalid", 0)

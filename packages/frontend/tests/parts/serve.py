@@ -1,4 +1,4 @@
-"""`tercet serve` with tiny parts: their modes (scheduler, detokenizer, frontend) and then a port, --open or a grace."""
+"""`tercet serve` with tiny parts: their modes (scheduler, detokenizer, frontend), then a port or an option below."""
 
 import sys
 from dataclasses import replace
@@ -36,6 +36,9 @@ if __name__ == "__main__":
             config = replace(config, frontend=FrontendOptions(shutdown_grace=int(seconds)))
         case ["--extra-grace", seconds]:
             config = replace(config, frontend_extra={"shutdown_grace": seconds})
+        case ["--key-file", path]:
+            keys = {"api-key-file": path}
+            config = ServeConfig(serve=ServeOptions(host="0.0.0.0", port=0), frontend_extra=keys)
         case ["--open"]:
             config = ServeConfig(serve=ServeOptions(host="0.0.0.0", port=0))
         case [port]:

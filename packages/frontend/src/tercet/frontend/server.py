@@ -102,7 +102,8 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
     """
     began = time.monotonic()
     keep_output()
-    drain = as_frontends_read_it(config).http.shutdown_grace
+    http = as_frontends_read_it(config).http
+    locked = bool(config.frontend.api_key or http.api_keys())
     display = choose_display(config.serve.log_level)
     with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
         parts = make_parts(config, directory)
@@ -114,7 +115,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             model = config.frontend.served_model_name or (limits.model if limits else config.model)
             task = limits.task if limits else Task.GENERATE
             display.close()
-            sys.stdout.write(welcome(url, model, bool(config.frontend.api_key), time.monotonic() - began, task))
+            sys.stdout.write(welcome(url, model, locked, time.monotonic() - began, task))
             sys.stdout.flush()
 
         supervisor = Supervisor(
@@ -124,12 +125,12 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             listener=listener,
             log_level=config.serve.log_level,
             patience=Patience(startup=config.serve.startup_timeout),
-            drain=drain,
+            drain=http.shutdown_grace,
             greet=announce,
         )
         ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         on_signals([number for number in ends if signal.getsignal(number) is not signal.SIG_IGN], supervisor.stop)
-        if not config.frontend.api_key and not is_local(listener):
+        if not locked and not is_local(listener):
             display.line(f"tercet: warning: without --api-key everybody who reaches {url} may use it")
         display.line(f"tercet: starting {len(parts)} parts for {config.model} at {url}")
         return supervisor.run()
