@@ -1,5 +1,6 @@
 """What a body may hold, so that reading it never holds up the event loop for long."""
 
+import asyncio
 import json
 import sys
 from typing import Any
@@ -10,9 +11,10 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import Message
 
-from tercet.frontend.body import MAX_VALUES, read_json, read_model
+from tercet.frontend.body import MAX_ITEMS, MAX_VALUES, read_json, read_model
 from tercet.frontend.body_room import BodyRoom
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.loop_turns import LoopTurns
 from tercet.frontend.native_schema import Detokenize, NativeGenerate
 from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.openai.completion_schema import CompletionRequest
@@ -29,6 +31,7 @@ def asking(value: Any) -> Request:
 
     app = FastAPI()
     app.state.body_room = BodyRoom(LIMIT)
+    app.state.loop_turns = LoopTurns()
     scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")], "app": app}
     return Request(scope, receive)
 
@@ -63,6 +66,33 @@ async def test_too_many_values_are_refused(value: Any) -> None:
 )
 async def test_what_people_send_is_read(value: Any) -> None:
     assert await read(value) == value
+
+
+async def test_too_many_items_are_refused() -> None:
+    with pytest.raises(BadRequestError, match="more than 1048576 items"):
+        await read(b'{"prompt":[' + b"5," * (MAX_ITEMS + 1) + b"5]}")
+
+
+async def test_what_is_refused_for_its_values_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing 32 MiB of members takes a second, and nothing else runs meanwhile."""
+
+    def parsed(_: object) -> object:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr("tercet.frontend.body.orjson.loads", parsed)
+    with pytest.raises(BadRequestError, match="more than 131072 values"):
+        await read(b"{" + b",".join(b'"%d":1' % number for number in range(2_000_000)) + b"}")
+
+
+async def test_heavy_bodies_are_parsed_and_validated_in_turns() -> None:
+    request = asking({"model": "m", "prompt": [5] * 100_000})
+    turns = request.app.state.loop_turns
+    await turns.turn("another")
+    reading = asyncio.ensure_future(read_model(request, CompletionRequest, LIMIT))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert turns.waiting == 1
+    assert (await reading).prompt == [5] * 100_000
 
 
 async def test_a_body_nested_without_end_is_refused() -> None:

@@ -25,6 +25,7 @@ from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.host_names import HostNames
 from tercet.frontend.kept import Kept
 from tercet.frontend.keys import Keys
+from tercet.frontend.loop_turns import LoopTurns
 from tercet.frontend.paced_send import room_for_answers
 from tercet.frontend.routes import Endpoint, routes
 from tercet.frontend.tokenizer_manager import TokenizerManager
@@ -71,6 +72,7 @@ def build_app(
     open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
     api_keys = config.api_keys()
     app.state.body_room = BodyRoom(config.max_body_bytes)
+    app.state.loop_turns = LoopTurns()
     hosts = HostNames(config.allowed_origin) if local and not api_keys else None
     guarded = Access(
         app,

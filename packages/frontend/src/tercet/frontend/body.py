@@ -21,16 +21,21 @@ from tercet.frontend.errors import (
     UnsupportedMediaTypeError,
 )
 from tercet.frontend.event_stream import ClientGoneError
+from tercet.frontend.json_cost import PIECE, ShapeCounter, most_marks
 from tercet.frontend.keys import visitor_of
+from tercet.frontend.loop_turns import LoopTurns, Steps
 
 BODY_SECONDS = 60.0
 """Time a body has to arrive in, so that slow senders hold no connection for ever."""
 
 MAX_DEPTH = 128
 MAX_VALUES = 131_072
-"""Objects, arrays and named values that a body may have: validating so many holds up nobody for long."""
-_MOST_BRACKETS = 8 * MAX_VALUES
-"""Brackets that a body may have to be parsed at all. It is more, for brackets in texts are no values."""
+"""Objects, arrays and named values that a body may have, so that it is parsed and validated in some 20 ms."""
+MAX_ITEMS = 1_048_576
+"""Commas that it may have outside texts: the numbers of its prompts, for example."""
+_LIGHT_MARKS = 2048
+_LIGHT_BYTES = 262_144
+"""A body with more brackets, colons and commas, or of more bytes, is read in turns (`LoopTurns`)."""
 _HOLDERS = frozenset({dict, list})
 _ERRORS_READ = 100
 _TAG_SHOWN = 64
@@ -38,8 +43,10 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 async def read_model(request: Request, schema: type[_Model], limit: int) -> _Model:
-    """The body as `schema`. Raises ApiError naming the parameter at fault, and ClientGoneError."""
-    data = await read_json(request, limit)
+    """Return the body as `schema`. Raises ApiError naming the parameter at fault, and ClientGoneError."""
+    data, heavy = await _read(request, limit)
+    if heavy:
+        await _turn(request)  # which lasts until the endpoint first waits: its work on the model belongs to it
     try:
         return schema.model_validate(data)
     except ValidationError as error:
@@ -47,7 +54,34 @@ async def read_model(request: Request, schema: type[_Model], limit: int) -> _Mod
 
 
 async def read_json(request: Request, limit: int) -> object:
-    """The body, of at most `limit` bytes, parsed. NaN and Infinity are no JSON. Raises ApiError or ClientGoneError."""
+    """Return the body, of at most `limit` bytes, parsed. NaN and Infinity are no JSON.
+
+    Raises ApiError or ClientGoneError.
+    """
+    data, _ = await _read(request, limit)
+    return data
+
+
+async def _read(request: Request, limit: int) -> tuple[object, bool]:
+    """Return the parsed body, and whether it is a heavy one: work on it then belongs in turns."""
+    _check_headers(request, limit)
+    body, marks = await _received(request, limit)
+    heavy = marks > _LIGHT_MARKS or len(body) > _LIGHT_BYTES
+    if marks > MAX_VALUES:
+        await _check_cost(request, body)
+    if heavy:
+        await _turn(request)
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError(f"The body is not standard JSON (line {error.lineno}, column {error.colno}).") from None
+    if marks > MAX_DEPTH:
+        _check_depth(data)
+    return data, heavy
+
+
+def _check_headers(request: Request, limit: int) -> None:
+    """Raises ApiError for a body that is no JSON or too long by what its headers say."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaTypeError("The body must be JSON: send 'Content-Type: application/json'.")
@@ -57,22 +91,11 @@ async def read_json(request: Request, limit: int) -> object:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
-    body = await _received(request, limit)
-    brackets = body.count(b"{") + body.count(b"[")
-    if brackets > _MOST_BRACKETS:
-        raise BadRequestError(f"The body has more than {MAX_VALUES} values.")
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequestError(f"The body is not standard JSON (line {error.lineno}, column {error.colno}).") from None
-    if brackets + body.count(b":") > MAX_DEPTH:
-        _check_shape(data)
-    return data
 
 
-async def _received(request: Request, limit: int) -> bytearray:
-    """The bytes of a body. Raises ApiError, and ClientGoneError."""
-    body, room = bytearray(), request.app.state.body_room
+async def _received(request: Request, limit: int) -> tuple[bytearray, int]:
+    """Return the bytes of a body and `most_marks` of it. Raises ApiError, and ClientGoneError."""
+    body, marks, room = bytearray(), 0, request.app.state.body_room
     assert isinstance(room, BodyRoom)
     try:
         with room.space(visitor_of(request).owner) as space:
@@ -82,24 +105,44 @@ async def _received(request: Request, limit: int) -> bytearray:
                     if len(body) > limit:
                         raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
                     space.grow(len(body))
+                    marks += most_marks(piece)
     except TimeoutError:
         raise RequestTimeoutError(f"The body did not arrive within {BODY_SECONDS:g} seconds.") from None
     except ClientDisconnect:
         raise ClientGoneError from None
-    return body
+    return body, marks
 
 
-def _check_shape(data: object) -> None:
-    """What reads or writes JSON ends somewhere, and every value that a schema refuses costs time.
+async def _check_cost(request: Request, body: bytearray) -> None:
+    """Refuse a body that takes long to parse, with a BadRequestError: one of too many values, named or bare."""
+    counter = ShapeCounter()
 
-    Raises BadRequestError for more than MAX_DEPTH objects and arrays in one another, and for more than MAX_VALUES that
-    are named or hold others; bare numbers and texts in arrays, such as the ids of a prompt, are not counted.
-    """
-    level, values = [data], 0
+    def count() -> Steps[None]:
+        for start in range(0, len(body), PIECE):
+            counter.feed(body[start : start + PIECE])
+            if counter.shape.values > MAX_VALUES:
+                raise BadRequestError(f"The body has more than {MAX_VALUES} values.")
+            if counter.shape.items > MAX_ITEMS:
+                raise BadRequestError(f"The body has more than {MAX_ITEMS} items in arrays and objects.")
+            yield
+
+    await _turns(request).run(visitor_of(request).owner, count())
+
+
+def _turns(request: Request) -> LoopTurns:
+    turns = request.app.state.loop_turns
+    assert isinstance(turns, LoopTurns)
+    return turns
+
+
+async def _turn(request: Request) -> None:
+    await _turns(request).turn(visitor_of(request).owner)
+
+
+def _check_depth(data: object) -> None:
+    """Refuse more than MAX_DEPTH objects and arrays in one another, with a BadRequestError: recursion has an end."""
+    level = [data]
     for _ in range(MAX_DEPTH):
-        values += len(level) + sum(len(each) for each in level if isinstance(each, dict))
-        if values > MAX_VALUES:
-            raise BadRequestError(f"The body has more than {MAX_VALUES} values.")
         level = [inner for each in level for inner in _values(each) if isinstance(inner, dict | list)]
         if not level:
             return
