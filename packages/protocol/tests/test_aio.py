@@ -182,3 +182,20 @@ async def test_a_turn_that_fails_is_followed_by_another_and_what_came_in_it_is_d
     assert len(errors) == 1
     assert sum(isinstance(delivery.message, BatchStrOutput) for delivery in heard) == sent
     await node.close()
+
+
+async def test_a_loop_that_is_busy_for_long_is_not_called_dead(network: Network, frontend: Frontend) -> None:
+    """Its heartbeats go on, and say how long it has been busy."""
+    scheduler = Listener(network.node(Role.SCHEDULER))
+    await frontend.until_heard(PeerUp)
+    await asyncio.to_thread(scheduler.wait_for, Heartbeat, "frontend-0")
+    silence = network.config(Role.FRONTEND).silence
+    time.sleep(1.5 * silence)  # noqa: ASYNC251
+    await asyncio.to_thread(scheduler.wait_for, Heartbeat, "frontend-0")
+    await asyncio.to_thread(scheduler.node.drain, silence / 2)
+    assert not [each for each in scheduler.heard if isinstance(each.message, PeerDown)]
+    beats = [each.message for each in scheduler.heard if isinstance(each.message, Heartbeat)]
+    ages = [beat.step_age for beat in beats if beat.step_age]
+    assert ages == sorted(ages)
+    assert {beat.phase for beat in beats if beat.step_age} == {Phase.STEP}
+    assert 0.5 * silence < ages[-1] < 2 * silence

@@ -10,6 +10,7 @@ from tercet.protocol.config import NodeConfig
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import Heartbeat, Message, Ready
 from tercet.protocol.search import Search
+from tercet.protocol.stall import StallWatch
 from tercet.protocol.switchboard import Switchboard
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,9 @@ _AFTER_FAILURE = 0.1
 
 class AsyncNode:
     """A node that lives on the running loop and calls `on_deliveries` there; it must not block and should not raise.
+
+    While the loop is busy with one thing for long, heartbeats come from a thread (`StallWatch`) and say so. A loop that
+    is only slow counts as alive, and one that never goes on as stuck.
 
     ZeroMQ's descriptor is edge-triggered, so every wake-up receives until nothing is left, a batch at a time, giving
     way to the loop between batches.
@@ -37,6 +41,7 @@ class AsyncNode:
     ) -> None:
         self._board = Switchboard(config, inbox_union, status, None, clock)
         self._clock = clock
+        self._watch = StallWatch(lambda: self._board.beat_due, self._board.beat_again, config.heartbeat_interval, clock)
         self._search = Search(config.supervisor, clock())
         self._on_deliveries = on_deliveries
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,6 +70,7 @@ class AsyncNode:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._board.fileno(), self._turn)
         self._turn()
+        self._watch.start()
 
     def set_ready(self, ready: Ready) -> None:
         """Tell every peer that we can take work."""
@@ -84,6 +90,7 @@ class AsyncNode:
         """Take no more turns. Whether there were any."""
         if self._loop is None:
             return False
+        self._watch.stop()
         self._loop.remove_reader(self._board.fileno())
         if self._next:
             self._next.cancel()

@@ -27,7 +27,7 @@ from tercet.protocol.pulse import Pulse, is_busy
 from tercet.protocol.resolver import Resolver
 from tercet.protocol.sockets import Sockets
 from tercet.protocol.sources import Sources
-from tercet.protocol.values import WIRE_VERSION, Role
+from tercet.protocol.values import WIRE_VERSION, Phase, Role
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ class Switchboard:
         self._claims = Claims(config.security if config.guarded else None)
         self._counters = Counters()
         self._pulse = Pulse(config.heartbeat_interval, config.silence)
+        self._beats: dict[str, Heartbeat] = {}
+        """The last heartbeat to each peer that was up then."""
         self._due = float("-inf")
         self._news = False
         """Connections came up or broke."""
@@ -108,6 +110,18 @@ class Switchboard:
         """Make a `wait` return."""
         if sockets := self._sockets:
             sockets.waiter.ring()
+
+    @property
+    def beat_due(self) -> float:
+        """The time of the next heartbeat."""
+        return self._pulse.due
+
+    def beat_again(self, step_age: float, longest_step: float) -> None:
+        """Repeat the last heartbeats while the thread that owns the node is busy, and say for how long it has been."""
+        for peer, last in list(self._beats.items()):
+            phase = last.phase if last.phase is Phase.DRAINING else Phase.STEP
+            age = {"phase": phase, "step_age": step_age, "longest_step": longest_step}
+            self.send(peer, msgspec.structs.replace(last, **age))
 
     @property
     def counters(self) -> dict[str, int]:
@@ -207,8 +221,8 @@ class Switchboard:
         if now < self._pulse.due:
             return
         self._pulse.beaten(now)
-        for peer in list(self._routes):
-            heartbeat = self._status(peer)
+        self._beats = {peer: self._status(peer) for peer in list(self._routes)}
+        for peer, heartbeat in self._beats.items():
             if is_busy(heartbeat):
                 self._stir(now)
             self.send(peer, heartbeat)
