@@ -56,6 +56,30 @@ def refused(answer: bytes) -> tuple[int, str | None]:
     return int(head.split()[1]), json.loads(body)["error"]["code"]
 
 
+async def test_a_head_of_many_empty_headers_is_too_long(engine_of: EngineOf) -> None:
+    head = b"GET /live HTTP/1.1\r\nhost: x\r\n"
+    async with serving(engine_of(), HttpConfig(max_header_bytes=4096)) as served:
+        answer = await talk(served, head + b"a:\r\n" * 200 + b"connection: close\r\n\r\n")
+        fine = await talk(served, head + b"a:\r\n" * 100 + b"connection: close\r\n\r\n")
+    assert answer == b"" or refused(answer) == (431, "request_headers_too_long")
+    assert fine.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(("chunk", "taken"), [(1, False), (64, True)])
+async def test_a_body_of_countless_small_chunks_is_refused(engine_of: EngineOf, chunk: int, taken: bool) -> None:
+    """Each of them costs as much as a large one."""
+    body = json.dumps({"prompt": "a" * 5000 * chunk}).encode()
+    chunks = [body[start : start + chunk] for start in range(0, len(body), chunk)]
+    sent = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in chunks) + b"0\r\n\r\n"
+    head = CHUNKED.partition(b"\r\n\r\n")[0] + b"\r\nconnection: close\r\n\r\n"
+    async with serving(engine_of()) as served:
+        answer = await talk(served, head + sent)
+    if taken:
+        assert answer.startswith(b"HTTP/1.1 200")
+    else:
+        assert answer == b"" or refused(answer) == (400, None)
+
+
 async def test_what_is_no_request_is_refused_as_json(engine_of: EngineOf) -> None:
     async with serving(engine_of()) as served:
         assert refused(await talk(served, b"nonsense\r\n\r\n")) == (400, None)

@@ -20,6 +20,13 @@ _COMPLAINT_SECONDS = 6.0
 """Time between lines about what is no HTTP: anybody who reaches the port can cause them."""
 _READ_SECONDS = 60.0
 """Time in which a client takes something of what there is for it: one that takes nothing is gone."""
+_HEADER_COST = 32
+"""Bytes that each header counts for besides its own (as in RFC 7541, 4.1): an empty one takes time, too."""
+_FREE_PIECES = 4096
+_PIECE_BYTES = 64
+"""A body may arrive in so many pieces, whatever their size; those beyond must have so many bytes on average."""
+_MOST_PIPELINED = 32
+"""Requests that a client may send on one connection before it has the answer to the first."""
 _TOO_LONG = "The headers of the request are too long."
 
 
@@ -40,6 +47,9 @@ class BoundedProtocol(HttpToolsProtocol):
     """Of the headers and trailers of the request that arrives."""
     _idle_bytes = 0
     """Since the parser last had something to show for what it was fed."""
+    _body_pieces = 0
+    _body_bytes = 0
+    """Of the request that arrives."""
     _progressed = False
     _leaves = False
     """Once idle, this connection is not waited for as long as others are."""
@@ -96,6 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._reading.resumes:
             return
         self._header_bytes, self._idle_bytes, self._in_head = 0, 0, True
+        self._body_pieces = self._body_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -107,7 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """A header; or a trailer, which nobody reads."""
         if self._reading.resumes:
             return
-        self._header_bytes += len(name) + len(value)
+        self._header_bytes += len(name) + len(value) + _HEADER_COST
         self._check_length()
         if self._in_head:
             super().on_header(name, value)
@@ -120,12 +131,21 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_came()
         self._check_length()
         super().on_headers_complete()
+        if len(self.pipeline) > _MOST_PIPELINED:
+            self._hang_up()
+            raise ValueError("too many pipelined requests")
         if self.cycle is not None:
             self.scope[WRITE] = _writer(self.cycle)  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body."""
+        """Take a piece of a body. Raises ValueError, which ends the parsing, where the pieces are too small."""
         self._progressed = True
+        self._body_pieces += 1
+        self._body_bytes += len(body)
+        if self._body_pieces > _FREE_PIECES + self._body_bytes // _PIECE_BYTES:
+            message = f"The body arrives in pieces of fewer than {_PIECE_BYTES} bytes: send it in larger chunks."
+            self._refuse(BadRequestError(message))
+            raise ValueError(message)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
