@@ -261,3 +261,53 @@ async def test_what_fails_again_and_again_is_given_up(
         assert events[-1].type == "response.failed"
         assert (await client.responses.retrieve(events[-1].response.id)).status == "failed"
         assert len(engine.requests()) == 3
+
+
+async def test_a_key_has_a_bounded_number_of_followers(
+    engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tercet.frontend.responses.background.MOST_FOLLOWERS", 2)
+    async with serving(engine_of(counting), store=store) as served:
+        client = openai_of(served)
+        made = await client.responses.create(**BODY)
+        background = served.kept.background if served.kept else None
+        assert background is not None
+        leave = [background.join("") for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="Too many streams of background responses"):
+            await client.responses.retrieve(made.id, stream=True)
+        with pytest.raises(openai.RateLimitError):
+            await client.responses.create(**BODY, stream=True)
+        leave[0]()
+        events = await numbered(await client.responses.retrieve(made.id, stream=True))
+        assert text_of(events) == "".join(WORDS)
+        assert background._followers[""] == 1, "who has read all of it follows no more"
+
+
+async def test_followers_share_what_is_read(
+    engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And read a long response in pages."""
+    monkeypatch.setattr("tercet.frontend.responses.background.MOST_EVENTS", 7)
+    monkeypatch.setattr("tercet.frontend.responses.store.MOST_EVENTS", 7)
+    async with serving(engine_of(counting), store=store) as served:
+        client = openai_of(served)
+        made = await client.responses.create(**BODY)
+        whole = await ended(client, made.id)
+        assert served.kept is not None
+        background, reads = served.kept.background, 0
+        read = background._store.events
+
+        async def counted(owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
+            nonlocal reads
+            reads += 1
+            return await read(owner, response, after)
+
+        monkeypatch.setattr(background._store, "events", counted)
+
+        async def follow() -> list[bytes]:
+            return [event async for event in background.follow("", made.id, -1)]
+
+        told = await asyncio.gather(*(follow() for _ in range(20)))
+        assert all(each == told[0] for each in told)
+        assert whole.output_text in told[0][-1].decode().replace("\\n", "\n")
+        assert reads == -(-len(told[0]) // 7) + (len(told[0]) % 7 == 0)

@@ -1,6 +1,7 @@
 """What outlives a process: one SQLite file that several frontends share."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from tercet.frontend.config import StoreConfig
+from tercet.frontend.keys import current_visitor
+from tercet.frontend.rotation import Rotation
 from tercet.protocol.private_files import make_private_directory, open_private
 
 logger = logging.getLogger(__name__)
@@ -21,7 +24,10 @@ _FORMAT = 1
 
 Tables are added, and never changed: frontends of another version may share the file.
 """
-_BUSY_SECONDS = 10.0
+_BUSY_SECONDS = 5.0
+"""Time that a transaction waits for one of another process to end."""
+_TURN_SECONDS = 5.0
+"""Time that a transaction waits for those before it in this process."""
 _WAL_BYTES = 16 * 1024 * 1024
 _TABLES = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -142,8 +148,65 @@ class StoreError(OSError):
     """The file cannot be read or written now: the disk is full or gone. The text is one line, fit for clients."""
 
 
+class _Line:
+    """One connection and its thread. API keys take turns at it, and none waits for ever."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        self._connection = connection
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._waiting = Rotation()
+        self._taken = False
+
+    async def do(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Return the result of `work` as one transaction; an error undoes it. Raises StoreError."""
+        if self._taken:
+            await self._wait(current_visitor().owner)
+        self._taken = True
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, begin, work)
+        finally:
+            self._next()
+
+    def close(self) -> None:
+        """Finish what was begun."""
+        self._thread.shutdown()
+        self._connection.close()
+
+    async def _wait(self, owner: str) -> None:
+        chance = self._waiting.join(owner)
+        try:
+            await asyncio.wait({chance}, timeout=_TURN_SECONDS)
+        except asyncio.CancelledError:
+            if chance.done():
+                self._next()  # the turn was given, and nothing is done with it
+            chance.cancel()
+            raise
+        if not chance.done():
+            chance.cancel()
+            raise StoreError(f"The store of responses is busy: no turn within {_TURN_SECONDS:g} seconds. Try again.")
+
+    def _next(self) -> None:
+        self._taken = self._waiting.next()
+
+    def _transact(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        connection = self._connection
+        try:
+            connection.execute(begin)
+            result = work(connection)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise StoreError(f"The store of responses does not answer: {error}.") from error
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        return result
+
+
 class Database:
-    """The file, driven by one thread of its own. Raises OSError, and ValueError for a file that is something else."""
+    """The file. Writing has a thread of its own, and so has reading, which never waits for a writer.
+
+    Raises OSError, and ValueError for a file that is something else.
+    """
 
     def __init__(self, path: Path, max_bytes: int, max_age: float) -> None:
         self._max_bytes = max_bytes
@@ -151,17 +214,16 @@ class Database:
         try:
             make_private_directory(path.parent)
             os.close(open_private(path, os.O_RDWR))  # what clients said is nobody else's to read
-            self._connection = sqlite3.connect(
-                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            try:
-                self._prepare(path)
-            except BaseException:
-                self._connection.close()
-                raise
+            with contextlib.ExitStack() as opened:
+                writing = opened.enter_context(contextlib.closing(_connection(path)))
+                _prepare(writing, path)
+                reading = opened.enter_context(contextlib.closing(_connection(path)))
+                reading.execute("PRAGMA query_only = ON")
+                opened.pop_all()
         except sqlite3.Error as error:
             raise OSError(f"{path}: {error}") from error
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._writing = _Line(writing, "database-writer")
+        self._reading = _Line(reading, "database-reader")
 
     @classmethod
     def open(cls, config: StoreConfig) -> "Database | None":
@@ -181,16 +243,16 @@ class Database:
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """The result of `work` as one transaction, alone among all processes; an error undoes it. Raises StoreError."""
-        return await self._do("BEGIN IMMEDIATE", work)
+        return await self._writing.do("BEGIN IMMEDIATE", work)
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """The result of `work`, which only reads, and sees nothing change while it does."""
-        return await self._do("BEGIN", work)
+        return await self._reading.do("BEGIN", work)
 
     async def close(self) -> None:
         """Finish what was begun, and close the file."""
-        await asyncio.to_thread(self._thread.shutdown)
-        self._connection.close()
+        for line in (self._reading, self._writing):
+            await asyncio.to_thread(line.close)
 
     def oldest(self, now: float) -> float:
         """What was made before this is there no more, whether or not it is still in the file."""
@@ -211,49 +273,39 @@ class Database:
             for table, row in connection.execute(_OLDEST_OF_OWNER, largest).fetchall():
                 connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (row,))  # noqa: S608
 
-    def _prepare(self, path: Path) -> None:
-        connection = self._connection
-        self._check_format(path)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.executescript(_TABLES)
-        connection.execute(f"PRAGMA user_version = {_FORMAT}")
-
-    def _check_format(self, path: Path) -> None:
-        """Raise ValueError for a file of another version or another program, before anything in it is changed."""
-        found = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, _FORMAT):
-            raise ValueError(f"{path} has format {found}, and this version reads format {_FORMAT}")
-        ours = set(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _TABLES))
-        there = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
-        other = next((name for (name,) in there if name not in ours and not name.startswith("sqlite_")), None)
-        if found == 0 and other is not None:
-            raise ValueError(f"{path} is another program's database: it has a table {other!r}")
-
-    async def _do(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, begin, work)
-
-    def _transact(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        connection = self._connection
-        try:
-            connection.execute(begin)
-            result = work(connection)
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise StoreError(f"The store of responses does not answer: {error}.") from error
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        return result
-
     def _used(self, connection: sqlite3.Connection) -> int:
         pages, free, size = (
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
         )
         used: int = (pages - free) * size
         return used
+
+
+def _connection(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Set a connection up and make the tables. Raises ValueError for a file of another format."""
+    _check_format(connection, path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.executescript(_TABLES)
+    connection.execute(f"PRAGMA user_version = {_FORMAT}")
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise ValueError for a file of another version or another program, before anything in it is changed."""
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found not in (0, _FORMAT):
+        raise ValueError(f"{path} has format {found}, and this version reads format {_FORMAT}")
+    ours = set(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _TABLES))
+    there = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+    other = next((name for (name,) in there if name not in ours and not name.startswith("sqlite_")), None)
+    if found == 0 and other is not None:
+        raise ValueError(f"{path} is another program's database: it has a table {other!r}")
 
 
 def state_directory() -> Path:

@@ -7,9 +7,10 @@ keys, and after each the loop is left to others for at least as long as the turn
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Generator
 from typing import TypeVar
+
+from tercet.frontend.rotation import Rotation
 
 _Result = TypeVar("_Result")
 
@@ -32,17 +33,16 @@ class LoopTurns:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._taken = False
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Who waits, by API key. The key whose turn is next comes first."""
+        self._waiting = Rotation()
 
     @property
     def waiting(self) -> int:
         """The number of turns that are waited for."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     async def turn(self, owner: str) -> None:
         """Wait for a turn. It lasts until the calling task next waits for anything."""
-        if self._taken or self._waiting:
+        if self._taken:
             await self._wait(owner)
         self._taken = True
         asyncio.get_running_loop().call_soon(self._end, self._clock())
@@ -62,12 +62,11 @@ class LoopTurns:
             steps.close()
 
     async def _wait(self, owner: str) -> None:
-        chance: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(chance)
+        chance = self._waiting.join(owner)
         try:
             await chance
         except asyncio.CancelledError:
-            if chance.done() and not chance.cancelled():
+            if not chance.cancelled():
                 self._next()  # the turn was given, and nothing is done with it
             raise
 
@@ -78,14 +77,4 @@ class LoopTurns:
 
     def _next(self) -> None:
         """Give the next turn, if one is waited for."""
-        self._taken = False
-        while self._waiting:
-            owner = next(iter(self._waiting))
-            chances = self._waiting.pop(owner)
-            chance = chances.popleft()
-            if chances:
-                self._waiting[owner] = chances  # behind those of all other keys
-            if not chance.cancelled():
-                self._taken = True
-                chance.set_result(None)
-                return
+        self._taken = self._waiting.next()

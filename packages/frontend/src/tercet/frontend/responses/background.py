@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -11,7 +12,8 @@ import msgspec
 import orjson
 
 from tercet.frontend.conversations.store import Past
-from tercet.frontend.errors import ApiError, ServerError, UnavailableError
+from tercet.frontend.errors import ApiError, RateLimitError, ServerError, UnavailableError
+from tercet.frontend.event_stream import named_event
 from tercet.frontend.generation import Generation
 from tercet.frontend.keys import resume_for
 from tercet.frontend.responses.body import rid_of
@@ -19,7 +21,7 @@ from tercet.frontend.responses.draft import Begun, Draft, Drafter, Origin
 from tercet.frontend.responses.event_log import EventLog
 from tercet.frontend.responses.output_items import Change
 from tercet.frontend.responses.schema import CreateResponse
-from tercet.frontend.responses.store import Job, Lease, LeaseLostError, ResponseStore
+from tercet.frontend.responses.store import MOST_EVENTS, Job, Lease, LeaseLostError, ResponseStore
 from tercet.frontend.responses.writer import ResponseWriter
 from tercet.frontend.tokenizer_manager import TokenizerManager
 
@@ -29,6 +31,8 @@ _RENEW_SECONDS = 0.5
 _LOOKS_FOR_EACH_TAKING = 2
 _FOLLOW_SECONDS = 0.1
 """How long news of a response may be old that another frontend makes."""
+MOST_FOLLOWERS = 64
+"""Streams of responses made in the background that one API key may have open at a frontend."""
 _MOST_RUNS = 3
 """What was begun so often failed each time, and may be what its frontends died of."""
 
@@ -43,6 +47,9 @@ class Background:
         self._working: dict[Lease, asyncio.Task[None]] = {}
         self._news: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         """What the followers of a response wait for, for as long as there is one."""
+        self._followers: Counter[str] = Counter()
+        self._reads: dict[tuple[str, str, int], asyncio.Future[tuple[list[bytes], bool]]] = {}
+        """What is being read of the store, for all followers that ask for the same."""
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -72,18 +79,43 @@ class Background:
         self._spawn(lease, self._work(lease, draft, generation, []))
         return body
 
+    def join(self, owner: str) -> Callable[[], None]:
+        """Count one more follower of an API key, and return what ends that. Raises RateLimitError for one too many."""
+        if self._followers[owner] >= MOST_FOLLOWERS:
+            message = f"Too many streams of background responses are open: a key has {MOST_FOLLOWERS} at the most."
+            raise RateLimitError(message, retry_after=1)
+        self._followers[owner] += 1
+
+        def leave() -> None:
+            self._followers -= Counter({owner: 1})
+
+        return leave
+
     async def follow(self, owner: str, response: str, after: int) -> AsyncIterator[bytes]:
-        """The events numbered above `after`, as they come, to the last. Raises NotFoundError."""
+        """The events numbered above `after`, as they come, to the last, as a stream has them. Raises NotFoundError."""
         more = True
         while more:
-            events, more = await self._store.events(owner, response, after)
+            events, more = await self._read(owner, response, after)
             after += len(events)
             for event in events:
                 yield event
-            if more:
+            if more and len(events) < MOST_EVENTS:
                 news = self._news.setdefault(response, asyncio.Event())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), _FOLLOW_SECONDS)
+
+    async def _read(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
+        """The next events of a response and whether more will come; read once for all who ask at the same time."""
+        key = (owner, response, after)
+        if key not in self._reads:
+            self._reads[key] = asyncio.ensure_future(self._read_now(*key))
+            self._reads[key].add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._reads[key].add_done_callback(lambda _: self._reads.pop(key))
+        return await asyncio.shield(self._reads[key])
+
+    async def _read_now(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
+        events, more = await self._store.events(owner, response, after)
+        return [named_event(orjson.loads(data)["type"], data) for data in events], more
 
     def stop(self, response: str) -> None:
         """Stop working on one that was cancelled or deleted."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from tercet.frontend.body import read_model
 from tercet.frontend.database import StoreError
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError, ServerError, UnsupportedParameterError
-from tercet.frontend.event_stream import EventStream, named_event, unless_gone
+from tercet.frontend.event_stream import EventStream, unless_gone
 from tercet.frontend.generation import Generation
 from tercet.frontend.kept import Kept
 from tercet.frontend.keys import visitor_of
@@ -70,7 +70,7 @@ class OpenAIServingResponses:
         if not body["background"] or self._background is None:
             raise BadRequestError("Only a response that was made in the background can be streamed.", param="stream")
         after = number(request, "starting_after", -1, lowest=0, highest=2**31 - 1)
-        return self._follow(self._background, owner, response, after)
+        return self._follow(self._background, owner, response, after, self._background.join(owner))
 
     async def cancel(self, request: Request) -> Response:
         """End a response that is made in the background."""
@@ -110,17 +110,26 @@ class OpenAIServingResponses:
     async def _in_background(self, owner: str, origin: Origin, draft: Draft) -> Response:
         if self._background is None:
             raise UnsupportedParameterError("This server stores no responses to make in the background.", param="store")
-        body = await self._background.begin(owner, origin, draft)
-        if origin.request.stream:
-            return self._follow(self._background, owner, origin.id, -1)
-        return _json(body)
+        if not origin.request.stream:
+            return _json(await self._background.begin(owner, origin, draft))
+        leave = self._background.join(owner)
+        try:
+            await self._background.begin(owner, origin, draft)
+        except BaseException:
+            leave()
+            raise
+        return self._follow(self._background, owner, origin.id, -1, leave)
 
-    def _follow(self, background: Background, owner: str, response: str, after: int) -> Response:
+    def _follow(
+        self, background: Background, owner: str, response: str, after: int, leave: Callable[[], None]
+    ) -> Response:
+        """Stream events; `leave` is called at the end."""
+
         async def events() -> AsyncIterator[bytes]:
             number = after + 1
             try:
                 async for data in background.follow(owner, response, after):
-                    yield named_event(orjson.loads(data)["type"], data)
+                    yield data
                     number += 1
             except ApiError as error:  # deleted, or forgotten for its age or for room
                 yield encoded(
@@ -133,7 +142,7 @@ class OpenAIServingResponses:
                     }
                 )
 
-        return EventStream(events(), on_close=lambda: None)
+        return EventStream(events(), on_close=leave)
 
 
 class _Work:

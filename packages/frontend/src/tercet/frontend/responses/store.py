@@ -24,6 +24,8 @@ Body = dict[str, Any]
 LEASE_SECONDS = 10.0
 MOST_HISTORY = 32 * 1024 * 1024
 """Bytes of all that a response goes on from: it is read into memory at once, whatever a prompt may have of it."""
+MOST_EVENTS = 256
+"""Events of a response that are read at once."""
 _RUNNING = ("queued", "in_progress")
 _MADE = ("completed", "incomplete")
 _HELD = "SELECT 1 FROM responses WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
@@ -173,13 +175,20 @@ class ResponseStore:
         await self._database.run(work)
 
     async def events(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
-        """Events numbered above `after`, and whether more will come. Raises NotFoundError."""
+        """Return the next events numbered above `after`, `MOST_EVENTS` at the most, and whether more will come.
+
+        Raises NotFoundError.
+        """
         since = self._since
 
         def work(connection: sqlite3.Connection) -> tuple[list[bytes], bool]:
-            more = _body(connection, owner, response, since)["status"] in _RUNNING
-            query = "SELECT data FROM events WHERE response = ? AND number > ? ORDER BY number"
-            return [data for (data,) in connection.execute(query, (response, after))], more
+            query = "SELECT status FROM responses WHERE id = ? AND owner = ? AND created >= ?"
+            row = connection.execute(query, (response, owner, since)).fetchone()
+            if row is None:
+                raise _not_found(response)
+            query = "SELECT data FROM events WHERE response = ? AND number > ? ORDER BY number LIMIT ?"
+            events = [data for (data,) in connection.execute(query, (response, after, MOST_EVENTS))]
+            return events, row[0] in _RUNNING or len(events) == MOST_EVENTS
 
         return await self._database.read(work)
 
@@ -269,9 +278,13 @@ def _body(connection: sqlite3.Connection, owner: str, response: str, since: floa
     query = "SELECT body FROM responses WHERE id = ? AND owner = ? AND created >= ?"
     row = connection.execute(query, (response, owner, since)).fetchone()
     if row is None:
-        raise NotFoundError(f"Response with id '{response}' not found.", param="response_id")
+        raise _not_found(response)
     body: Body = orjson.loads(row[0])
     return body
+
+
+def _not_found(response: str) -> NotFoundError:
+    return NotFoundError(f"Response with id '{response}' not found.", param="response_id")
 
 
 def _update(connection: sqlite3.Connection, response: str, body: Body) -> None:
