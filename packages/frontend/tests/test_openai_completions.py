@@ -16,9 +16,10 @@ from openai.types import CompletionCreateParams
 from openai.types.completion_create_params import CompletionCreateParamsBase
 from tokenizers import Tokenizer, processors
 
+from tercet.frontend.loop_turns import Steps
 from tercet.frontend.openai import completions
 from tercet.frontend.openai.completion_schema import CompletionRequest
-from tercet.frontend.openai.logprobs import echo_logprobs
+from tercet.frontend.openai.logprobs import Members, echo_logprobs
 from tercet.frontend.testing import FakeEngine, Served, Token, decode_spec, serving
 from tercet.protocol.messages import TokenizedGenerateReqInput
 from tercet.protocol.values import ModelLimits, unpack_ints
@@ -223,7 +224,7 @@ async def test_an_echo_is_scored_once_for_all_choices(
 ) -> None:
     scored: list[str] = []
 
-    def watched(*given: Any) -> dict[str, list[Any]]:
+    def watched(*given: Any) -> Steps[dict[str, Members]]:
         scored.append(given[3])
         return echo_logprobs(*given)
 

@@ -2,14 +2,20 @@
 
 import math
 
+import orjson
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from tercet.frontend.loop_turns import result_of
 from tercet.frontend.openai.logprobs import (
+    STEP_TOKENS,
     CompletionLogprobs,
+    chat_logprob_steps,
     chat_logprobs,
     echo_logprobs,
     entries,
+    prompt_logprob_steps,
+    prompt_logprobs,
     prompt_offsets,
     without_end,
 )
@@ -93,7 +99,8 @@ def test_offsets_of_a_prompt_are_places_in_its_text(text: str, offsets: list[int
 def test_offsets_go_on_behind_the_prompt_and_pass_over_what_is_hidden() -> None:
     tokenizer = PromptTokenizer(metaspace().to_str())
     names, scores = TokenBytes(tokenizer), Logprobs(pack_floats([-1.0] * 3))
-    echoed = echo_logprobs(names, tokenizer.special_ids, [0, 2], "the", scores.first(2))
+    written = result_of(echo_logprobs(names, tokenizer.special_ids, [0, 2], "the", scores.first(2)))
+    echoed = {name: orjson.loads(orjson.dumps(values.fragment())) for name, values in written.items()}
     writer = CompletionLogprobs(names, hidden=tokenizer.special_ids, offset=len("the"))
     first, second = writer.write([3, 0, 2], [scores]), writer.write([3], [scores])
     offsets = [*echoed["text_offset"], *first["text_offset"], *second["text_offset"]]
@@ -105,3 +112,23 @@ def test_entries_beyond_the_tokens_are_left_out(tokenizer: Tokenizer) -> None:
     parts = [Logprobs(pack_floats([-1.0, -2.0]))]
     assert len(chat_logprobs(names, [40], parts)["content"]) == 1
     assert CompletionLogprobs(names).write([40], parts)["token_logprobs"] == [-1.0]
+
+
+@pytest.mark.parametrize("lengths", [[1] * 70, [70], [3, 0, 40, 27]], ids=["tokens", "a prompt", "mixed"])
+@pytest.mark.parametrize("shown", [70, 69])
+def test_written_in_steps_they_are_the_same(tokenizer: Tokenizer, lengths: list[int], shown: int) -> None:
+    """And no step has more than a few tokens."""
+    names, ids = TokenBytes(PromptTokenizer(tokenizer.to_str())), [40 + place % 9 for place in range(shown)]
+    place, parts = 0, []
+    for length in lengths:
+        chosen = [-float(place + each) for each in range(length)]
+        others = pack_ints([41 + each % 5 for each in range(2 * length)])
+        parts.append(Logprobs(pack_floats(chosen), 2, others, pack_floats([-0.5 * each for each in range(2 * length)])))
+        place += length
+    whole = chat_logprobs(names, ids, parts, 1)
+    assert orjson.loads(orjson.dumps(result_of(chat_logprob_steps(names, ids, parts, 1)))) == whole
+    steps = [1 for _ in chat_logprob_steps(names, ids, parts, 1)]
+    assert len(steps) >= 70 / STEP_TOKENS
+    if shown == 70 and len(parts) == 1:
+        told = result_of(prompt_logprob_steps(names, ids, parts[0], 1))
+        assert orjson.loads(orjson.dumps(told)) == prompt_logprobs(names, ids, parts[0], 1)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -12,11 +13,17 @@ from tercet.frontend.errors import ApiError, ServerError
 from tercet.frontend.event_stream import EventStream, event, unless_gone
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.keys import visitor_of
+from tercet.frontend.loop_turns import LoopTurns, Steps
 from tercet.frontend.req_state import ReqState
 from tercet.frontend.tokenizer_manager import TokenizerManager
 from tercet.protocol.values import FinishReason, Logprobs
 
 logger = logging.getLogger(__name__)
+
+
+STEP_TOKENS = 64
+"""Tokens with log-probabilities that an event has, when more have come before it could be sent."""
 
 
 class Whole(msgspec.Struct):
@@ -38,6 +45,10 @@ class Whole(msgspec.Struct):
 class Form(Protocol):
     """How one endpoint writes its answers. One is made for each HTTP request."""
 
+    def prepare(self, state: ReqState) -> Steps[None]:
+        """Do the long part of the next `events` with news of a prompt, if that has one."""
+        ...
+
     def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
         """Events for what is new."""
         ...
@@ -46,7 +57,7 @@ class Form(Protocol):
         """Events after the last token."""
         ...
 
-    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:
+    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
         """The one JSON body; choices come in the order of prompts, then of indices."""
         ...
 
@@ -70,14 +81,22 @@ async def answer(
     try:
         if stream:
             first = await unless_gone(request, anext(arrivals))
-            body = _events(generation, first, arrivals, form)
-            return EventStream(body, on_close=lambda: manager.release(generation))
+            events = _events(generation, first, arrivals, form, partial(_turns(request).run, visitor_of(request).owner))
+            return EventStream(events, on_close=lambda: manager.release(generation))
         choices = await unless_gone(request, collect(generation, arrivals))
+        writing = _turns(request).run(visitor_of(request).owner, form.whole(generation, choices))
+        body = await unless_gone(request, writing)
     except BaseException:
         manager.release(generation)
         raise
     manager.release(generation)
-    return Response(form.whole(generation, choices), media_type="application/json")
+    return Response(body, media_type="application/json")
+
+
+def _turns(request: Request) -> LoopTurns:
+    turns = request.app.state.loop_turns
+    assert isinstance(turns, LoopTurns)
+    return turns
 
 
 async def _kept(generation: Generation, ended: Callable[[Generation], Awaitable[None]]) -> AsyncIterator[list[Arrival]]:
@@ -90,18 +109,35 @@ async def _kept(generation: Generation, ended: Callable[[Generation], Awaitable[
 
 
 async def _events(
-    generation: Generation, first: list[Arrival], arrivals: AsyncIterator[list[Arrival]], form: Form
+    generation: Generation,
+    first: list[Arrival],
+    arrivals: AsyncIterator[list[Arrival]],
+    form: Form,
+    run: Callable[[Steps[bytes]], Awaitable[bytes]],
 ) -> AsyncIterator[bytes]:
+    """Write events as there is news. Log-probabilities may be long, and are written in turns of the loop."""
+    scored = any(state.request.logprobs is not None for state in generation.states)
     try:
-        yield form.events(generation, first)
+        yield await run(_event_steps(form, generation, first)) if scored else form.events(generation, first)
         async for news in arrivals:
-            yield form.events(generation, news)
+            yield await run(_event_steps(form, generation, news)) if scored else form.events(generation, news)
         yield form.end(generation)
     except ApiError as error:
         yield event(error.body())
     except Exception:
         logger.exception("a stream failed")
         yield event(ServerError("The server failed this request.").body())
+
+
+def _event_steps(form: Form, generation: Generation, news: list[Arrival]) -> Steps[bytes]:
+    """Write the events of a few tokens of one choice in each step."""
+    written = []
+    for arrival in news:
+        yield from form.prepare(generation.states[arrival.prompt])
+        for update in arrival.update.cut(STEP_TOKENS):
+            written.append(form.events(generation, [Arrival(arrival.prompt, update)]))
+            yield
+    return b"".join(written)
 
 
 async def collect(generation: Generation, arrivals: AsyncIterator[list[Arrival]]) -> list[Whole]:

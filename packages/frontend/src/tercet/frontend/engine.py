@@ -17,6 +17,7 @@ from tercet.frontend.engine_client import AnswerStream, EngineError
 from tercet.frontend.engine_parts import EngineParts, MakeParts, offline_parts
 from tercet.frontend.engine_request import Ids, Sampling, Texts, note_prompt, to_chat, to_inputs, to_requests
 from tercet.frontend.generate_request import GenerateRequest
+from tercet.frontend.loop_turns import result_of
 from tercet.frontend.native_form import NativeForm
 from tercet.frontend.serve_config import FrontendOptions, LogLevel, SchedulerOptions, ServeConfig, ServeOptions
 
@@ -163,7 +164,7 @@ class Engine:
 
     async def _whole(self, request: GenerateRequest, options: Mapping[str, Any]) -> Any:
         generation, choices = await self._client.whole(request)
-        return orjson.loads(NativeForm(options.get("logprob_start_len")).whole(generation, choices))
+        return orjson.loads(result_of(NativeForm(options.get("logprob_start_len")).whole(generation, choices)))
 
     def _stream(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> AnswerStream[Answer]:
         if len(requests) != 1:
@@ -174,7 +175,7 @@ class Engine:
         form = NativeForm(options.get("logprob_start_len"))
         async with contextlib.aclosing(self._client.choices(request)) as arrivals:
             async for generation, choice in arrivals:
-                yield orjson.loads(form.whole(generation, [choice]))
+                yield orjson.loads(result_of(form.whole(generation, [choice])))
 
     def _iterate(self, answers: AnswerStream[Answer]) -> Iterator[Answer]:
         try:

@@ -78,3 +78,19 @@ class LoopTurns:
     def _next(self) -> None:
         """Give the next turn, if one is waited for."""
         self._taken = self._waiting.next()
+
+
+def result_of(steps: Steps[_Result]) -> _Result:
+    """Return the result of `steps`, done at once."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as stop:
+        result: _Result = stop.value
+        return result
+
+
+def no_steps(_: object) -> Steps[None]:
+    """Return work that is done already."""
+    return
+    yield

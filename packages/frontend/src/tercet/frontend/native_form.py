@@ -8,7 +8,8 @@ import orjson
 from tercet.frontend.answer import Whole
 from tercet.frontend.event_stream import DONE, event
 from tercet.frontend.generation import Arrival, Generation
-from tercet.frontend.openai.logprobs import entries
+from tercet.frontend.loop_turns import Steps, result_of
+from tercet.frontend.openai.logprobs import Members, entries, sliced
 from tercet.frontend.req_state import ReqState
 from tercet.protocol.values import FinishReason, Logprobs, unpack_ints
 
@@ -32,6 +33,7 @@ class NativeForm:
         chunks = b""
         for arrival in arrivals:
             update, state = arrival.update, generation.states[arrival.prompt]
+            result_of(self.prepare(state))
             number = arrival.prompt * state.sampling.n + update.index
             text = self._texts[number] = self._texts.get(number, "") + update.text
             ids = self._ids.setdefault(number, [])
@@ -46,14 +48,23 @@ class NativeForm:
         """The end of the stream."""
         return DONE
 
-    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:  # noqa: ARG002
+    def prepare(self, state: ReqState) -> Steps[None]:
+        """Write the log-probabilities of the prompt's tokens from the one that was asked for on."""
+        if state.prompt_logprobs is not None and state.rid not in self._prompts:
+            scores = _Scores()
+            yield from scores.steps(unpack_ints(state.prompt_ids), [state.prompt_logprobs], self._start)
+            self._prompts[state.rid] = scores
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:  # noqa: ARG002
         """One object, or a list of them."""
         rows = []
         for each in choices:
+            yield from self.prepare(each.state)
             ids, scores = list(each.token_ids), _Scores()
             if each.state.request.logprobs is not None:
-                scores.add(ids, each.logprobs)
+                yield from scores.steps(ids, each.logprobs)
             rows.append(self._choice(_number(each), each.state, each.text, ids, scores, each.finish))
+            yield
         return orjson.dumps(rows if self._batch or len(rows) > 1 else rows[0])
 
     def _choice(
@@ -73,13 +84,8 @@ class NativeForm:
         return {"index": number, "text": text, "output_ids": ids, "meta_info": meta}
 
     def _prompt_scores(self, state: ReqState) -> "_Scores":
-        """Those of the prompt's tokens from the one that was asked for on; of the first there is none."""
-        if state.prompt_logprobs is None:
-            return _Scores()
-        if state.rid not in self._prompts:
-            scores = self._prompts[state.rid] = _Scores()
-            scores.add(list(unpack_ints(state.prompt_ids)), [state.prompt_logprobs], self._start)
-        return self._prompts[state.rid]
+        """Those of the prompt's tokens, which are prepared if they have come; of the first there is none."""
+        return self._prompts.get(state.rid) or _Scores()
 
 
 class _Scores:
@@ -89,33 +95,34 @@ class _Scores:
     """
 
     def __init__(self) -> None:
-        self._chosen = bytearray()
-        self._others = bytearray()
+        self._chosen = Members()
+        self._others = Members()
+
+    def steps(self, ids: Sequence[int], logprobs: list[Logprobs], start: int = 0) -> Steps[None]:
+        """Add those of further tokens, without the first `start` of them."""
+        place = 0
+        for some, part in sliced(ids, logprobs):
+            self.add(some, [part], max(start - place, 0))
+            place += len(some)
+            yield
 
     def add(self, ids: Sequence[int], logprobs: list[Logprobs], start: int = 0) -> None:
-        """Those of further tokens, without the first `start` of them."""
+        """Do the same at once."""
         scored = list(zip(ids, entries(logprobs), strict=True))[start:]
-        _extend(self._chosen, [[chosen, each, None] for each, (chosen, _) in scored])
-        _extend(
-            self._others,
+        self._chosen.add([[chosen, each, None] for each, (chosen, _) in scored])
+        self._others.add(
             [
                 None if chosen is None else [[value, other, None] for other, value in alternatives]
                 for _, (chosen, alternatives) in scored
-            ],
+            ]
         )
 
     def fields(self, side: str) -> dict[str, orjson.Fragment]:
         """As members of an object, for tokens of the `input` or the `output`."""
         return {
-            f"{side}_token_logprobs": orjson.Fragment(b"".join((b"[", self._chosen, b"]"))),
-            f"{side}_top_logprobs": orjson.Fragment(b"".join((b"[", self._others, b"]"))),
+            f"{side}_token_logprobs": self._chosen.fragment(),
+            f"{side}_top_logprobs": self._others.fragment(),
         }
-
-
-def _extend(members: bytearray, more: list[Any]) -> None:
-    """Add to what stands between the brackets of a JSON array."""
-    if more:
-        members += (b"," if members else b"") + orjson.dumps(more)[1:-1]
 
 
 def _number(choice: Whole) -> int:

@@ -85,6 +85,20 @@ class Update(msgspec.Struct, frozen=True):
     logprobs: list[Logprobs]
     finish: FinishReason | None
 
+    def cut(self, tokens: int) -> "list[Update]":
+        """Return it as updates of so many tokens, or a few more; the last has the text and the end."""
+        if len(self.token_ids) <= tokens or not self.logprobs:
+            return [self]
+        pieces, begin, end, parts = [], 0, 0, []
+        for part in self.logprobs:
+            parts.append(part)
+            end += len(part.chosen) // 4
+            if end - begin >= tokens:
+                pieces.append(Update(self.index, "", self.token_ids[begin:end], parts, None))
+                begin, parts = end, []
+        pieces.append(Update(self.index, self.text, self.token_ids[begin:], parts, self.finish))
+        return pieces
+
 
 class ChoiceState:
     """One of a request's n continuations: everything emitted so far, and how much of it the consumer has taken."""

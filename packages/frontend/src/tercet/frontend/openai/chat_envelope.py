@@ -8,8 +8,9 @@ import orjson
 
 from tercet.frontend.event_stream import DONE, event
 from tercet.frontend.generation import Generation
+from tercet.frontend.loop_turns import Steps
 from tercet.frontend.openai.chat_schema import ChatRequest
-from tercet.frontend.openai.logprobs import chat_logprobs, prompt_logprobs, without_end
+from tercet.frontend.openai.logprobs import chat_logprob_steps, chat_logprobs, prompt_logprob_steps, without_end
 from tercet.frontend.openai.usage import chunk_suffix, usage
 from tercet.frontend.served_model import ServedModel
 from tercet.protocol.values import FinishReason, Logprobs, unpack_ints
@@ -89,6 +90,15 @@ class ChatEnvelope:
         shown = token_ids if self._shows_end else without_end(token_ids, finish)
         return chat_logprobs(self._names, shown, parts, self._top)
 
+    def logprob_steps(
+        self, token_ids: Sequence[int], parts: Sequence[Logprobs], finish: FinishReason | None
+    ) -> Steps[dict[str, Any] | None]:
+        """Do what `logprobs` does, in steps, for a whole choice."""
+        if not self.has_logprobs:
+            return None
+        shown = token_ids if self._shows_end else without_end(token_ids, finish)
+        return (yield from chat_logprob_steps(self._names, shown, parts, self._top))
+
     def ids(self, token_ids: Sequence[int]) -> dict[str, list[int]]:
         """What a whole choice tells of its tokens, when asked for: of all, also of one that only ends the answer."""
         return {"token_ids": list(token_ids)} if self.has_ids else {}
@@ -103,7 +113,7 @@ class ChatEnvelope:
             + DONE
         )
 
-    def whole(self, generation: Generation, choices: list[dict[str, Any]], reasoning_tokens: int = 0) -> bytes:
+    def whole(self, generation: Generation, choices: list[dict[str, Any]], reasoning_tokens: int = 0) -> Steps[bytes]:
         """A chat.completion."""
         counts = usage(generation, reasoning_tokens=reasoning_tokens)
         answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": counts}
@@ -111,8 +121,11 @@ class ChatEnvelope:
             answer["prompt_token_ids"] = _prompt_ids(generation)
         if self._prompt_top is not None:
             [state] = generation.states
-            scores = prompt_logprobs(self._names, _prompt_ids(generation), state.prompt_logprobs, self._prompt_top)
-            answer["prompt_logprobs"] = scores
+            ids = unpack_ints(state.prompt_ids)
+            answer["prompt_logprobs"] = yield from prompt_logprob_steps(
+                self._names, ids, state.prompt_logprobs, self._prompt_top
+            )
+        yield
         return orjson.dumps(answer)
 
 

@@ -4,9 +4,10 @@ import orjson
 
 from tercet.frontend.answer import Whole
 from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.loop_turns import Steps, no_steps
 from tercet.frontend.openai.chat_envelope import ChatEnvelope
 from tercet.frontend.openai.chat_schema import ChatRequest
-from tercet.frontend.req_state import Update
+from tercet.frontend.req_state import ReqState, Update
 from tercet.frontend.served_model import ServedModel
 
 
@@ -48,18 +49,23 @@ class ChatForm:
         """The end of the stream."""
         return self._envelope.end(generation)
 
-    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:
+    def prepare(self, state: ReqState) -> Steps[None]:
+        """Do nothing: events have nothing of the prompt."""
+        return no_steps(state)
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
         """A chat.completion."""
-        return self._envelope.whole(
-            generation,
-            [
+        rows = []
+        for choice in choices:
+            scored = yield from self._envelope.logprob_steps(choice.token_ids, choice.logprobs, choice.finish)
+            rows.append(
                 {
                     "index": choice.index,
                     "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                    "logprobs": self._envelope.logprobs(choice.token_ids, choice.logprobs, choice.finish),
+                    "logprobs": scored,
                     "finish_reason": choice.finish.type if choice.finish else None,
                     **self._envelope.ids(choice.token_ids),
                 }
-                for choice in choices
-            ],
-        )
+            )
+            yield
+        return (yield from self._envelope.whole(generation, rows))

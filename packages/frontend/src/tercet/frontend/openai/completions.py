@@ -17,8 +17,18 @@ from tercet.frontend.fill_middle import FillFormat, fill_format
 from tercet.frontend.generate_request import GenerateRequest, ParamNames, TextPrompt, TokenPrompt
 from tercet.frontend.generation import Arrival, Generation
 from tercet.frontend.grammar.compiler import to_grammar
+from tercet.frontend.loop_turns import Steps, result_of
 from tercet.frontend.openai.completion_schema import CompletionRequest
-from tercet.frontend.openai.logprobs import CompletionLogprobs, echo_logprobs, prompt_logprobs, without_end
+from tercet.frontend.openai.logprobs import (
+    COMPLETION_FIELDS,
+    CompletionLogprobs,
+    Members,
+    echo_logprobs,
+    joined,
+    prompt_logprob_steps,
+    sliced,
+    without_end,
+)
 from tercet.frontend.openai.sampling_schema import stop_strings
 from tercet.frontend.openai.structured_schema import constraint_of
 from tercet.frontend.openai.usage import chunk_suffix, usage
@@ -109,7 +119,7 @@ class _Echo(NamedTuple):
     """A prompt, as an answer that echoes it begins."""
 
     text: str
-    scores: dict[str, list[Any]] | None
+    scores: dict[str, Members] | None
 
 
 class CompletionForm:
@@ -136,9 +146,11 @@ class CompletionForm:
         }
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
         self._suffix = chunk_suffix(None, wanted=body.include_usage)
-        self._begun: dict[int, CompletionLogprobs] = {}
+        self._writers: dict[int, CompletionLogprobs] = {}
+        self._told: set[int] = set()
+        """The choices that something was told of."""
         self._prompts: dict[str, _Echo] = {}
-        self._scored: dict[str, orjson.Fragment] = {}
+        self._scored: dict[str, orjson.Fragment | None] = {}
 
     def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
         """One chunk for each choice with news."""
@@ -148,10 +160,11 @@ class CompletionForm:
         for arrival in arrivals:
             update = arrival.update
             number = arrival.prompt * self._n + update.index
-            first = number not in self._begun
+            first = number not in self._told
             if not (first or update.text or update.finish or self._top is not None or self._has_ids):
                 continue
             state = generation.states[arrival.prompt]
+            result_of(self.prepare(state))
             choice = self._choice(number, state, update.text, update.token_ids, update.logprobs, update.finish)
             if first:
                 choice |= self._prompt_ids(state)
@@ -164,15 +177,27 @@ class CompletionForm:
             return DONE
         return event(orjson.dumps({**self._head, "choices": [], "usage": self._usage(generation)})) + DONE
 
-    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:
+    def prepare(self, state: ReqState) -> Steps[None]:
+        """Write the prompt that is echoed, once for all its choices."""
+        if self._echo and state.rid not in self._prompts:
+            ids = unpack_ints(state.prompt_ids)
+            text, scores = self._prompt_text(state, ids), None
+            if self._top is not None and state.prompt_logprobs is not None:
+                names, specials = self._model.files.token_bytes, self._model.tokenizer.special_ids
+                scores = yield from echo_logprobs(names, specials, ids, text, state.prompt_logprobs, self._top)
+            self._prompts[state.rid] = _Echo(text, scores)
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
         """A text_completion."""
         shown = _best(choices, self._n) if self._chooses else choices
-        rows = [
-            self._choice(number, each.state, each.text, each.token_ids, each.logprobs, each.finish)
-            | self._prompt_ids(each.state)
-            | self._prompt_fields(each.state)
-            for number, each in enumerate(shown)
-        ]
+        rows = []
+        for number, each in enumerate(shown):
+            yield from self.prepare(each.state)
+            scores = yield from self._score_steps(number, each)
+            row = self._choice(number, each.state, each.text, each.token_ids, [], each.finish, scores)
+            fields = yield from self._prompt_fields(each.state)
+            rows.append(row | self._prompt_ids(each.state) | fields)
+            yield
         return orjson.dumps({**self._head, "choices": rows, "usage": self._usage(generation)})
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
@@ -186,54 +211,69 @@ class CompletionForm:
         ids: Sequence[int],
         logprobs: list[Logprobs],
         finish: FinishReason | None,
+        scores: dict[str, Members] | None = None,
     ) -> dict[str, Any]:
-        """A choice of a chunk or of the whole; the first of each number begins with the prompt when that is echoed."""
-        echo = self._echoed(state) if self._echo and number not in self._begun else _Echo("", None)
-        writer = self._begun.get(number) or self._begun.setdefault(number, self._writer(state, len(echo.text)))
+        """A choice of a chunk or of the whole; the first of each number begins with the prompt when that is echoed.
+
+        `scores` are those of its tokens where they are written already.
+        """
+        echo = self._prompts[state.rid] if self._echo and number not in self._told else _Echo("", None)
+        self._told.add(number)
         if self._scores_only:
             text, ids, logprobs = "", [], []
         told = {"token_ids": list(ids)} if self._has_ids else {}
-        if not self._shows_end:
-            ids = without_end(ids, finish)
-        scores = writer.write(ids, logprobs) if self._top is not None else None
+        if self._top is not None and scores is None:
+            scores = result_of(self._scores(number, state, ids, logprobs, finish))
         if scores is not None and echo.scores is not None:
-            scores = {name: echo.scores[name] + values for name, values in scores.items()}
+            scores = {name: joined(echo.scores[name], values) for name, values in scores.items()}
         reason = finish.type.value if finish else None
         return {
             "index": number,
             "text": echo.text + text,
-            "logprobs": scores,
+            "logprobs": scores and {name: values.fragment() for name, values in scores.items()},
             "finish_reason": "length" if reason and self._scores_only else reason,
             **told,
         }
 
-    def _writer(self, state: ReqState, offset: int) -> CompletionLogprobs:
-        hidden = self._model.tokenizer.special_ids if state.request.skip_special_tokens else frozenset()
-        return CompletionLogprobs(self._model.files.token_bytes, hidden, offset, self._top)
+    def _score_steps(self, number: int, choice: Whole) -> Steps[dict[str, Members] | None]:
+        """Write the log-probabilities of a whole choice, if they are shown."""
+        if self._top is None:
+            return None
+        ids, logprobs = ([], []) if self._scores_only else (choice.token_ids, choice.logprobs)
+        return (yield from self._scores(number, choice.state, ids, logprobs, choice.finish))
 
-    def _echoed(self, state: ReqState) -> "_Echo":
-        """What every choice of a prompt begins with, made once."""
-        if state.rid not in self._prompts:
-            ids = unpack_ints(state.prompt_ids)
-            text, scores = self._prompt_text(state, ids), None
-            if self._top is not None and state.prompt_logprobs is not None:
-                names, specials = self._model.files.token_bytes, self._model.tokenizer.special_ids
-                scores = echo_logprobs(names, specials, ids, text, state.prompt_logprobs, self._top)
-            self._prompts[state.rid] = _Echo(text, scores)
-        return self._prompts[state.rid]
+    def _scores(
+        self,
+        number: int,
+        state: ReqState,
+        ids: Sequence[int],
+        logprobs: list[Logprobs],
+        finish: FinishReason | None,
+    ) -> Steps[dict[str, Members]]:
+        """Write the log-probabilities of the next tokens of a choice."""
+        if number not in self._writers:
+            hidden = self._model.tokenizer.special_ids if state.request.skip_special_tokens else frozenset()
+            offset = len(self._prompts[state.rid].text) if self._echo else 0
+            self._writers[number] = CompletionLogprobs(self._model.files.token_bytes, hidden, offset, self._top)
+        written = {name: Members() for name in COMPLETION_FIELDS}
+        for some, part in sliced(ids if self._shows_end else without_end(ids, finish), logprobs):
+            for name, values in self._writers[number].write(some, [part]).items():
+                written[name].add(values)
+            yield
+        return written
 
     def _prompt_ids(self, state: ReqState) -> dict[str, list[int]]:
         """What the first of a choice tells of its prompt's tokens, when asked for."""
         return {"prompt_token_ids": list(unpack_ints(state.prompt_ids))} if self._has_ids else {}
 
-    def _prompt_fields(self, state: ReqState) -> dict[str, orjson.Fragment]:
+    def _prompt_fields(self, state: ReqState) -> Steps[dict[str, orjson.Fragment | None]]:
         """What a whole choice tells of its prompt's tokens, when asked for; written once for all of a prompt."""
         if self._prompt_top is None:
             return {}
         if state.rid not in self._scored:
             names, ids = self._model.files.token_bytes, unpack_ints(state.prompt_ids)
-            scores = prompt_logprobs(names, ids, state.prompt_logprobs, self._prompt_top)
-            self._scored[state.rid] = orjson.Fragment(orjson.dumps(scores))
+            scores = yield from prompt_logprob_steps(names, ids, state.prompt_logprobs, self._prompt_top)
+            self._scored[state.rid] = scores
         return {"prompt_logprobs": self._scored[state.rid]}
 
     def _prompt_text(self, state: ReqState, prompt_ids: Sequence[int]) -> str:

@@ -47,15 +47,8 @@ class OpenAIServingEmbedding:
         model = await served_for(self._manager, body.model, Task.CLASSIFY)
         rid = self._manager.new_id()
         batch = await unless_gone(request, self._manager.embed(body.to_request(), rid))
-        data = []
-        for index, vector in enumerate(batch.vectors):
-            scores = list(numbers(vector))
-            shares = scores if body.use_activation is False else model.files.sentences.activate(scores)
-            best = max(range(len(shares)), key=shares.__getitem__)
-            label = model.limits.labels[best] if best < len(model.limits.labels) else None
-            data.append({"index": index, "label": label, "probs": shares, "num_classes": len(shares)})
-        head = {"id": f"classify-{rid}", "object": "list", "created": int(time.time())}
-        return answered({**head, "model": body.model, "data": data, "usage": usage(batch)})
+        head = {"id": f"classify-{rid}", "object": "list", "created": int(time.time()), "model": body.model}
+        return Response(await asyncio.to_thread(_classes, head, body, model, batch), media_type="application/json")
 
 
 async def served_for(manager: TokenizerManager, name: str, *tasks: Task) -> ServedModel:
@@ -89,12 +82,29 @@ def answered(body: dict[str, Any]) -> Response:
     return Response(orjson.dumps(body), media_type="application/json")
 
 
+def _classes(head: dict[str, Any], body: ClassifyRequest, model: ServedModel, batch: EmbeddingBatch) -> bytes:
+    """Write the classes of each input, one by one as well."""
+    written = []
+    for index, vector in enumerate(batch.vectors):
+        scores = list(numbers(vector))
+        shares = scores if body.use_activation is False else model.files.sentences.activate(scores)
+        best = max(range(len(shares)), key=shares.__getitem__)
+        label = model.limits.labels[best] if best < len(model.limits.labels) else None
+        row = {"index": index, "label": label, "probs": shares, "num_classes": len(shares)}
+        written.append(orjson.dumps(row))
+    return _listed({**head, "usage": usage(batch)}, written)
+
+
+def _listed(head: dict[str, Any], written: list[bytes]) -> bytes:
+    """Return an object that ends in the list of what is written."""
+    return orjson.dumps(head)[:-1] + b',"data":[' + b",".join(written) + b"]}"
+
+
 def _embeddings(body: EmbeddingCreate, batch: EmbeddingBatch) -> bytes:
     """The list, written vector by vector: millions of numbers at once would hold up every thread."""
-    head = orjson.dumps({"object": "list", "model": body.model, "usage": usage(batch)})
     written = []
     for index, vector in enumerate(batch.vectors):
         kept = shortened(vector, body.dimensions)
         embedding = base64.b64encode(kept).decode() if body.encoding_format == "base64" else numbers(kept)
         written.append(orjson.dumps({"object": "embedding", "index": index, "embedding": embedding}))
-    return head[:-1] + b',"data":[' + b",".join(written) + b"]}"
+    return _listed({"object": "list", "model": body.model, "usage": usage(batch)}, written)

@@ -3,8 +3,12 @@
 import codecs
 import math
 from collections.abc import Container, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
+import orjson
+
+from tercet.frontend.loop_turns import Steps
 from tercet.frontend.token_bytes import TokenBytes, spelling
 from tercet.protocol.values import FinishReason, Logprobs, unpack_floats, unpack_ints
 
@@ -12,6 +16,9 @@ _LOWEST = -9999.0
 """What OpenAI writes for a probability of zero: JSON has no infinity."""
 _NEAR = 16
 """Characters beyond which a token of a prompt is not looked for."""
+
+STEP_TOKENS = 16
+"""Tokens whose log-probabilities are written in one step: with many alternatives each takes some 20 microseconds."""
 
 Entry = tuple[float | None, list[tuple[int, float]]]
 """The chosen token's log-probability (None for a prompt's first token), and the alternatives, most likely first."""
@@ -32,6 +39,52 @@ def entries(parts: Sequence[Logprobs], top: int | None = None) -> Iterator[Entry
             yield None if math.isnan(chosen) else max(chosen, _LOWEST), alternatives
 
 
+class Members:
+    """The members of a JSON array, written as they come: what is kept as objects takes many times the memory."""
+
+    def __init__(self) -> None:
+        self._written = bytearray()
+
+    def add(self, members: Sequence[Any]) -> None:
+        """Write more members at the end."""
+        if members:
+            self._written += (b"," if self._written else b"") + orjson.dumps(members)[1:-1]
+
+    def extend(self, more: "Members") -> None:
+        """Add those of another array."""
+        self._written += (b"," if self._written and more._written else b"") + more._written
+
+    def fragment(self) -> orjson.Fragment:
+        """Return the array as a value for orjson."""
+        return orjson.Fragment(b"".join((b"[", self._written, b"]")))
+
+
+def joined(first: Members, second: Members) -> Members:
+    """Return the members of both."""
+    both = Members()
+    both.extend(first)
+    both.extend(second)
+    return both
+
+
+def sliced(token_ids: Sequence[int], parts: Sequence[Logprobs]) -> Iterator[tuple[Sequence[int], Logprobs]]:
+    """Yield consecutive parts and their tokens, `STEP_TOKENS` of them at the most; the last may have fewer tokens."""
+    place = 0
+    for part in parts:
+        count = len(unpack_floats(part.chosen))
+        for start in range(0, count, STEP_TOKENS):
+            end = min(start + STEP_TOKENS, count)
+            own, others = slice(4 * start, 4 * end), slice(4 * part.top * start, 4 * part.top * end)
+            piece = Logprobs(
+                chosen=part.chosen[own],
+                top=part.top,
+                top_ids=part.top_ids[others],
+                top_logprobs=part.top_logprobs[others],
+            )
+            yield token_ids[place + start : place + end], piece
+        place += count
+
+
 def without_end(token_ids: Sequence[int], finish: FinishReason | None) -> Sequence[int]:
     """The tokens of an answer's text: a token that only said that the answer ends is none of it."""
     if finish is not None and len(token_ids) and finish.matched == token_ids[-1]:
@@ -48,6 +101,17 @@ def chat_logprobs(
         others = [_chat_token(names[each], value) for each, value in alternatives]
         content.append({**_chat_token(names[token_id], chosen), "top_logprobs": others})
     return {"content": content, "refusal": None}
+
+
+def chat_logprob_steps(
+    names: TokenBytes, token_ids: Sequence[int], parts: Sequence[Logprobs], top: int | None = None
+) -> Steps[dict[str, Any]]:
+    """Do what `chat_logprobs` does, in steps; the list is written."""
+    content = Members()
+    for ids, part in sliced(token_ids, parts):
+        content.add(chat_logprobs(names, ids, [part], top)["content"])
+        yield
+    return {"content": content.fragment(), "refusal": None}
 
 
 def _chat_token(data: bytes, value: float | None) -> dict[str, Any]:
@@ -72,6 +136,9 @@ def prompt_offsets(names: TokenBytes, specials: Container[int], token_ids: Seque
                 place = max(text.find(piece, place, place + len(piece) + _NEAR), place)
         yield min(place, len(text))
         place += len(piece)
+
+
+COMPLETION_FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class CompletionLogprobs:
@@ -130,10 +197,17 @@ def echo_logprobs(
     text: str,
     scores: Logprobs,
     top: int | None = None,
-) -> dict[str, list[Any]]:
-    """`choices[].logprobs` of a prompt that is echoed."""
-    written = CompletionLogprobs(names, top=top).write(token_ids, [scores])
-    return {**written, "text_offset": list(prompt_offsets(names, specials, token_ids, text))}
+) -> Steps[dict[str, Members]]:
+    """Write `choices[].logprobs` of a prompt that is echoed."""
+    writer = CompletionLogprobs(names, top=top)
+    written = {name: Members() for name in COMPLETION_FIELDS}
+    offsets = prompt_offsets(names, specials, token_ids, text)
+    for ids, part in sliced(token_ids, [scores]):
+        fields = {**writer.write(ids, [part]), "text_offset": list(islice(offsets, len(ids)))}
+        for name, values in fields.items():
+            written[name].add(values)
+        yield
+    return written
 
 
 def prompt_logprobs(
@@ -159,3 +233,16 @@ def prompt_logprobs(
             }
         )
     return told
+
+
+def prompt_logprob_steps(
+    names: TokenBytes, token_ids: Sequence[int], scores: Logprobs | None, top: int
+) -> Steps[orjson.Fragment | None]:
+    """Do what `prompt_logprobs` does, in steps; the list is written."""
+    if scores is None:
+        return None
+    told = Members()
+    for ids, part in sliced(token_ids, [scores]):
+        told.add(prompt_logprobs(names, ids, part, top) or [])
+        yield
+    return told.fragment()

@@ -6,6 +6,7 @@ import orjson
 
 from tercet.frontend.answer import Whole
 from tercet.frontend.generation import Arrival, Generation
+from tercet.frontend.loop_turns import Steps, no_steps
 from tercet.frontend.openai.chat_envelope import ChatEnvelope
 from tercet.frontend.openai.chat_schema import ChatRequest
 from tercet.frontend.parsers.events import (
@@ -16,7 +17,7 @@ from tercet.frontend.parsers.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from tercet.frontend.req_state import Update
+from tercet.frontend.req_state import ReqState, Update
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.turn.plan import TurnPlan
 from tercet.frontend.turn.reader import Call, ChoiceReader, add_up
@@ -106,11 +107,20 @@ class ParsedChatForm:
         """The end of the stream."""
         return self._envelope.end(generation, self._reasoning_tokens)
 
-    def whole(self, generation: Generation, choices: list[Whole]) -> bytes:
+    def prepare(self, state: ReqState) -> Steps[None]:
+        """Do nothing: events have nothing of the prompt."""
+        return no_steps(state)
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
         """A chat.completion."""
         self._readers = self._plan.readers(generation)
-        written = [self._choice(choice, self._readers[choice.index]) for choice in choices]
-        return self._envelope.whole(generation, written, self._reasoning_tokens)
+        written = []
+        for choice in choices:
+            row = self._choice(choice, self._readers[choice.index])
+            yield
+            row["logprobs"] = yield from self._envelope.logprob_steps(choice.token_ids, choice.logprobs, choice.finish)
+            written.append(row)
+        return (yield from self._envelope.whole(generation, written, self._reasoning_tokens))
 
     @property
     def _reasoning_tokens(self) -> int:
@@ -127,7 +137,7 @@ class ParsedChatForm:
         return {
             "index": choice.index,
             "message": message,
-            "logprobs": self._envelope.logprobs(choice.token_ids, choice.logprobs, choice.finish),
+            "logprobs": None,
             "finish_reason": self._reason(choice.finish, reader) if choice.finish else None,
             **self._envelope.ids(choice.token_ids),
         }

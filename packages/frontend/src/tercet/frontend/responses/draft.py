@@ -1,5 +1,6 @@
 """From a request to a response that can be made: its items, its turn, and what it says as events."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -60,6 +61,10 @@ class Origin(msgspec.Struct, frozen=True):
     begun: Begun | None = None
 
 
+_PIECES = 32
+"""Tokens with log-probabilities that are read before others have their turn at the loop."""
+
+
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A response that can be made."""
 
@@ -78,9 +83,13 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             changes = [] if begun else writer.progress()
             begun = True
             for update in (arrival.update for arrival in arrivals):
-                for piece in scored.pieces(update) if scored else [update]:
+                for place, piece in enumerate(scored.pieces(update) if scored else [update], 1):
                     findings = reader.read(piece)
                     changes += writer.take(findings, scored.told(findings, reader.reasoning_tokens) if scored else ())
+                    if place % _PIECES == 0:
+                        yield changes
+                        changes = []
+                        await asyncio.sleep(0)  # many tokens may have come while the client did not read
                 if update.finish is not None:
                     usage, rest = usage_of(generation, reader.reasoning_tokens), scored.rest if scored else ()
                     changes += writer.end(update.finish.type, usage, int(time.time()), rest)

@@ -182,7 +182,8 @@ class _Work:
         return EventStream(self._events([*begin, *first], changes), lambda: self._manager.release(generation))
 
     async def _collect(self, generation: Generation) -> None:
-        generation.tell_ends()
+        if not self._draft.wants_logprobs:  # those are written as they come: all together they take long
+            generation.tell_ends()
         async for _ in self._draft.changes(self._writer, generation):
             pass
 

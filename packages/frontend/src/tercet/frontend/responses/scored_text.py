@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tercet.frontend.openai.logprobs import chat_logprobs, without_end
+from tercet.frontend.openai.logprobs import chat_logprobs, sliced, without_end
 from tercet.frontend.parsers.events import Event, TextDelta
 from tercet.frontend.req_state import Update
 from tercet.frontend.token_bytes import TokenBytes
@@ -38,15 +38,21 @@ class ScoredText:
     def pieces(self, update: Update) -> Iterator[Update]:
         """The update as one for each of its tokens. Ask for what is `told` after each."""
         ids, text = update.token_ids, update.text
-        scores: Scores = chat_logprobs(self._names, without_end(ids, update.finish), update.logprobs)["content"]
+        scores = self._scores(update)
         for place, token_id in enumerate(ids):
-            self._read(token_id, scores[place : place + 1])
+            score = next(scores, None)
+            self._read(token_id, [] if score is None else [score])
             if place + 1 < len(ids):
                 piece = self._arrived(text)
                 text = text[len(piece) :]
                 yield Update(update.index, piece, [token_id], [], None)
         self._awaited = self._awaited[len(text) :] if self._awaited.startswith(text) else ""
         yield msgspec.structs.replace(update, text=text, token_ids=ids[-1:], logprobs=[])
+
+    def _scores(self, update: Update) -> Iterator[dict[str, Any]]:
+        """Yield the log-probability of each token, a few of them written at a time."""
+        for ids, part in sliced(without_end(update.token_ids, update.finish), update.logprobs):
+            yield from chat_logprobs(self._names, ids, [part])["content"]
 
     def told(self, findings: Sequence[Event], reasoned: int) -> Scores:
         """Those to tell with what was found in a piece; `reasoned` counts the tokens of reasoning so far."""
