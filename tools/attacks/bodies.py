@@ -1,0 +1,73 @@
+"""Bodies whose reading takes long: many keys, many numbers, small chunks, pipelines."""
+
+import json
+
+from tools.attacks.attack import Attack
+from tools.attacks.http import again, at_once, head, post, send
+
+_MIB = 1 << 20
+_BODY = 32 * _MIB - 4096
+
+
+def _members() -> bytes:
+    """Distinct keys up to the longest body."""
+    count = _BODY // 13
+    return (
+        b'{"model":"m","prompt":"a","x":{' + b",".join(b'"k%07d":1' % each for each in range(count))[:-20] + b'"":1}}'
+    )
+
+
+async def members(url: str, key: str) -> None:
+    body = _members()
+    await at_once(post(url, key, "/v1/completions", body) for _ in range(8))
+
+
+async def allowed_members(url: str, key: str) -> None:
+    """As many as are parsed."""
+    given = b",".join(b'"k%07d":1' % each for each in range(100_000))
+    body = b'{"model":"m","prompt":"a","x":{' + given + b"}}"
+    await at_once(again(lambda: post(url, key, "/v1/completions", body)) for _ in range(8))
+
+
+async def numbers(url: str, key: str) -> None:
+    body = json.dumps({"model": "m", "prompt": [5] * 4_000_000}).encode()
+    await at_once(again(lambda: post(url, key, "/v1/completions", body)) for _ in range(4))
+
+
+async def allowed_numbers(url: str, key: str) -> None:
+    body = json.dumps({"model": "m", "prompt": [5] * 1_000_000}).encode()
+    await at_once(again(lambda: post(url, key, "/v1/completions", body)) for _ in range(4))
+
+
+async def messages(url: str, key: str) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}] * 16_384}).encode()
+    await at_once(again(lambda: post(url, key, "/v1/chat/completions", body)) for _ in range(4))
+
+
+async def quoted(url: str, key: str) -> None:
+    """One text that looks as if it had many values."""
+    body = b'{"model":"m","prompt":"' + b'\\"a\\":1,' * (_BODY // 8) + b'"}'
+    await at_once(again(lambda: post(url, key, "/v1/completions", body)) for _ in range(4))
+
+
+async def small_chunks(url: str, key: str) -> None:
+    begin = head(url, key, "POST", "/v1/completions", "Transfer-Encoding: chunked")
+    pieces = [b"1\r\na\r\n" * 10_000] * 100
+    await at_once(again(lambda: send(url, begin, *pieces)) for _ in range(8))
+
+
+async def pipelines(url: str, key: str) -> None:
+    ask = head(url, key, "GET", "/live").replace(b"Connection: close", b"X: y")
+    await at_once(again(lambda: send(url, ask * 5000)) for _ in range(8))
+
+
+ATTACKS = (
+    Attack("8 bodies of 32 MiB, millions of keys", members),
+    Attack("bodies of 100,000 keys, 8 at a time", allowed_members),
+    Attack("bodies of 4,000,000 numbers, 4 at a time", numbers),
+    Attack("bodies of 1,000,000 numbers, 4 at a time", allowed_numbers),
+    Attack("chats of 16,384 messages, 4 at a time", messages),
+    Attack("texts of 32 MiB full of quoted JSON, 4 at a time", quoted),
+    Attack("bodies in chunks of one byte, 8 at a time", small_chunks),
+    Attack("5,000 pipelined requests, 8 at a time", pipelines),
+)

@@ -1,0 +1,76 @@
+"""The client whose answers must not suffer: one stream after another, and now and then a short request."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from tercet.frontend.bench.client import BenchError, Target, complete
+
+_TOKENS = 64
+
+
+@dataclass
+class Service:
+    """The answers that a client had: gaps between the pieces of streams and times of short requests, in seconds."""
+
+    gaps: list[float] = field(default_factory=list)
+    short: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    def gap(self, share: float) -> float:
+        """Return the gap that this share of all gaps is not longer than."""
+        return _quantile(self.gaps, share)
+
+    @property
+    def median_short(self) -> float:
+        """Return the median time of a short request."""
+        return _quantile(self.short, 0.5)
+
+
+async def watch(target: Target, stop: asyncio.Event) -> Service:
+    """Ask until `stop` is set. A stream that is under way then is cut off, with what came of it counted."""
+    service = Service()
+    streams = asyncio.ensure_future(_stream(target, service))
+    shorts = asyncio.ensure_future(_ask_shortly(target, service))
+    await stop.wait()
+    for task in (streams, shorts):
+        task.cancel()
+    await asyncio.gather(streams, shorts, return_exceptions=True)
+    return service
+
+
+async def _stream(target: Target, service: Service) -> None:
+    while True:
+        began = time.perf_counter()
+        try:
+            timeline = await complete(target, "Once upon a time", _TOKENS)
+        except asyncio.CancelledError:
+            if time.perf_counter() - began > 1:
+                service.gaps.append(time.perf_counter() - began)  # it took longer than any whole stream may
+            raise
+        except BenchError:
+            service.failed += 1
+            await asyncio.sleep(0.2)
+        else:
+            service.gaps += timeline.gaps
+
+
+async def _ask_shortly(target: Target, service: Service) -> None:
+    while True:
+        began = time.perf_counter()
+        try:
+            await complete(target, "hi", 1)
+        except asyncio.CancelledError:
+            if time.perf_counter() - began > 1:
+                service.short.append(time.perf_counter() - began)
+            raise
+        except BenchError:
+            service.failed += 1
+        else:
+            service.short.append(time.perf_counter() - began)
+        await asyncio.sleep(0.3)
+
+
+def _quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("inf")
