@@ -16,18 +16,21 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tercet.frontend.bench.client import BenchError, Target, complete
-from tests.server_process import Server
 from tools.attacks.attack import Attack
 from tools.attacks.victim import Service, watch
+
+if TYPE_CHECKING:
+    from tests.server_process import Server
 
 MODULES = ("bodies", "answers", "stores", "grammars", "prompts")
 _HERE = Path(__file__).parents[2]
 _ATTACKER, _VICTIM = "key-of-the-attacker", "key-of-the-victim"
 _IDLE_SECONDS = 3.0
 _RECOVERY_SECONDS = 90.0
-_NICENESS = 19
+_NICENESS = 10
 _DEATH = re.compile(r"tercet: \S+ (died|hangs)")
 
 
@@ -49,20 +52,23 @@ def attacks(only: str = "") -> list[Attack]:
     return [attack for module in modules for attack in module.ATTACKS if only in attack.name]
 
 
-def start(tree: Path, model: str, options: list[str]) -> Server:
+def start(tree: Path, model: str, options: list[str]) -> "Server":
     """Start a server of a source tree."""
+    from tests.server_process import Server  # an attacker's process does without its client libraries
+
     sources = [str(path) for path in sorted(tree.glob("packages/*/src"))]
     env = {"PYTHONPATH": os.pathsep.join([*sources, str(tree)])}
     keys = ("--api-key", _ATTACKER, "--api-key", _VICTIM)
     return Server(model, "--kv-cache-bytes", "64MiB", *keys, *options, env=env, key=_VICTIM).wait()
 
 
-async def examine(server: Server, attack: Attack, seconds: float) -> Finding:
+async def examine(server: "Server", attack: Attack, seconds: float) -> Finding:
     """Measure the service of the other key without and under an attack."""
     target = Target(url=server.url, model=server.model(), api_key=_VICTIM)
     idle = await _watched(target, asyncio.sleep(_IDLE_SECONDS))
     deaths = _deaths(server)
-    attacked = await _watched(target, _attacked(server.url, attack, seconds))
+    process = await _begin(server.url, attack)
+    attacked = await _watched(target, _end(process, seconds))
     began = time.monotonic()
     while time.monotonic() - began < _RECOVERY_SECONDS:
         try:
@@ -82,10 +88,17 @@ async def _watched(target: Target, work: Awaitable[None]) -> Service:
     return await watching
 
 
-async def _attacked(url: str, attack: Attack, seconds: float) -> None:
-    """Run an attack in a process of its own for so many seconds."""
+async def _begin(url: str, attack: Attack) -> asyncio.subprocess.Process:
+    """Start an attack in a process of its own, and return once it has begun."""
     command = (sys.executable, "-m", "tools.attacks", "--run", attack.name, "--url", url)
-    process = await asyncio.create_subprocess_exec(*command, cwd=_HERE)
+    process = await asyncio.create_subprocess_exec(*command, cwd=_HERE, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    return process
+
+
+async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
+    """Let an attack go on for so many seconds."""
     try:
         await asyncio.wait_for(process.wait(), seconds)
     except TimeoutError:
@@ -97,27 +110,33 @@ async def _run(attack: Attack, url: str) -> None:
     await attack.run(url, _ATTACKER)
 
 
-def _deaths(server: Server) -> int:
+def _deaths(server: "Server") -> int:
     return sum(bool(_DEATH.search(line)) for line in server.lines)
 
 
 def table(before: dict[str, Finding], after: dict[str, Finding]) -> str:
-    """Return the findings as Markdown, times in milliseconds."""
-    rows = ["| attack | p99 gap before | p99 gap after | without attack | ratio | `hi` before | after | deaths |"]
-    rows.append("|---|---|---|---|---|---|---|---|")
+    """Return the findings as Markdown: gaps and times of `hi` in milliseconds, those before an arrow without attack."""
+    rows = ["| attack | p99 before | p99 after | ratio | longest before | longest after | hi before | after | deaths |"]
+    rows.append("|---|---|---|---|---|---|---|---|---|")
     for name, found in after.items():
         old = before.get(name)
-        idle, attacked = found.idle.gap(0.99), found.attacked.gap(0.99)
-        rows.append(
-            f"| {name} | {_ms(old.attacked.gap(0.99) if old else None)} | {_ms(attacked)} | {_ms(idle)} | {attacked / idle:.1f} "
-            f"| {_ms(old.attacked.median_short if old else None)} | {_ms(found.attacked.median_short)} "
-            f"| {'' if old is None else f'{old.deaths}, '}{found.deaths} |"
-        )
+        ratio = found.attacked.gap(0.99) / found.idle.gap(0.99)
+        cells = [_gaps(old, 0.99), _gaps(found, 0.99), f"{ratio:.1f}", _gaps(old, 1), _gaps(found, 1)]
+        cells += [_short(old), _short(found), f"{'' if old is None else f'{old.deaths}, '}{found.deaths}"]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1000 * seconds:,.1f}"
+def _gaps(found: Finding | None, share: float) -> str:
+    return f"{_ms(found.idle.gap(share))} → {_ms(found.attacked.gap(share))}" if found else ""
+
+
+def _short(found: Finding | None) -> str:
+    return f"{_ms(found.idle.median_short)} → {_ms(found.attacked.median_short)}" if found else ""
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f}"
 
 
 def survey(tree: Path, chosen: list[Attack], options: argparse.Namespace) -> dict[str, Finding]:
@@ -153,6 +172,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.run:
         os.nice(_NICENESS)
+        sys.stdout.write("begins\n")
+        sys.stdout.flush()
         [attack] = [each for each in attacks() if each.name == options.run]
         asyncio.run(_run(attack, options.url))
         return 0

@@ -10,11 +10,10 @@ _BODY = 32 * _MIB - 4096
 
 
 def _members() -> bytes:
-    """Distinct keys up to the longest body."""
-    count = _BODY // 13
-    return (
-        b'{"model":"m","prompt":"a","x":{' + b",".join(b'"k%07d":1' % each for each in range(count))[:-20] + b'"":1}}'
-    )
+    """Return an object of distinct keys that is as long as a body may be."""
+    thousand = b"".join(b',"k####%03d":1' % each for each in range(1000))
+    given = b"".join(thousand.replace(b"####", b"%04d" % each) for each in range(_BODY // len(thousand)))
+    return b'{"model":"m","prompt":"a","x":{' + given[1:] + b"}}"
 
 
 async def members(url: str, key: str) -> None:

@@ -10,6 +10,11 @@ from tercet.frontend.json_depth import DEEPEST, is_within
 
 Message = dict[str, Any]
 
+MOST_MARKS = 131_072
+"""Brackets, colons and commas that the arguments of a call may have, those in texts included: JSON within the JSON of a
+body, which is parsed as well."""
+MOST_MARKS_OF_ALL = 524_288
+"""The same of all calls of a history."""
 NO_OBJECT = "invalid_json"
 """The key under which templates, which want an object, find arguments that are none."""
 
@@ -20,6 +25,7 @@ def history(messages: list[Message]) -> list[Message]:
     Of a custom tool the input is the only argument. The old `function_call`, and its result with the role "function",
     become a call and the result of it.
     """
+    _check_cost(messages)
     shaped: list[Message] = []
     called: dict[str, str] = {}
     for place, message in enumerate(messages):
@@ -35,6 +41,22 @@ def history(messages: list[Message]) -> list[Message]:
             case _:
                 shaped.append(message)
     return shaped
+
+
+def _check_cost(messages: list[Message]) -> None:
+    """Refuse arguments of calls that take long to parse, with a BadRequestError."""
+    total = 0
+    for place, message in enumerate(messages):
+        calls = [call["function"] for call in message.get("tool_calls") or () if "function" in call]
+        for call in [*calls, message.get("function_call") or {}]:
+            marks = sum(map((call.get("arguments") or "").count, "{[:,"))
+            total += marks
+            if marks > MOST_MARKS or total > MOST_MARKS_OF_ALL:
+                what, most = ("a call", MOST_MARKS) if marks > MOST_MARKS else ("all calls", MOST_MARKS_OF_ALL)
+                where = f"messages[{place}]"
+                raise BadRequestError(
+                    f"The arguments of {what} have more than {most} brackets, colons and commas.", param=where
+                )
 
 
 def _assistant(message: Message, calls: list[Message]) -> Message:
