@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from tools.attacks.attack import SECONDS
 
 _READ = 1 << 18
+_SHOWN = 4096
 
 
 def head(url: str, key: str, method: str, path: str, *headers: str) -> bytes:
@@ -33,7 +34,7 @@ async def connected(url: str) -> AsyncIterator[tuple[asyncio.StreamReader, async
 
 
 async def send(url: str, *pieces: bytes) -> bytes:
-    """Send the bytes of a request and return the beginning of the answer, once all of it was read."""
+    """Send the bytes of a request and return the first `_SHOWN` bytes of the answer, once all of it was read."""
     first = b""
     with contextlib.suppress(OSError):
         async with connected(url) as (reader, writer):
@@ -41,7 +42,7 @@ async def send(url: str, *pieces: bytes) -> bytes:
                 writer.write(piece)
                 await writer.drain()
             while data := await reader.read(_READ):
-                first = first or data
+                first += data[: _SHOWN - len(first)]
     return first
 
 
