@@ -6,7 +6,6 @@ import orjson
 import pytest
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.turn import history as module
 from tercet.frontend.turn.history import history
 
 
@@ -33,7 +32,7 @@ def test_arguments_of_too_many_values_are_never_parsed(
         assert len(text) < 100
         return {}
 
-    monkeypatch.setattr(module.orjson, "loads", parsed)
+    monkeypatch.setattr("tercet.frontend.turn.history.orjson.loads", parsed)
     with pytest.raises(BadRequestError, match="arguments of a call have more than 131072") as error:
         history([{"role": "user", "content": "a"}, message])
     assert error.value.param == "messages[1]"

@@ -22,7 +22,7 @@ _READ_SECONDS = 60.0
 """Time in which a client takes something of what there is for it: one that takes nothing is gone."""
 _HEADER_COST = 32
 """Bytes that each header counts for besides its own (as in RFC 7541, 4.1): an empty one takes time, too."""
-_FREE_PIECES = 4096
+_FREE_PIECES = 1024
 _PIECE_BYTES = 64
 """A body may arrive in so many pieces, whatever their size; those beyond must have so many bytes on average."""
 _MOST_PIPELINED = 32
