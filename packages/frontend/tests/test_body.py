@@ -14,6 +14,7 @@ from starlette.types import Message
 from tercet.frontend.body import MAX_ITEMS, MAX_VALUES, read_json, read_model
 from tercet.frontend.body_room import BodyRoom
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.event_stream import ClientGoneError
 from tercet.frontend.loop_turns import LoopTurns
 from tercet.frontend.native_schema import Detokenize, NativeGenerate
 from tercet.frontend.openai.chat_schema import ChatRequest
@@ -23,11 +24,16 @@ from tercet.frontend.openai.embedding_schema import EmbeddingCreate
 LIMIT = 64 << 20
 
 
-def asking(value: Any) -> Request:
+def asking(value: Any, *, stays: bool = True) -> Request:
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
 
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
     async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
+        if not messages:
+            await (asyncio.Event().wait() if stays else asyncio.sleep(0))
+            return {"type": "http.disconnect"}
+        return messages.pop()
 
     app = FastAPI()
     app.state.body_room = BodyRoom(LIMIT)
@@ -82,6 +88,16 @@ async def test_what_is_refused_for_its_values_is_never_parsed(monkeypatch: pytes
     monkeypatch.setattr("tercet.frontend.body.orjson.loads", parsed)
     with pytest.raises(BadRequestError, match="more than 131072 values"):
         await read(b"{" + b",".join(b'"%d":1' % number for number in range(2_000_000)) + b"}")
+
+
+async def test_a_body_is_not_looked_through_for_a_client_that_is_gone() -> None:
+    """Many bodies that nobody waits for would hold up the end of the server."""
+    request = asking(b'{"prompt":"' + b'\\"a\\":1,' * 500_000 + b'"}', stays=False)
+    turns = request.app.state.loop_turns
+    await turns.turn("another")
+    with pytest.raises(ClientGoneError):
+        await read_json(request, LIMIT)
+    assert turns.waiting <= 1
 
 
 async def test_heavy_bodies_are_parsed_and_validated_in_turns() -> None:

@@ -20,7 +20,7 @@ from tercet.frontend.errors import (
     UnknownParameterError,
     UnsupportedMediaTypeError,
 )
-from tercet.frontend.event_stream import ClientGoneError
+from tercet.frontend.event_stream import ClientGoneError, unless_gone
 from tercet.frontend.json_cost import PIECE, ShapeCounter, most_marks
 from tercet.frontend.keys import visitor_of
 from tercet.frontend.loop_turns import LoopTurns, Steps
@@ -126,7 +126,7 @@ async def _check_cost(request: Request, body: bytearray) -> None:
                 raise BadRequestError(f"The body has more than {MAX_ITEMS} items in arrays and objects.")
             yield
 
-    await _turns(request).run(visitor_of(request).owner, count())
+    await unless_gone(request, _turns(request).run(visitor_of(request).owner, count()))
 
 
 def _turns(request: Request) -> LoopTurns:

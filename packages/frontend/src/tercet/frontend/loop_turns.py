@@ -28,9 +28,9 @@ _LONG_REST = 20.0
 
 
 class LoopTurns:
-    """The turns of one event loop. `clock` gives seconds."""
+    """The turns of one event loop. `clock` gives the seconds that its thread has computed for."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
         self._taken = False
         self._waiting = Rotation()
