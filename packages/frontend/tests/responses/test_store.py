@@ -398,7 +398,7 @@ async def test_what_clients_said_is_private_whatever_the_umask(umask: int, tmp_p
 async def test_a_full_disk_fails_what_is_stored_and_nothing_later(tmp_path: Path, clock: Clock) -> None:
     database = Database(tmp_path / "r.sqlite", MANY, DAY)
     store = ResponseStore(database, "a", clock)
-    await database.read(lambda each: each.execute("PRAGMA max_page_count = 40"))
+    await database.run(lambda each: each.execute("PRAGMA max_page_count = 40"))
     with pytest.raises(StoreError, match="does not answer: database or disk is full"):
         await store.keep("me", body("large", filler="x" * 1_000_000), [])
     await store.keep("me", body("small"), [])
