@@ -314,7 +314,6 @@ def test_scales_that_do_not_fit_are_named_before_anything_is_read(
     ("change", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "quant_method: 'bitsandbytes' is not one of"),
-        ({"desc_act": True}, "desc_act: True is not supported"),
         ({"bits": 8}, "bits: 8 is not supported"),
         ({"group_size": 48}, "group_size: 48 is neither"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),

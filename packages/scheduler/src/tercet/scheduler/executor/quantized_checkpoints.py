@@ -2,17 +2,17 @@
 
 The tensors beside a layer's name, for a weight of n outputs and k inputs in groups of g inputs:
 - fp8 (compressed-tensors, and the block form of DeepSeek-V3): weight e4m3 [n, k], and scales for all of it, for each
-  output [n, 1], or for blocks of 128 x 128.
+  output [n, 1], or for blocks of 128 x 128. They are called weight_scale or weight_scale_inv, and multiplied by.
 - AWQ (AutoAWQ's "gemm"): qweight int32 [k, n / 8], qzeros int32 [k / g, n / 8], scales [k / g, n]. A word holds eight
   outputs, nibble by nibble in the order 0 2 4 6 1 3 5 7.
 - mxfp4, of experts alone: `mxfp4_experts`.
 - GPTQ (AutoGPTQ): qweight int32 [k / 8, n], of eight inputs in order; qzeros int32 [k / g, n / 8], of eight outputs in
-  order, one less than they are, of 4 bits: 15 is 0; scales [k / g, n]; g_idx, the group of each input.
+  order, one less than they are, of 4 bits: 15 is 0; scales [k / g, n]; g_idx, the group of each input, which must be
+  in order here.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ from tercet.scheduler.models.moe import ExpertLinear, Experts
 from tercet.scheduler.models.shard import Cut
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_FP8_SCALES = ("weight_scale", "weight_scale_inv")
+_FLOATS = ("F32", "BF16", "F16")
 _UNUSED = ("input_scale", "activation_scale")
 """Stored for activations, which are not rounded here."""
 
@@ -45,6 +47,8 @@ class QuantizedLinear:
     inputs: Cut
     """What is held of every part's columns: one run."""
     quantization: StoredQuantization
+    stored: Mapping[str, StoredTensor] = field(default_factory=dict, repr=False)
+    """The tensors of the checkpoint."""
 
     def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
         """Every tensor that it is read from, with its shape: of fp8 scales that may have several, the stored one's."""
@@ -55,7 +59,7 @@ class QuantizedLinear:
             outputs = rows.whole
             match method:
                 case "fp8":
-                    name = f"{prefix}.{self.quantization.scales}"
+                    name = self._scales(prefix)
                     result[f"{prefix}.weight"] = (outputs, inputs)
                     result[name] = self._fp8_scales(outputs, stored.get(name))
                 case "awq":
@@ -72,13 +76,42 @@ class QuantizedLinear:
         rows, columns = self.quantization.block
         if rows:
             return -(-outputs // rows), -(-self.inputs.whole // columns)
-        if stored is not None and math.prod(stored.shape) in (1, outputs):
+        if stored is not None and stored.shape in ((), (1,), (1, 1), (outputs,), (1, outputs)):
             return stored.shape
         return outputs, 1
 
+    def _scales(self, prefix: str) -> str:
+        """Return the name of the fp8 scales that are stored of a part."""
+        names = [f"{prefix}.{kind}" for kind in (self.quantization.scales, *_FP8_SCALES)]
+        return next((name for name in names if name in self.stored), names[0])
+
+    def check_dtypes(self) -> None:
+        """Raise ModelError for tensors whose numbers mean something else than is read here."""
+        for name in self.shapes(self.stored):
+            kinds = ("F8_E4M3",) if name.endswith(".weight") else _FLOATS
+            kinds = ("I32",) if name.endswith((".qweight", ".qzeros")) else kinds
+            if name in self.stored and self.stored[name].dtype not in kinds:
+                raise ModelError(f"{name}: stored as {self.stored[name].dtype}, and only {', '.join(kinds)} is read")
+
+    def orders(self) -> list[str]:
+        """Return the names of the tensors that may give each input its group."""
+        return [f"{prefix}.g_idx" for prefix in self.parts] if self.quantization.method == "gptq" else []
+
+    def check_order(self, name: str, order: torch.Tensor) -> None:
+        """Raise ModelError unless the inputs of a group stand side by side, in order."""
+        inputs = self.inputs.whole
+        if order.shape != (inputs,) or not torch.equal(
+            order.long(), torch.arange(inputs) // (self.quantization.group or inputs)
+        ):
+            raise ModelError(
+                f"{name}: the inputs are not in the order of their groups (desc_act, act-order), which is not "
+                "supported: quantize the model without desc_act"
+            )
+
     def extras(self) -> list[str]:
         """Names that may be stored beside those of `shapes`."""
-        return [f"{prefix}.{name}" for prefix in self.parts for name in ("g_idx", *_UNUSED)]
+        unused = _UNUSED if self.quantization.method == "fp8" else ()
+        return [*self.orders(), *(f"{prefix}.{name}" for prefix in self.parts for name in unused)]
 
     def missing_biases(self) -> list[str]:
         """What biases would be called, where the layer has none."""
@@ -117,7 +150,7 @@ class QuantizedLinear:
         quantization = self.quantization
         match quantization.method:
             case "fp8":
-                scales = read(f"{prefix}.{quantization.scales}")
+                scales = read(self._scales(prefix))
                 return _as_fp8(read(f"{prefix}.weight"), scales, quantization.block)
             case "awq":
                 codes = _words(read(f"{prefix}.qweight"), 1, _AWQ_ORDER).T
@@ -176,7 +209,7 @@ def quantized_linears(
             continue
         outputs, inputs = module.weight.shape
         parts = fused.parts(path, module) if isinstance(module, FusedLinear) else {path: Cut.all(outputs)}
-        linear = QuantizedLinear(module, parts, module.cuts.get("weight", Cut.all(inputs)), quantization)
+        linear = QuantizedLinear(module, parts, module.cuts.get("weight", Cut.all(inputs)), quantization, stored)
         quantised = [_is_quantised(prefix, quantization, stored) for prefix in parts]
         if any(quantised) and not all(quantised):
             raise ModelError(f"{path}: only some of {', '.join(parts)} are quantised, but they are computed as one")
@@ -213,11 +246,11 @@ def _quantized_experts(
     prefixes = names.rows(path, experts, linear)
     quantised = [prefix for prefix in prefixes if _is_quantised(prefix, quantization, stored)]
     if len(quantised) == len(prefixes):
-        found = [QuantizedLinear(linear, dict.fromkeys(prefixes, rows), columns, quantization)]
+        found = [QuantizedLinear(linear, dict.fromkeys(prefixes, rows), columns, quantization, stored)]
     else:
         _take_memory(linear, device)
         memory = names.rows(path, experts, linear)
-        found = [QuantizedLinear(memory[prefix], {prefix: rows}, columns, quantization) for prefix in quantised]
+        found = [QuantizedLinear(memory[prefix], {prefix: rows}, columns, quantization, stored) for prefix in quantised]
     for each in found:
         _check_sizes(each)
     return found
@@ -238,6 +271,7 @@ def _is_quantised(prefix: str, quantization: StoredQuantization, stored: Mapping
 
 
 def _check_sizes(linear: QuantizedLinear) -> None:
+    linear.check_dtypes()
     if linear.quantization.method == "fp8":
         return
     inputs, outputs = linear.inputs.whole, [rows.whole for rows in linear.parts.values()]

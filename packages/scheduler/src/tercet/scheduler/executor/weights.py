@@ -105,6 +105,7 @@ def _fitting(model: CausalLM, directory: Path) -> _Fitting:
     targets = {name: place for name, place in checkpoint_tensors(model, stored).items() if name not in in_few_bits}
     shapes = {name: place.stored_shape for name, place in targets.items()}
     unread = {name for linear in linears for name in linear.extras()} | _zero_biases(linears, files)
+    _check_orders(linears, files)
     tied_head = {_HEAD} if model.lm_head is None else set()
     check_fit(directory, shapes | quantised, files, unread | tied_head)
     if tied_head:
@@ -188,6 +189,16 @@ def _zero_biases(linears: Sequence[_Quantized], files: Mapping[Path, Mapping[str
             with safe_open(path, framework="pt") as file:
                 found |= {name for name in names if not file.get_tensor(header[name].name).any()}
     return found
+
+
+def _check_orders(linears: Sequence[_Quantized], files: Mapping[Path, Mapping[str, StoredTensor]]) -> None:
+    """Raise ModelError for a layer whose stored inputs are not in the order of their groups."""
+    ordered = {name: linear for linear in linears if isinstance(linear, QuantizedLinear) for name in linear.orders()}
+    for path, header in files.items():
+        if names := ordered.keys() & header.keys():
+            with safe_open(path, framework="pt") as file:
+                for name in names:
+                    ordered[name].check_order(name, file.get_tensor(header[name].name))
 
 
 def _load_quantised(
