@@ -15,7 +15,7 @@ from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.executor import tp_worker
-from tercet.scheduler.executor.adapter_files import _Config
+from tercet.scheduler.executor.adapter_config import AdapterConfig
 from tercet.scheduler.executor.adapters import Adapters
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVPool
@@ -130,8 +130,8 @@ def test_an_adapter_that_is_not_applied_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_adapter_whose_scale_is_slightly_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    scale = _Config.scale
-    monkeypatch.setattr(_Config, "scale", lambda self, module: scale(self, module) * 1.01)
+    scale = AdapterConfig.scale
+    monkeypatch.setattr(AdapterConfig, "scale", lambda *given: scale(*given) * 1.01)
     assert compared()["wrong"] == ["first", "second"]
 
 

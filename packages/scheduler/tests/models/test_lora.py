@@ -296,8 +296,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
             lambda tensors: (
                 tensors
                 | {
-                    "base_model.model.lm_head.lora_A.weight": torch.ones(2, 48),
-                    "base_model.model.lm_head.lora_B.weight": torch.ones(9, 2),
+                    "base_model.model.lm_head.lora_A.weight": torch.ones(4, 48),
+                    "base_model.model.lm_head.lora_B.weight": torch.ones(9, 4),
                 }
             ),
         ),

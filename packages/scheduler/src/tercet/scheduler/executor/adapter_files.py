@@ -1,37 +1,25 @@
 """Reading an adapter's files, as PEFT writes them: adapter_config.json and adapter_model.safetensors."""
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
 from tercet.protocol.values import LoRAAdapter
+from tercet.scheduler.executor.adapter_config import CONFIG, AdapterConfig
 from tercet.scheduler.executor.checkpoint_names import text_names
 from tercet.scheduler.model_files import ModelError, parse_json, resolve_adapter
 from tercet.scheduler.models.lora import LayerAdapter, Target
 
-_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
 _HEADER_BYTES = 1 << 24
 """More than the names in a file take."""
-_UNKNOWN = {
-    "use_dora": "DoRA",
-    "modules_to_save": "modules that are saved whole",
-    "trainable_token_indices": "trained tokens",
-    "layer_replication": "repeated layers",
-    "lora_bias": "biases",
-    "fan_in_fan_out": "transposed weights",
-    "target_parameters": "experts",
-}
-"""What a config may ask for that is not computed here, and what it is."""
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
-_PATTERN = re.compile(r"\^?([\w.]+)\$?")
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -50,48 +38,13 @@ class Adapter:
     """By the paths of `LoRABank.targets`."""
 
 
-@dataclass(frozen=True)
-class _Config:
-    """The rank and scale that a config gives each layer."""
-
-    rank: int
-    alpha: float
-    rank_stabilised: bool
-    ranks: Mapping[str, Any] = field(default_factory=dict)
-    alphas: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, config: Mapping[str, Any]) -> "_Config":
-        """Raises AdapterError for what is not computed here."""
-        if config.get("peft_type", "LORA") != "LORA":
-            raise AdapterError(f"its peft_type is {str(config['peft_type'])[:40]!r}, not 'LORA'")
-        for name, what in _UNKNOWN.items():
-            if config.get(name):
-                raise AdapterError(f"{_CONFIG}: {name}: {what} are not supported")
-        if config.get("bias", "none") != "none":
-            raise AdapterError(f"{_CONFIG}: bias: only 'none' is supported")
-        rank, alpha = config.get("r", 8), config.get("lora_alpha", 8)
-        patterns = [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
-        if not _is_rank(rank) or not _is_scale(alpha) or not all(isinstance(each, dict) for each in patterns):
-            raise AdapterError(f"{_CONFIG}: r, lora_alpha and their patterns must be numbers")
-        return cls(rank, float(alpha), bool(config.get("use_rslora")), *patterns)
-
-    def scale(self, module: str) -> float:
-        """What the product of a layer's weights is multiplied by."""
-        rank = _of_pattern(self.ranks, module, self.rank)
-        alpha = _of_pattern(self.alphas, module, self.alpha)
-        if not _is_rank(rank) or not _is_scale(alpha):
-            raise AdapterError(f"{_CONFIG}: rank_pattern and alpha_pattern must hold numbers")
-        return float(alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
-
-
 def read_adapter(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype) -> Adapter:
     """Read an adapter of a rank of at most `most`; its weights in `dtype`. Raises AdapterError."""
     try:
         path = resolve_adapter(adapter.path)
-        config = (path / _CONFIG).read_bytes()
+        config = (path / CONFIG).read_bytes()
         weights = _read_weights(path / _WEIGHTS, targets, most)
-        values = parse_json(config, _CONFIG)
+        values = parse_json(config, CONFIG)
     except ModelError as error:
         raise AdapterError(str(error)) from error
     except OSError as error:
@@ -103,8 +56,10 @@ def read_adapter(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int,
         tensors = load(weights)
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise AdapterError(f"{_WEIGHTS}: {error}") from error
-    scales = _Config.parse(values)
-    pairs = _pairs(tensors, scales)
+    try:
+        pairs = _pairs(tensors, AdapterConfig.parse(values))
+    except ModelError as error:
+        raise AdapterError(str(error)) from error
     layers = {name: made for name, target in targets.items() if (made := _layer(pairs, target, dtype))}
     if pairs:
         raise AdapterError(f"{_WEIGHTS}: {next(iter(pairs))} is no layer that adapters can have here")
@@ -128,7 +83,7 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 """a [rank, inputs] and b [outputs, rank], scaled."""
 
 
-def _pairs(tensors: Mapping[str, torch.Tensor], config: _Config) -> dict[str, _Pair]:
+def _pairs(tensors: Mapping[str, torch.Tensor], config: AdapterConfig) -> dict[str, _Pair]:
     """The weights of each layer by its name, without those of layers that give nothing."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -141,7 +96,8 @@ def _pairs(tensors: Mapping[str, torch.Tensor], config: _Config) -> dict[str, _P
     for name, weights in found.items():
         if name not in here or weights.keys() != {"A", "B"} or len(weights["A"]) != weights["B"].shape[1]:
             raise AdapterError(f"{_WEIGHTS}: the weights of {name[:200]} do not fit together")
-        pairs[here[name]] = weights["A"], weights["B"].float() * config.scale(name)
+        config.check_target(name)
+        pairs[here[name]] = weights["A"], weights["B"].float() * config.scale(name, len(weights["A"]))
     return pairs
 
 
@@ -173,25 +129,3 @@ def _layer(pairs: dict[str, _Pair], target: Target, dtype: torch.dtype) -> Layer
             made_b[: len(a), first : first + cut.held] = cut.along(0).of(b).T
         first += cut.held
     return LayerAdapter(made_a, made_b if target.order is None else made_b[:, target.order])
-
-
-def _of_pattern(patterns: Mapping[str, Any], module: str, default: float) -> Any:
-    """What the first pattern that fits says of a module. Only names, whole or from some dot on, are taken for one.
-
-    Raises AdapterError for other expressions, on which a search may take for ever.
-    """
-    for pattern, value in patterns.items():
-        match = _PATTERN.fullmatch(pattern)
-        if match is None:
-            raise AdapterError(f"{_CONFIG}: {pattern[:100]!r} is no name of a layer")
-        if module == match[1] or (not pattern.startswith("^") and module.endswith(f".{match[1]}")):
-            return value
-    return default
-
-
-def _is_rank(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_scale(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
