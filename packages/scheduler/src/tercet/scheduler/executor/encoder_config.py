@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from tercet.scheduler.executor.config_fields import MOST_LAYERS
+from tercet.scheduler.executor.encoder_fields import BERT, MODERNBERT
 from tercet.scheduler.model_files import ModelError
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -53,7 +54,7 @@ class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
     norm_bias: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    local_attention: Size = 128
+    local_attention: Annotated[int, msgspec.Meta(ge=2, le=2**31 - 1)] = 128
     layer_types: list[LayerType] = []
     global_attn_every_n_layers: Size = 3
     rope_parameters: dict[LayerType, RopeShape] = {}
@@ -78,20 +79,44 @@ class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
-    """What a classifier tells apart."""
+    """The labels of a classifier."""
 
     id2label: dict[int, str] = {}
+    num_labels: Size | None = None
 
-    @property
-    def names(self) -> list[str]:
-        """In order of their ids."""
-        return [self.id2label[number] for number in sorted(self.id2label)] or ["LABEL_0", "LABEL_1"]
+
+_FIELDS = {BertShape: BERT, ModernBertShape: MODERNBERT}
+_PADS = {"Ernie4_5": 0, "Glm": 151_329, "Olmoe": 1, "Phi3": 32_000, "SeedOss": 1, "SmolLM3": 128_004}
+"""What transformers takes for `pad_token_id` where a decoder's config leaves it out; other families have none."""
+
+
+def parse_labels(config: Mapping[str, Any]) -> list[str]:
+    """Return the labels in the order of their ids; without names, those that transformers gives. Raise ModelError."""
+    given = parse_shape(config, Labels)
+    if not given.id2label:
+        return [f"LABEL_{number}" for number in range(given.num_labels or 2)]
+    count = len(given.id2label)
+    if given.num_labels not in (None, count):
+        raise ModelError(f"config.json: num_labels: {given.num_labels} is not the {count} of id2label")
+    if sorted(given.id2label) != [*range(count)]:
+        raise ModelError(f"config.json: id2label: must name the labels 0 to {count - 1}")
+    return [given.id2label[number] for number in range(count)]
+
+
+def pad_of_decoder(config: Mapping[str, Any], family: str) -> int | None:
+    """Return the token after whose last others a decoder's classifier looks for the end of a text, if any."""
+    pad = config.get("pad_token_id", _PADS.get(family))
+    if pad is not None and type(pad) is not int:
+        raise ModelError(f"config.json: pad_token_id: {pad!r} is no token id")
+    return pad
 
 
 def parse_shape(config: Mapping[str, Any], shape: type[_Shape]) -> _Shape:
     """The shape of an encoder. Raises ModelError with one line that names the field at fault."""
     if config.get("auto_map"):
         raise ModelError("config.json: auto_map: the model brings its own code, and Tercet never runs a model's code")
+    if (fields := _FIELDS.get(shape)) is not None:
+        fields.check(config, "config.json: ")
     given = {name: value for name, value in config.items() if value is not None}
     try:
         parsed = msgspec.convert(given, shape, strict=True, str_keys=True)

@@ -14,11 +14,11 @@ from tercet.scheduler.models.shard import Cut
 
 
 class Bert(nn.Module):
-    """The encoder. `first_position` is the row of the position table that a first token gets."""
+    """The encoder. Roberta's positions count from the row after `pad`, which every token of that id has."""
 
-    def __init__(self, shape: BertShape, dtype: torch.dtype, *, first_position: int = 0) -> None:
+    def __init__(self, shape: BertShape, dtype: torch.dtype, *, pad: int | None = None) -> None:
         super().__init__()
-        self.embeddings = _Embeddings(shape, dtype, first_position)
+        self.embeddings = _Embeddings(shape, dtype, pad)
         self.encoder = nn.ModuleDict(
             {"layer": nn.ModuleList(_Layer(shape, number, dtype) for number in range(shape.num_hidden_layers))}
         )
@@ -51,8 +51,8 @@ class BertClassifier(Bert):
 class RobertaClassifier(Bert):
     """RobertaForSequenceClassification."""
 
-    def __init__(self, shape: BertShape, labels: int, dtype: torch.dtype, *, first_position: int) -> None:
-        super().__init__(shape, dtype, first_position=first_position)
+    def __init__(self, shape: BertShape, labels: int, dtype: torch.dtype, *, pad: int) -> None:
+        super().__init__(shape, dtype, pad=pad)
         size = shape.hidden_size
         self.classifier = nn.ModuleDict(
             {
@@ -70,21 +70,22 @@ class RobertaClassifier(Bert):
 class _Embeddings(nn.Module):
     """Tokens, positions and types, added up."""
 
-    def __init__(self, shape: BertShape, dtype: torch.dtype, first_position: int) -> None:
+    def __init__(self, shape: BertShape, dtype: torch.dtype, pad: int | None) -> None:
         super().__init__()
         size = shape.hidden_size
         self.word_embeddings = Table(shape.vocab_size, size, dtype)
         self.position_embeddings = Table(shape.max_position_embeddings, size, dtype)
         self.token_type_embeddings = Table(shape.type_vocab_size, size, dtype)
         self.LayerNorm = LayerNorm(size, shape.layer_norm_eps, dtype=dtype)
-        self._first_position = first_position
+        self._pad = pad
 
     def forward(self, packed: Packed) -> torch.Tensor:
         types = self.token_type_embeddings.weight[0]
         if packed.token_types is not None:
             types = self.token_type_embeddings(packed.token_types)
         x = self.word_embeddings(packed.input_ids) + types
-        x = x + self.position_embeddings(packed.positions + self._first_position)
+        places = packed.positions if self._pad is None else packed.counts_without(self._pad) + self._pad
+        x = x + self.position_embeddings(places)
         normed: torch.Tensor = self.LayerNorm(x)
         return normed
 

@@ -25,13 +25,18 @@ class DecoderEncoder(nn.Module):
 
 
 class DecoderClassifier(DecoderEncoder):
-    """Qwen3ForSequenceClassification and its like: the last token's vector, then one score for each label."""
+    """Qwen3ForSequenceClassification and its like: the last token's vector, then one score for each label.
 
-    def __init__(self, decoder: Decoder, size: int, labels: int, dtype: torch.dtype) -> None:
+    As in transformers, it is the last token that is not `pad`, if there is one.
+    """
+
+    def __init__(self, decoder: Decoder, size: int, labels: int, dtype: torch.dtype, *, pad: int | None) -> None:
         super().__init__(decoder)
+        self._pad = pad
         self.score = Linear(size, labels, bias=False, dtype=dtype)
 
     def scores(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
         """[tokens, hidden] -> [inputs, labels]."""
-        scores: torch.Tensor = self.score(packed.last(hidden))
+        last = packed.last(hidden) if self._pad is None else packed.last_but(hidden, self._pad)
+        scores: torch.Tensor = self.score(last)
         return scores

@@ -13,10 +13,13 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": F.gelu,
+    "gelu_python": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
+    "swish": F.silu,
+    "tanh": torch.tanh,
 }
 """As config.json names them."""
 

@@ -8,7 +8,13 @@ import torch
 from torch import nn
 
 from tercet.protocol.values import Task
-from tercet.scheduler.executor.encoder_config import BertShape, Labels, ModernBertShape, parse_shape
+from tercet.scheduler.executor.encoder_config import (
+    BertShape,
+    ModernBertShape,
+    pad_of_decoder,
+    parse_labels,
+    parse_shape,
+)
 from tercet.scheduler.executor.model_config import ModelConfig, parse_config, saved_torch_dtype
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.model_task import DECODERS, ENCODERS, family_of
@@ -52,7 +58,7 @@ def build_encoder(
     names = config.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     family, _ = family_of(architecture)
-    labels = parse_shape(config, Labels).names if task is Task.CLASSIFY else []
+    labels = parse_labels(config) if task is Task.CLASSIFY else []
     with torch.device(device):
         if family in DECODERS:
             model = _decoder(config, family, labels, dtype, device, longest)
@@ -73,15 +79,17 @@ def _bert(config: Mapping[str, Any], family: str, labels: Sequence[str], dtype: 
     shape = parse_shape(config, BertShape)
     kind = saved_torch_dtype(config, dtype)
     is_bert = ENCODERS[family] == "bert"
-    skipped = 0 if is_bert else shape.pad_token_id + 1
+    pad = None if is_bert else shape.pad_token_id
     module: Bert | BertClassifier | RobertaClassifier
     if not labels:
-        module = Bert(shape, kind, first_position=skipped)
-    elif is_bert:
+        module = Bert(shape, kind, pad=pad)
+    elif pad is None:
         module = BertClassifier(shape, len(labels), kind)
     else:
-        module = RobertaClassifier(shape, len(labels), kind, first_position=skipped)
-    model = _model_of(module, shape, labels, kind, context_length=shape.max_position_embeddings - skipped)
+        module = RobertaClassifier(shape, len(labels), kind, pad=pad)
+    model = _model_of(
+        module, shape, labels, kind, context_length=shape.max_position_embeddings - (0 if pad is None else pad + 1)
+    )
     return replace(model, token_types=shape.type_vocab_size)
 
 
@@ -103,9 +111,10 @@ def _decoder(
     shape = parse_config({**config, "architectures": [f"{family}ForCausalLM"]}, {}, dtype)
     shape = replace(shape, context_length=min(shape.context_length, longest or shape.context_length))
     decoder = build_model(replace(shape, tie_word_embeddings=True), device).model  # a head of its own is not needed
-    module = (
-        DecoderClassifier(decoder, shape.hidden_size, len(labels), shape.dtype) if labels else DecoderEncoder(decoder)
-    )
+    module = DecoderEncoder(decoder)
+    if labels:
+        pad = pad_of_decoder(config, family)
+        module = DecoderClassifier(decoder, shape.hidden_size, len(labels), shape.dtype, pad=pad)
     return _model_of(module, shape, labels, shape.dtype, context_length=shape.context_length, causal=True)
 
 

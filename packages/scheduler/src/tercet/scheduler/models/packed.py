@@ -71,6 +71,20 @@ class Packed:
         """The last token's."""
         return torch.cat([_rows(hidden, run)[:, -1] for run in self.runs])
 
+    def last_but(self, hidden: torch.Tensor, token: int) -> torch.Tensor:
+        """Return the vector of each input's last token that is not `token`; of its first where all are."""
+        found = []
+        for run in self.runs:
+            others = _rows(self.input_ids, run) != token
+            places = (others * torch.arange(run.length, device=others.device)).argmax(1)
+            found.append(_rows(hidden, run)[torch.arange(run.rows, device=others.device), places])
+        return torch.cat(found)
+
+    def counts_without(self, token: int) -> torch.Tensor:
+        """Return how many tokens of its input, up to and with it, are not `token`, for each token; 0 for `token`."""
+        others = [_rows(self.input_ids, run) != token for run in self.runs]
+        return torch.cat([(each.cumsum(1) * each).flatten() for each in others])
+
     def mean(self, hidden: torch.Tensor) -> torch.Tensor:
         """The mean over all tokens."""
         return torch.cat([_rows(hidden, run).mean(1) for run in self.runs])
