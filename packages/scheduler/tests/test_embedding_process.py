@@ -141,6 +141,7 @@ def test_a_model_can_only_be_told_to_do_what_it_can(tmp_path: Path) -> None:
         task_of(write(tmp_path / "o", "Glm4MoeForCausalLM"), "embed")  # though its name begins as that of a Glm
 
 
+TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}
 POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
 DENSE = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
 
@@ -148,12 +149,16 @@ DENSE = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
 @pytest.mark.parametrize(
     ("modules", "pooling", "named"),
     [
-        ([POOLING, DENSE], {"pooling_mode_cls_token": True}, "Dense"),
-        ([POOLING], {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "cls_token and max_tokens"),
-        ([POOLING], {"pooling_mode_weightedmean_tokens": True}, "weightedmean_tokens"),
-        ([POOLING], {"pooling_mode_mean_tokens": True, "include_prompt": False}, "prompt"),
-        ([{**POOLING, "path": "../1_Pooling"}], {"pooling_mode_mean_tokens": True}, "no folder"),
-        ([], {}, "Pooling"),
+        ([TRANSFORMER, POOLING, DENSE], {"pooling_mode_cls_token": True}, "Dense"),
+        (
+            [TRANSFORMER, POOLING],
+            {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True},
+            "cls_token and max_tokens",
+        ),
+        ([TRANSFORMER, POOLING], {"pooling_mode_weightedmean_tokens": True}, "weightedmean_tokens"),
+        ([TRANSFORMER, POOLING], {"pooling_mode_mean_tokens": True, "include_prompt": False}, "prompt"),
+        ([TRANSFORMER, {**POOLING, "path": "../1_Pooling"}], {"pooling_mode_mean_tokens": True}, "no folder"),
+        ([TRANSFORMER], {}, "Pooling"),
         ({}, {}, "list of modules"),
     ],
 )

@@ -23,8 +23,8 @@ TOKENIZER_FILES = (
     "sentence_bert_config.json",
 )
 """What a frontend or detokenizer may need of a model, besides its tokenizer: its defaults, end tokens and prompts."""
-_SENTENCE_FILES = ("modules.json", "1_Pooling/config.json")
-"""What else decides the vector of an input."""
+_SENTENCE_FILES = ("modules.json", "[0-9]*_*/config.json")
+"""Patterns of what else decides the vector of an input."""
 
 SLOW_ON_CPU = "float16"
 """For which no CPU kernel is written."""
@@ -244,9 +244,12 @@ def model_identity(
     add(config)
     if b'"long_factor"' in config:
         add(f"as long as {context_length}".encode())
-    for name in _SENTENCE_FILES:
-        if (described / name).is_file():
-            add((described / name).read_bytes())
+    for pattern in _SENTENCE_FILES:
+        for path in sorted(described.glob(pattern)):
+            add(path.read_bytes())
+    settings = described / "config_sentence_transformers.json"
+    if settings.is_file() and b'"truncate_dim"' in (content := settings.read_bytes()):
+        add(content)
     add(_revision(own).encode())
     served = dtype if quantization == "none" else f"{dtype} as {quantization}"
     add((served if kv_cache_dtype in ("auto", dtype) else f"{served}, cached in {kv_cache_dtype}").encode())

@@ -7,6 +7,14 @@ from typing import Any, Literal
 
 from tercet.protocol.values import Task
 from tercet.scheduler.model_files import ModelError, read_json
+from tercet.scheduler.sentence_fields import (
+    NORMALIZE,
+    POOLING,
+    check_classifier,
+    kind_of,
+    longest_text,
+    shortened_to,
+)
 
 ENCODERS = {
     "Bert": "bert",
@@ -46,6 +54,8 @@ _POOLING: dict[str, Pooling] = {
 }
 """As sentence-transformers spells them."""
 _UNLIMITED = 2**31 - 1
+_MODULES = {Task.EMBED: ("Transformer", "Pooling", "Normalize"), Task.CLASSIFY: ("Transformer",)}
+"""The modules that a model may have, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,8 @@ class Sentences:
     pooling: Pooling
     normalize: bool
     max_length: int = _UNLIMITED
+    dimensions: int | None = None
+    """The numbers that are kept of a vector, after all else; None keeps all."""
 
 
 def family_of(architecture: str) -> tuple[str, str]:
@@ -84,33 +96,51 @@ def task_of(directory: Path, wanted: str = "auto") -> Task:
     return Task(wanted)
 
 
-def read_sentences(directory: Path, *, causal: bool) -> Sentences:
-    """What sentence-transformers' files say, or its defaults for a model without them. Raises ModelError.
+def read_sentences(directory: Path, *, causal: bool, task: Task = Task.EMBED) -> Sentences:
+    """Return what sentence-transformers' files say, or its defaults for a model without them. Raise ModelError.
 
-    A causal model without such files gives the last token's vector, normalised.
+    A causal model without such files gives the last token's vector, normalised. A classifier has nothing after its
+    transformer.
     """
+    if task is Task.CLASSIFY:
+        check_classifier(read_json(directory / "config.json"))
     path = directory / "modules.json"
     if not path.is_file():
+        if task is Task.CLASSIFY:
+            shortened_to(directory)
         return Sentences("last", True) if causal else Sentences("mean", False)
-    pooling: Pooling | None = None
-    normalize = False
+    folders = _folders(path, task)
+    if "Pooling" not in folders and task is Task.EMBED:
+        raise ModelError(f"{path} names no Pooling")
+    if folder := folders.get("Normalize"):
+        config = directory / folder / "config.json"
+        NORMALIZE.check(read_json(config) if config.is_file() else {}, f"{config}: ", unknown=False)
+    return Sentences(
+        pooling=_pooling(directory / folders["Pooling"] / "config.json") if "Pooling" in folders else "mean",
+        normalize="Normalize" in folders,
+        max_length=longest_text(directory, task) or _UNLIMITED,
+        dimensions=shortened_to(directory),
+    )
+
+
+def _folders(path: Path, task: Task) -> dict[str, str]:
+    """Return the folder of each module of a modules.json, by its kind. Raise ModelError for others and other orders."""
+    order = _MODULES[task]
+    folders: dict[str, str] = {}
+    kinds: list[str] = []
     for module in _modules(path):
-        kind, folder = str(module.get("type")).rpartition(".")[2], str(module.get("path", ""))
+        kind, folder = kind_of(module, str(path)), str(module.get("path") or "")
+        if kind not in order:
+            raise ModelError(f"{path}: modules of type {kind!r} are not supported of a model to {task.value}")
         if folder and Path(folder).name != folder:
             raise ModelError(f"{path}: {folder!r} is no folder of the model")
-        match kind:
-            case "Transformer":
-                if folder:
-                    raise ModelError(f"{path}: the transformer must lie in the model's own folder, not in {folder!r}")
-            case "Pooling":
-                pooling = _pooling(directory / folder / "config.json")
-            case "Normalize":
-                normalize = True
-            case _:
-                raise ModelError(f"{path}: modules of type {kind!r} are not supported")
-    if pooling is None:
-        raise ModelError(f"{path} names no Pooling")
-    return Sentences(pooling, normalize, _max_length(directory))
+        if kind == "Transformer" and folder:
+            raise ModelError(f"{path}: the transformer must lie in the model's own folder, not in {folder!r}")
+        folders[kind] = folder
+        kinds.append(kind)
+    if kinds != [*order[: len(kinds)]]:
+        raise ModelError(f"{path}: the modules are {', '.join(kinds)}, not {', '.join(order)} in that order")
+    return folders
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
@@ -124,19 +154,15 @@ def _modules(path: Path) -> list[dict[str, Any]]:
 
 
 def _pooling(path: Path) -> Pooling:
-    """The one way of pooling that a Pooling module's config.json asks for."""
+    """Return the one way of pooling that a Pooling module's config.json asks for; its default is the mean."""
     config = read_json(path)
+    POOLING.check(config, f"{path}: ", unknown=False)
     modes = [name.removeprefix("pooling_mode_") for name, on in config.items() if "pooling_mode_" in name and on]
-    if "pooling_mode" in config:
-        modes = [str(config["pooling_mode"])]
+    if (given := config.get("pooling_mode")) is not None:
+        modes = [str(mode) for mode in given] if isinstance(given, list) else [str(given)]
+    modes = modes or ["mean"]
     if len(modes) != 1 or modes[0] not in _POOLING:
-        raise ModelError(f"{path}: pooling by {' and '.join(modes) or 'nothing'} is not supported")
-    if config.get("include_prompt") is False:
-        raise ModelError(f"{path}: pooling without the prompt's tokens is not supported")
+        raise ModelError(f"{path}: pooling by {' and '.join(modes)} is not supported")
+    if config.get("include_prompt") not in (None, True):
+        raise ModelError(f"{path}: include_prompt: pooling without the prompt's tokens is not supported")
     return _POOLING[modes[0]]
-
-
-def _max_length(directory: Path) -> int:
-    path = directory / "sentence_bert_config.json"
-    length = read_json(path).get("max_seq_length") if path.is_file() else None
-    return length if isinstance(length, int) and length > 0 else _UNLIMITED

@@ -71,7 +71,7 @@ class EncoderWorker:
         dtype = computed_dtype(options.model, options.dtype, device, encoder=True)
         config = read_json(options.model / "config.json")
         causal = family_of(named_architecture(config))[0] in DECODERS
-        sentences = read_sentences(options.model, causal=causal)
+        sentences = read_sentences(options.model, causal=causal, task=options.task)
         longest = min(options.context_length or sentences.max_length, sentences.max_length)
         with needed_for("the model's weights"):
             model = build_encoder(config, options.task, dtype, device, longest)
@@ -89,11 +89,12 @@ class EncoderWorker:
         self._in_halves = Halving("tokens")
         self._pool = _POOLS[sentences.pooling]
         self._normalize = sentences.normalize
+        self._dimensions = min(sentences.dimensions or model.hidden_size, model.hidden_size)
         self._capacity = EncoderCapacity(
             context_length=context_length,
             vocab_size=model.vocab_size,
             token_types=model.token_types,
-            width=len(model.labels) or model.hidden_size,
+            width=len(model.labels) or self._dimensions,
         )
         self.labels = list(model.labels)
         """Names of the scores; empty for a model that embeds."""
@@ -154,9 +155,10 @@ class EncoderWorker:
         return sent.long()
 
     def _vectors(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """float32 [inputs, hidden]."""
+        """float32 [inputs, width]."""
         vectors = self._pool(packed, hidden.float())
-        return torch.nn.functional.normalize(vectors, dim=-1) if self._normalize else vectors
+        vectors = torch.nn.functional.normalize(vectors, dim=-1) if self._normalize else vectors
+        return vectors[:, : self._dimensions]
 
 
 class PendingVectors:
