@@ -224,6 +224,17 @@ async def test_a_model_that_embeds_ranks_by_cosine_and_embeds_each_text_once(htt
         assert [each["score"] for each in score.json()["data"]] == pytest.approx([0.6, -1])
 
 
+@pytest.mark.parametrize(("name", "scores"), [("dot", [0.6, -3]), ("euclidean", [-(0.8**0.5), -4])])
+async def test_a_model_that_embeds_compares_as_its_files_say(name: str, scores: list[float], http_of: Http) -> None:
+    directions = {6: [1.0, 0.0, 0.0, 0.0], 7: [0.6, 0.8, 0.0, 0.0], 12: [-3.0, 0.0, 0.0, 0.0]}
+    files = encoders.files(config_sentence_transformers={"similarity_fn_name": name})
+    made = engine(files=files, vector=lambda request: directions[unpack_ints(request.input_ids)[1]])
+    async with serving(made) as served:
+        body = {"model": "encoder", "text_1": ["cat"], "text_2": ["dog", "rain"]}
+        score = await http_of(served).post("/v1/score", json=body)
+        assert [each["score"] for each in score.json()["data"]] == pytest.approx(scores)
+
+
 async def test_coheres_clients_say_null_for_what_they_do_not_ask(http_of: Http) -> None:
     """Bodies of its two clients as LangChain and others call them."""
     async with serving(classifier("LABEL_0", vector=second_of_pair)) as served:

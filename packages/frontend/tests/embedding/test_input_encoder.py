@@ -142,3 +142,11 @@ def test_texts_are_put_into_lower_case_where_sentence_transformers_does() -> Non
     model.tokenizer._tokenizer.normalizer = None
     [encoded] = encode(model, TextInput("The CAT"))
     assert ids(encoded) == encoders.tokenizer().encode("the cat").ids
+
+
+def test_prompts_are_put_into_lower_case_too_but_for_special_tokens() -> None:
+    settings = {"prompts": {"q": "The [SEP]DOG "}, "default_prompt_name": "q"}
+    model = served(sentence_bert_config={"do_lower_case": True}, config_sentence_transformers=settings)
+    model.tokenizer._tokenizer.normalizer = None
+    [encoded] = encode(model, TextInput("The CAT"))
+    assert ids(encoded) == encoders.tokenizer().encode("the [SEP]dog the cat").ids

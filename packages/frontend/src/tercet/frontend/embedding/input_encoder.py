@@ -1,5 +1,6 @@
 """Inputs to token ids and types, with the model's own special tokens around them. Long work: not for the event loop."""
 
+import re
 from collections.abc import Sequence
 
 from tercet.frontend.embedding.input_layout import Piece
@@ -92,11 +93,19 @@ class InputEncoder:
     def _find_prompt(self) -> str:
         sentences, name = self._model.files.sentences, self._request.prompt_name
         if name is None:
-            return sentences.default_prompt
+            return self._lowered(sentences.default_prompt)
         if name not in sentences.prompts:
             known = ", ".join(map(repr, sentences.prompts)) or "none"
             raise BadRequestError(f"The model has no prompt {name!r}; it has {known}.", param="prompt_name")
-        return sentences.prompts[name]
+        return self._lowered(sentences.prompts[name])
+
+    def _lowered(self, prompt: str) -> str:
+        """Return a prompt of the model as its texts are written: in lower case, special tokens aside, or as it is."""
+        if not self._model.files.sentences.lowers:
+            return prompt
+        special = sorted(self._tokenizer.control.values(), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, special))})", prompt) if special else [prompt]
+        return "".join(part if place % 2 else part.lower() for place, part in enumerate(parts))
 
 
 def _fitted(first: list[int], second: list[int], room: int | None) -> tuple[list[int], list[int]]:

@@ -1,11 +1,10 @@
 """/v1/rerank in Jina's shape and /v1/score in vLLM's: how well two texts go together.
 
-A cross-encoder reads both at once; of a model that embeds it is the cosine of their vectors.
+A cross-encoder reads both at once; of a model that embeds it is the similarity of their vectors.
 """
 
 import asyncio
 import math
-import operator
 import time
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from tercet.frontend.body import read_model
 from tercet.frontend.embedding.batch import EmbeddingBatch
 from tercet.frontend.embedding.request import PairInput, TextInput
+from tercet.frontend.embedding.sentence_files import Similarity, cosine, dot
 from tercet.frontend.embedding.state import numbers
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.event_stream import unless_gone
@@ -74,7 +74,8 @@ class OpenAIServingRerank:
             texts = _texts(pairs, params)
             asked = body.request(list(texts), list(texts.values()))
             batch = await unless_gone(request, self._manager.embed(asked, rid))
-            return await asyncio.to_thread(_cosines, pairs, dict(zip(texts, batch.vectors, strict=True))), batch
+            vectors = dict(zip(texts, batch.vectors, strict=True))
+            return await asyncio.to_thread(_similarities, model.files.sentences.similarity, pairs, vectors), batch
         if model.limits.width != 1:
             message = f"The model {model.name!r} tells {model.limits.width} labels apart: it is no reranker."
             raise BadRequestError(message, param="model")
@@ -93,10 +94,14 @@ def unit(vector: bytes) -> list[float]:
     return [number / length for number in given] if length else list(given)
 
 
-def _cosines(pairs: Sequence[PairInput], vectors: Mapping[TextInput, bytes]) -> list[float]:
-    """Of the angles between the vectors of each pair's texts."""
-    units = {text: unit(vector) for text, vector in vectors.items()}
-    return [sum(map(operator.mul, *(units[text] for text in _sides(pair)))) for pair in pairs]
+def _similarities(
+    similarity: Similarity, pairs: Sequence[PairInput], vectors: Mapping[TextInput, bytes]
+) -> list[float]:
+    """Return the similarity of the vectors of each pair's texts; cosines are dot products of directions."""
+    read = unit if similarity is cosine else numbers
+    compare = dot if similarity is cosine else similarity
+    read_vectors = {text: read(vector) for text, vector in vectors.items()}
+    return [compare(*(read_vectors[text] for text in _sides(pair))) for pair in pairs]
 
 
 def _texts(pairs: Sequence[PairInput], params: Sequence[str]) -> dict[TextInput, str]:
