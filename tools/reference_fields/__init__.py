@@ -1,0 +1,1 @@
+"""Fields of config.json that the reference declares and reads, listed from its source."""
