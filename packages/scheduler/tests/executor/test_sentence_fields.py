@@ -160,6 +160,9 @@ def test_a_cross_encoder_has_its_transformer_alone(model: Path) -> None:
     assert read_sentences(model, causal=False, task=Task.CLASSIFY).dimensions is None
     with pytest.raises(ModelError, match="names no Pooling"):
         read_sentences(model, causal=False)
+    written(model, SETTINGS, {"prompts": {"q": "query: "}, "default_prompt_name": "q"})
+    with pytest.raises(ModelError, match="default_prompt_name: 'q' is not supported: pairs of texts have no prompt"):
+        read_sentences(model, causal=False, task=Task.CLASSIFY)
     written(model, "modules.json", modules("Transformer", "LogitScore"))
     with pytest.raises(ModelError, match="LogitScore"):
         read_sentences(model, causal=False, task=Task.CLASSIFY)

@@ -228,5 +228,17 @@ def test_fp8_gives_what_transformers_gives(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens"])
+@pytest.mark.parametrize("kind", ["gptq", "tensor"])
+def test_quantized_heads_and_embeddings_are_refused_by_name(kind: str, name: str, tmp_path: Path) -> None:
+    model, _ = written(kind, tmp_path)
+    stored = load_file(model / "model.safetensors")
+    prefix = "model.layers.0.self_attn.q_proj."
+    own = {path.replace(prefix, f"{name}."): tensor.clone() for path, tensor in stored.items() if prefix in path}
+    restored(model, lambda path, tensor: own if path == f"{name}.weight" else {path: tensor})
+    with pytest.raises(ModelError, match=rf"unexpected: {name}\.\w+"):
+        load(model)
+
+
 def test_all_kinds_are_tried() -> None:
     assert {kind for kind, _ in HONOURED} == {*KINDS} - {"channel"}

@@ -107,7 +107,7 @@ def read_sentences(directory: Path, *, causal: bool, task: Task = Task.EMBED) ->
     path = directory / "modules.json"
     if not path.is_file():
         if task is Task.CLASSIFY:
-            shortened_to(directory)
+            shortened_to(directory, task)
         return Sentences("last", True) if causal else Sentences("mean", False)
     folders = _folders(path, task)
     if "Pooling" not in folders and task is Task.EMBED:
@@ -119,7 +119,7 @@ def read_sentences(directory: Path, *, causal: bool, task: Task = Task.EMBED) ->
         pooling=_pooling(directory / folders["Pooling"] / "config.json") if "Pooling" in folders else "mean",
         normalize="Normalize" in folders,
         max_length=longest_text(directory, task) or _UNLIMITED,
-        dimensions=shortened_to(directory),
+        dimensions=shortened_to(directory, task),
     )
 
 

@@ -105,7 +105,7 @@ def longest_text(directory: Path, task: Task) -> int | None:
     return None
 
 
-def shortened_to(directory: Path) -> int | None:
+def shortened_to(directory: Path, task: Task) -> int | None:
     """Return how many numbers of a vector are kept, where not all are. Raise ModelError for unsupported fields."""
     path = directory / SETTINGS
     if not path.is_file():
@@ -115,6 +115,8 @@ def shortened_to(directory: Path) -> int | None:
     prompts, name = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if name is not None and name not in _BUILT_IN_PROMPTS and (not isinstance(prompts, dict) or name not in prompts):
         raise unsupported(f"{path}: default_prompt_name", name, "it is none of the prompts")
+    if task is Task.CLASSIFY and isinstance(prompts, dict) and prompts.get(name):
+        raise unsupported(f"{path}: default_prompt_name", name, "pairs of texts have no prompt")
     similarity = settings.get("similarity_fn_name")
     if similarity not in (None, "cosine", "dot", "euclidean", "manhattan"):
         raise unsupported(f"{path}: similarity_fn_name", similarity, "it is none of sentence-transformers'")
