@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tercet.scheduler.executor.model_config import ModelConfig
     from tercet.scheduler.models.decoder import CausalLM
 
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
     "Dots1ForCausalLM": "qwen3",
@@ -53,20 +53,20 @@ def named_architecture(config: Mapping[str, Any]) -> str:
 
 def is_ours(architecture: str) -> bool:
     """Whether it is written here."""
-    return architecture in _ARCHITECTURES
+    return architecture in ARCHITECTURES
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The architecture that config.json names. Raises ModelError for one that is not written here."""
     name = named_architecture(config)
     if not is_ours(name):
-        raise ModelError(f"config.json: architectures: {name!r} is not one of {', '.join(_ARCHITECTURES)}")
+        raise ModelError(f"config.json: architectures: {name!r} is not one of {', '.join(ARCHITECTURES)}")
     return name
 
 
 def build_model(config: "ModelConfig", device: torch.device | str = "cpu", shard: Shard = WHOLE) -> "CausalLM":
     """The model of a config on a device, its weights not yet loaded."""
-    module = importlib.import_module(f"tercet.scheduler.models.{_ARCHITECTURES[config.architecture]}")
+    module = importlib.import_module(f"tercet.scheduler.models.{ARCHITECTURES[config.architecture]}")
     with torch.device(device):
         model: CausalLM = module.build(config, shard)
     return model.eval()
