@@ -1,7 +1,7 @@
 """Typed reads of a config.json, with one line for whatever is wrong in it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tercet.scheduler.model_files import ModelError
@@ -32,10 +32,10 @@ class Fields:
             raise self._wrong("num_hidden_layers", f"{layers} are more than {MOST_LAYERS}")
         return layers
 
-    def number(self, name: str, default: float = _MISSING) -> float:
-        """A positive, finite number."""
+    def number(self, name: str, default: float = _MISSING, *, zero: bool = False) -> float:
+        """A positive, finite number, or 0 where that has a meaning."""
         value = self._get(name, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not (0 < value < math.inf or (zero and value == 0)):
             raise self._wrong(name, f"{value!r} is not a positive number")
         return float(value)
 
@@ -51,10 +51,26 @@ class Fields:
         return self.values.get(name) is not None
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A boolean."""
+        """Return a boolean; null is an error where leaving it out means true, as to transformers it means false."""
+        if default and name in self.values and self.values[name] is None:
+            raise self._wrong(name, "null is neither true nor false")
         value = self._get(name, default)
         if type(value) is not bool:
             raise self._wrong(name, f"{value!r} is neither true nor false")
+        return value
+
+    def choice(self, name: str, known: Sequence[str], default: str) -> str:
+        """Return one of the known words."""
+        value = self._get(name, default)
+        if value not in known:
+            raise self._wrong(name, f"{value!r} is not supported, only {', '.join(known)}")
+        return str(value)
+
+    def kinds(self, name: str, known: Sequence[str], layers: int) -> list[str]:
+        """Return one of the known words for each layer."""
+        value = self.values.get(name)
+        if not isinstance(value, list) or len(value) != layers or any(kind not in known for kind in value):
+            raise self._wrong(name, f"must say {' or '.join(known)} for each of the {layers} layers")
         return value
 
     def _get(self, name: str, default: Any) -> Any:

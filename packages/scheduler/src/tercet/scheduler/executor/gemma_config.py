@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tercet.scheduler.executor.config_fields import Fields, wrong
+from tercet.scheduler.executor.field_support import honoured_fields
 from tercet.scheduler.model_files import saved_dtype
 
 _GEMMA2 = {
@@ -43,6 +44,12 @@ _BASES = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_loc
 """How the older form calls the base of rotation in layers of each kind of Gemma 3, and what it is unless told."""
 
 
+_NULLS = "_softcapping", "is_causal"
+"""Ends of fields whose null means something else than leaving them out."""
+_TANH_GELU = "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"
+"""Names of one function."""
+
+
 def is_gemma(architecture: str) -> bool:
     """Whether `plain_gemma` knows it."""
     return architecture in _DEFAULTS
@@ -57,15 +64,11 @@ def plain_gemma(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     text = config.get("text_config", config) or {}
     if not isinstance(text, dict):
         raise wrong("text_config", "is not an object")
-    # Only of soft caps does null mean something else than what is left out.
-    said = {name: value for name, value in text.items() if value is not None or name.endswith("_softcapping")}
+    text = text if text is config else honoured_fields(text, architecture)
+    said = {name: value for name, value in text.items() if value is not None or name.endswith(_NULLS)}
     said |= {name: config[name] for name in _ANYWHERE if config.get(name) is not None}
     plain = defaults | said
-    if (act := plain.pop("hidden_activation", "gelu_pytorch_tanh")) != "gelu_pytorch_tanh":
-        raise wrong("hidden_activation", f"{act!r} is not supported, only gelu_pytorch_tanh")
-    plain.pop("hidden_act", None)  # which transformers does not read
-    if plain.get("use_bidirectional_attention"):
-        raise wrong("use_bidirectional_attention", "attention to what follows is not supported")
+    Fields(plain).choice("hidden_activation", _TANH_GELU, _TANH_GELU[0])
     plain.pop("torch_dtype", None)
     plain |= {"dtype": saved_dtype(config), "layer_types": _layer_types(plain, architecture)}
     return plain if architecture == "Gemma2ForCausalLM" else plain | _ropes(plain)

@@ -76,6 +76,8 @@ def parse_latent(fields: Fields, architecture: str) -> LatentConfig | None:
         turned_dim=fields.count("qk_rope_head_dim", 64),
         value_dim=fields.count("v_head_dim", family.value_dim),
     )
+    if fields.has("head_dim") and fields.values["head_dim"] != latent.turned_dim:
+        raise wrong("head_dim", f"{fields.values['head_dim']!r} is not qk_rope_head_dim, which is {latent.turned_dim}")
     if latent.turned_dim % 2:
         raise wrong("qk_rope_head_dim", f"{latent.turned_dim} is odd, and rotary embedding turns pairs")
     if plain and fields.flag("attention_bias"):

@@ -1,37 +1,40 @@
 """Which layers of a model see only a window, and which do not rotate, in the words of each family's config.json."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from tercet.scheduler.executor.config_fields import Fields, wrong
+
+_KINDS = {"attention": False, "full_attention": False, "sliding_attention": True}
+"""Words of `layer_types` to whether such a layer has the window; the first is an older name of the second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Windows:
+    """Where a family has windows."""
+
+    usual: int | None = None
+    """The window that leaving `sliding_window` out means; None for none, as null is."""
+    switched: bool = False
+    """Whether there are windows only where `use_sliding_window` says so."""
+    pattern: Callable[[Fields, int], list[bool]] | None = None
+    """Which layers slide where `layer_types` is left out; None in families that do not read it: all."""
 
 
 def windows_of(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
-    """Mistral slides in all layers unless told null, Mixtral and Phi-3 if told; others in those they name or imply."""
-    match architecture:
-        case "GptOssForCausalLM":
-            null = fields.values.get("sliding_window", 128) is None
-            window = 0 if null else fields.count("sliding_window", 128)
-            return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
-        case "Dots1ForCausalLM":
-            null = fields.values.get("sliding_window", 4096) is None
-            window = 0 if null else fields.count("sliding_window", 4096)
-            return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
-        case "MistralForCausalLM":
-            null = fields.values.get("sliding_window", 4096) is None
-            return (0 if null else fields.count("sliding_window", 4096),) * layers
-        case "MixtralForCausalLM" | "Phi3ForCausalLM":
-            return (fields.count("sliding_window") if fields.has("sliding_window") else 0,) * layers
-        case "Qwen2ForCausalLM" | "Qwen3ForCausalLM" | "Qwen2MoeForCausalLM" | "Qwen3MoeForCausalLM":
-            if not fields.flag("use_sliding_window"):
-                return (0,) * layers
-            window = fields.count("sliding_window", 4096)
-            return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
-        case "Gemma2ForCausalLM" | "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration":
-            window = fields.count("sliding_window")
-            return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
-        case "SmolLM3ForCausalLM":
-            told = fields.flag("use_sliding_window") and fields.has("sliding_window")
-            window = fields.count("sliding_window") if told else 0
-            return tuple(window if slides else 0 for slides in _sliding_layers(fields, architecture, layers))
-    return (0,) * layers
+    """Return the window of each layer, 0 where it sees everything. Raises ModelError."""
+    family = _FAMILIES.get(architecture)
+    if family is None or (family.switched and not fields.flag("use_sliding_window")):
+        return (0,) * layers
+    if fields.values.get("sliding_window", family.usual) is None:
+        return (0,) * layers
+    window = fields.count("sliding_window", family.usual or 1)
+    slides = [True] * layers
+    if family.pattern is not None and fields.has("layer_types"):
+        slides = [_KINDS[kind] for kind in fields.kinds("layer_types", tuple(_KINDS), layers)]
+    elif family.pattern is not None:
+        slides = family.pattern(fields, layers)
+    return tuple(window if each else 0 for each in slides)
 
 
 def unrotated_layers(fields: Fields, layers: int) -> frozenset[int]:
@@ -46,22 +49,45 @@ def unrotated_layers(fields: Fields, layers: int) -> frozenset[int]:
     return frozenset(layer for layer, one in enumerate(rotates) if not one)
 
 
-def _sliding_layers(fields: Fields, architecture: str, layers: int) -> list[bool]:
-    """Of a model with windows: which of its layers slide."""
-    kinds = fields.values.get("layer_types")
-    if architecture == "Qwen3MoeForCausalLM":
-        return [True] * layers
-    if kinds is None and architecture == "GptOssForCausalLM":
-        return [layer % 2 == 0 for layer in range(layers)]
-    if kinds is None and architecture == "SmolLM3ForCausalLM":
-        unrotated = unrotated_layers(fields, layers)
-        return [layer in unrotated for layer in range(layers)]
-    if kinds is None:
-        border = fields.count("max_window_layers", 62 if architecture == "Dots1ForCausalLM" else 28, least=0)
-        if architecture == "Qwen2MoeForCausalLM":
-            return [layer < border and layer % 2 == 0 for layer in range(layers)]
+def _all(_: Fields, layers: int) -> list[bool]:
+    return [True] * layers
+
+
+def _every_second(_: Fields, layers: int) -> list[bool]:
+    return [layer % 2 == 0 for layer in range(layers)]
+
+
+def _from_the_border(usual: int) -> Callable[[Fields, int], list[bool]]:
+    def pattern(fields: Fields, layers: int) -> list[bool]:
+        border = fields.count("max_window_layers", usual, least=0)
         return [layer >= border for layer in range(layers)]
-    names = ["full_attention", "sliding_attention"]
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in names for kind in kinds):
-        raise wrong("layer_types", f"must say {' or '.join(names)} for each of the {layers} layers")
-    return [kind == "sliding_attention" for kind in kinds]
+
+    return pattern
+
+
+def _every_second_before_the_border(fields: Fields, layers: int) -> list[bool]:
+    border = fields.count("max_window_layers", 28, least=0)
+    return [layer < border and layer % 2 == 0 for layer in range(layers)]
+
+
+def _unrotated(fields: Fields, layers: int) -> list[bool]:
+    unrotated = unrotated_layers(fields, layers)
+    return [layer in unrotated for layer in range(layers)]
+
+
+_GEMMA = _Windows(usual=4096, pattern=_every_second)  # `plain_gemma` has given it `layer_types`
+_FAMILIES = {
+    "Dots1ForCausalLM": _Windows(usual=4096, pattern=_from_the_border(62)),
+    "Gemma2ForCausalLM": _GEMMA,
+    "Gemma3ForCausalLM": _GEMMA,
+    "Gemma3ForConditionalGeneration": _GEMMA,
+    "GptOssForCausalLM": _Windows(usual=128, pattern=_every_second),
+    "MistralForCausalLM": _Windows(usual=4096, pattern=_all),
+    "MixtralForCausalLM": _Windows(),
+    "Phi3ForCausalLM": _Windows(),
+    "Qwen2ForCausalLM": _Windows(usual=4096, switched=True, pattern=_from_the_border(28)),
+    "Qwen2MoeForCausalLM": _Windows(usual=4096, switched=True, pattern=_every_second_before_the_border),
+    "Qwen3ForCausalLM": _Windows(usual=4096, switched=True, pattern=_from_the_border(28)),
+    "Qwen3MoeForCausalLM": _Windows(usual=4096, switched=True),
+    "SmolLM3ForCausalLM": _Windows(switched=True, pattern=_unrotated),
+}

@@ -15,6 +15,7 @@ import torch
 from tercet.scheduler.executor.config_fields import Fields, wrong
 from tercet.scheduler.executor.devices import slow_dtype
 from tercet.scheduler.executor.family import conventions_of
+from tercet.scheduler.executor.field_support import honoured_fields
 from tercet.scheduler.executor.gemma_config import gemma_fields, is_gemma, plain_gemma
 from tercet.scheduler.executor.granite_config import granite_fields
 from tercet.scheduler.executor.latent_config import LatentConfig, latent_fields, parse_latent, turns_neighbours
@@ -28,10 +29,6 @@ from tercet.scheduler.models.registry import architecture_of
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_REFUSED = {
-    "auto_map": "the model brings its own code, and Tercet never runs a model's code",
-    "clip_qkv": "queries, keys and values that are clipped are not supported",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +64,8 @@ class ModelConfig(DecoderShape):
     """Tokens of sliding window in each layer, the token itself included; 0 sees everything."""
     output_bias: bool = False
     """Whether the output projection has a bias, in families where a field of its own says so."""
+    causal: bool = True
+    """Whether a token attends to those before it alone; where it does not, the model gives vectors only."""
     norms_heads: bool = False
     """Whether queries and keys are normalised, in families that say so."""
     layers_ahead: int = 0
@@ -96,9 +95,12 @@ class ModelConfig(DecoderShape):
         Raises ModelError with one line that names the field at fault.
         """
         generation = directory / "generation_config.json"
-        return parse_config(
+        config = parse_config(
             read_json(directory / "config.json"), read_json(generation) if generation.is_file() else {}, dtype
         )
+        if not config.causal:
+            raise wrong("is_causal", "a model that attends to following tokens generates no text, it only embeds")
+        return config
 
     @property
     def rotated_head_dim(self) -> int:
@@ -119,19 +121,17 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
     """A ModelConfig from the objects in config.json and generation_config.json. Raises ModelError."""
     architecture = architecture_of(config)
     family = conventions_of(architecture)
-    for name, why in _REFUSED.items():
-        if config.get(name) and not (name == "auto_map" and family.known_code):
-            raise wrong(name, why)
+    config = honoured_fields(config, architecture)
     gemma = is_gemma(architecture)
     config = plain_gemma(config, architecture) if gemma else config
     fields = Fields(config)
-    if (act := config.get("hidden_act", "silu")) != "silu":
-        raise wrong("hidden_act", f"{act!r} is not supported, only silu")
+    fields.choice("hidden_act", ("silu", "swish"), "silu")
     heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
     layers = fields.layers()
     rope = parse_rope(config, family)
     bias = family.attention_bias
+    usual_head = None if "head_dim" in config else family.head_dim  # null is not the family's
     result = ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -139,7 +139,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         layers=layers,
         heads=heads,
         kv_heads=fields.count("num_key_value_heads", heads),
-        head_dim=fields.count("head_dim", family.head_dim or hidden_size // heads),
+        head_dim=fields.count("head_dim", usual_head or hidden_size // heads),
         vocab_size=fields.count("vocab_size"),
         context_length=context_length_of(fields, rope.scaling),
         rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
@@ -149,11 +149,8 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         mlp_bias=fields.flag(family.mlp_bias),
         output_bias=fields.flag("attention_out_bias"),
         norms_heads=fields.flag("use_qk_norm"),
-        layers_ahead=fields.count(
-            "num_mtp_layers" if fields.has("num_mtp_layers") else "num_nextn_predict_layers",
-            family.layers_ahead,
-            least=0,
-        ),
+        layers_ahead=fields.count("num_nextn_predict_layers", family.layers_ahead, least=0),
+        causal=fields.flag("is_causal", True),
         windows=windows_of(fields, architecture, layers),
         eos_token_ids=end_ids(config, generation),
         dtype=saved_torch_dtype(config, dtype),

@@ -95,7 +95,7 @@ def parse_moe(fields: Fields, architecture: str, layers: int) -> MoeConfig | Non
     sparse = _sparse_layers(fields, layers) if family.chooses_layers else (True,) * layers
     if not any(sparse):
         return None
-    experts = fields.count("num_local_experts" if fields.has("num_local_experts") else "num_experts", family.experts)
+    experts = fields.count("num_experts", family.experts)
     top_k = fields.count("num_experts_per_tok", family.top_k)
     if top_k > experts:
         raise wrong("num_experts_per_tok", f"{top_k} is more than the {experts} experts")

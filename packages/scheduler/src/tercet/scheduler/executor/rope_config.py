@@ -8,6 +8,15 @@ from typing import Any
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
 from tercet.scheduler.executor.config_fields import Fields, wrong
 from tercet.scheduler.executor.family import Family
+from tercet.scheduler.executor.field_support import names
+
+HONOURED_ROPE = names(
+    "attention_factor beta_fast beta_slow factor full_attention high_freq_factor long_factor low_freq_factor "
+    "mscale mscale_all_dim original_max_position_embeddings partial_rotary_factor rope_theta rope_type "
+    "short_factor sliding_attention truncate type"
+)
+"""Keys of `rope_parameters` that are read here or in `gemma_config`."""
+REFUSED_ROPE = {"mrope_section": "positions of images, with several numbers each, are not supported"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +48,11 @@ def parse_rope(config: Mapping[str, Any], family: Family) -> RopeConfig:
         values = by_layer[0]
     kind = values.get("rope_type", values.get("type", "default"))
     kind = family.rope_names.get(kind, kind) if isinstance(kind, str) else str(kind)
-    if kind not in ROPE_TYPES or "mrope_section" in values:
+    if kind not in ROPE_TYPES:
         raise wrong(name, f"type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
+    for key, why in REFUSED_ROPE.items():
+        if values.get(key) is not None:
+            raise wrong(f"{name}.{key}", why)
     outside = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
     if family.rotary_dim and outside["partial_rotary_factor"] is None and config.get("rotary_dim") is not None:
         whole = Fields(config)
@@ -94,8 +106,8 @@ def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], family: Famil
             return _stretched(kind, fields, config, family)(
                 beta_fast=fields.number("beta_fast", 32.0),
                 beta_slow=fields.number("beta_slow", 1.0),
-                mscale=fields.number("mscale") if fields.has("mscale") else 0.0,
-                mscale_all_dim=fields.number("mscale_all_dim") if fields.has("mscale_all_dim") else 0.0,
+                mscale=fields.number("mscale", 0.0, zero=True),
+                mscale_all_dim=fields.number("mscale_all_dim", 0.0, zero=True),
                 truncate=fields.flag("truncate", True),
             )
         case "longrope":

@@ -115,7 +115,7 @@ def _decoder(
     if labels:
         pad = pad_of_decoder(config, family)
         module = DecoderClassifier(decoder, shape.hidden_size, len(labels), shape.dtype, pad=pad)
-    return _model_of(module, shape, labels, shape.dtype, context_length=shape.context_length, causal=True)
+    return _model_of(module, shape, labels, shape.dtype, context_length=shape.context_length, causal=shape.causal)
 
 
 def _model_of(

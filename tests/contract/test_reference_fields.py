@@ -1,0 +1,54 @@
+"""Every field of config.json that transformers knows is honoured, without effect or refused, for every architecture."""
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tercet.scheduler.executor.field_support import OF_OTHERS, support_of, tables_of
+from tercet.scheduler.executor.rope_config import HONOURED_ROPE, REFUSED_ROPE
+from tercet.scheduler.models.registry import ARCHITECTURES
+from tools.reference_fields import decoders
+
+LISTS: Mapping[str, Any] = tomllib.loads(decoders.FILE.read_text())
+
+
+def own_fields(architecture: str) -> set[str]:
+    """Return the fields that an architecture's own files name."""
+    listed = LISTS[architecture]
+    return {*listed["read"], *listed["declared"], *listed["aliases"], *listed["aliases"].values()}
+
+
+def test_the_lists_are_those_of_the_installed_source() -> None:
+    """Where this fails, transformers moved: run python -m tools.reference_fields, and decide about what is new."""
+    assert decoders.written() == decoders.FILE.read_text()
+
+
+def test_there_is_a_list_for_every_architecture() -> None:
+    assert LISTS.keys() - {"shared", "transformers"} == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_every_field_has_one_fate(architecture: str) -> None:
+    shared = {*LISTS["shared"]["read"], *LISTS["shared"]["declared"]}
+    known = own_fields(architecture) | shared
+    undecided = {name for name in known if support_of(name, architecture) is None}
+    assert not undecided, "say in field_support.py what becomes of these fields"
+    for table in tables_of(architecture):
+        fates = [set(table.honoured), set(table.aliases), set(table.without_effect), set(table.refused)]
+        assert len(set().union(*fates)) == sum(map(len, fates)), "a field has two fates in one table"
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_what_a_family_reads_itself_is_not_left_to_others(architecture: str) -> None:
+    """A field that its files begin to read fails here, although another family's are known to read it."""
+    common = tables_of(architecture)[-1].without_effect
+    own = {name for name in own_fields(architecture) if common.get(name) == OF_OTHERS}
+    assert not {name for name in own if not any(table.support_of(name) for table in tables_of(architecture)[:-1])}
+
+
+def test_every_key_of_a_rotation_has_one_fate() -> None:
+    keys = set().union(*(LISTS[name]["rope"] for name in (*ARCHITECTURES, "shared")))
+    assert keys <= HONOURED_ROPE | REFUSED_ROPE.keys()
+    assert not HONOURED_ROPE & REFUSED_ROPE.keys()
