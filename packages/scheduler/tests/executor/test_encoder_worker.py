@@ -33,6 +33,8 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeModel", {**GROUPED, **EXPERTS}),
     "qwen3_lm": ("Qwen3ForCausalLM", {**GROUPED, "tie_word_embeddings": False}),
     "qwen3_sliding": ("Qwen3Model", {**SLIDES, "num_key_value_heads": 6}),
+    "qwen3_bidirectional": ("Qwen3Model", {**GROUPED, "is_causal": False}),
+    "mistral_bidirectional": ("MistralModel", {"sliding_window": 4, "num_key_value_heads": 3, "is_causal": False}),
     "mistral": ("MistralModel", {"sliding_window": 7, "num_key_value_heads": 3}),
     "phi3": ("Phi3Model", {"num_key_value_heads": 2}),
     "seed_oss": ("SeedOssModel", GROUPED),
@@ -136,6 +138,14 @@ def test_a_causal_model_gives_its_last_token_normalised(make: Make) -> None:
     [row, *_] = some_inputs()
     hidden = expected(model, row).last_hidden_state[0, -1]
     close(vectors_of(worker, [row])[0], hidden / hidden.norm())
+
+
+def test_a_bidirectional_decoder_gives_the_mean_of_its_tokens(make: Make) -> None:
+    directory, model = make("Qwen3Model", {**GROUPED, "is_causal": False})
+    worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
+    [row] = some_inputs()[:1]
+    [vector] = vectors_of(worker, [row])
+    close(vector, expected(model, row).last_hidden_state[0].mean(0))
 
 
 def test_half_precision_is_near(make: Make) -> None:

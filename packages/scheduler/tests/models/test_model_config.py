@@ -187,6 +187,64 @@ def test_generation_config_is_read_from_the_directory(tmp_path: Path) -> None:
     assert ModelConfig.load(tmp_path).eos_token_ids == (3, 4)
 
 
+@pytest.mark.parametrize("value", [False, None])
+def test_a_bidirectional_model_generates_nothing(value: bool | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "is_causal": value}))
+    with pytest.raises(ModelError, match="is_causal: "):
+        ModelConfig.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "is_causal": True}))
+    assert ModelConfig.load(tmp_path).causal
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (OLMOE, {"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported: .* clipped"),
+        (OLMOE, {"sliding_window": 8}, "sliding_window: 8 is not supported"),
+        (LLAMA, {"per_layer_config": {"1": {"intermediate_size": 8}}}, "per_layer_config: .* different shapes"),
+        (LLAMA, {"is_encoder_decoder": True}, "is_encoder_decoder: True is not supported"),
+        (LLAMA, {"kv_sharing_modes": ["reuse"]}, "kv_sharing_modes: .* share keys"),
+        (MIXTRAL, {"num_experts": 4, "num_local_experts": 8}, "num_experts: is 4 and 8: it is also called num_local"),
+        ({**LLAMA, "architectures": ["Gemma2ForCausalLM"]}, {"use_bidirectional_attention": True}, "use_bidirec"),
+        ({**LLAMA, "architectures": ["DeepseekV3ForCausalLM"]}, {"head_dim": 32}, "head_dim: 32 is not qk_rope"),
+        ({**LLAMA, "architectures": ["DeepseekV3ForCausalLM"]}, {"rope_interleave": None}, "rope_interleave: null"),
+    ],
+)
+def test_what_would_change_an_answer_is_refused_by_name(
+    config: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        parse(config, **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        (LLAMA, {"hidden_act": "swish"}),
+        (LLAMA, {"clip_qkv": 8.0, "scoring_func": "sigmoid", "hidden_activation": "relu", "use_qk_norm": "yes"}),
+        (LLAMA, {"is_encoder_decoder": False, "per_layer_config": {}, "kv_sharing_modes": None}),
+        ({**LLAMA, "architectures": ["GptOssForCausalLM"]}, {"hidden_act": "gelu"}),
+        ({**LLAMA, "architectures": ["Gemma2ForCausalLM"]}, {"hidden_activation": "gelu_new"}),
+        (MISTRAL, {"attention_bias": True, "mlp_bias": True}),
+        (OLMOE, {"clip_qkv": None}),
+    ],
+)
+def test_what_changes_nothing_is_accepted(config: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert parse(config, **changes) == parse(config)
+
+
+def test_a_yarn_mscale_of_0_is_none() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    assert parse(LLAMA, rope_scaling={**yarn, "mscale": 0, "mscale_all_dim": 0}) == parse(LLAMA, rope_scaling=yarn)
+
+
+def test_the_other_name_of_a_field_counts() -> None:
+    config = parse({**LLAMA, "architectures": ["DeepseekV3ForCausalLM"]}, num_local_experts=16, first_k_dense_replace=0)
+    assert config.moe is not None
+    assert config.moe.experts == 16
+
+
 def test_dtypes() -> None:
     assert parse(LLAMA, torch_dtype="bfloat16").dtype == torch.bfloat16
     assert parse(LLAMA, dtype="float16", torch_dtype="bfloat16").dtype == torch.float16

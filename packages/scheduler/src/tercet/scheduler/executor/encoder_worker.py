@@ -70,7 +70,7 @@ class EncoderWorker:
         limit_torch(options.threads)
         dtype = computed_dtype(options.model, options.dtype, device, encoder=True)
         config = read_json(options.model / "config.json")
-        causal = family_of(named_architecture(config))[0] in DECODERS
+        causal = family_of(named_architecture(config))[0] in DECODERS and config.get("is_causal", True) is True
         sentences = read_sentences(options.model, causal=causal, task=options.task)
         longest = min(options.context_length or sentences.max_length, sentences.max_length)
         with needed_for("the model's weights"):
