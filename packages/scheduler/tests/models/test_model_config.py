@@ -104,6 +104,19 @@ def test_llama3_scaling_in_every_form() -> None:
     assert parse(QWEN3, rope_parameters={"full_attention": new, "sliding_attention": new}).rope == expected
 
 
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"full_attention": {"rope_theta": 1.0}, "sliding_attention": {"rope_theta": 2.0}}, "rotate differently"),
+        ({"full_attention": {"rope_theta": 1.0}, "sliding_attention": None}, "must say how layers rotate"),
+        ({"full_attention": {"rope_theta": 1.0}, "rope_theta": 2.0}, "must say how layers rotate"),
+    ],
+)
+def test_rotations_by_type_of_layer_that_are_not_alike_are_refused(rope: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=f"rope_parameters: .*{message}"):
+        parse(QWEN3, rope_parameters=rope)
+
+
 def test_yarn_stretches_the_context() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     assert parse(QWEN2, rope_scaling=yarn).context_length == 512
@@ -300,7 +313,8 @@ def test_dtypes() -> None:
             {"rope_parameters": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1}},
             "rope_parameters.high_freq_factor: 1.0 is not above low_freq_factor 4.0",
         ),
-        ({"rope_parameters": {"a": {"rope_theta": 1.0}, "b": {"rope_theta": 2.0}}}, "rotate differently"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters: must say how layers rotate"),
+        ({"rope_parameters": {"full_attention": None}}, "rope_parameters: must say how layers rotate"),
     ],
 )
 def test_nonsense_is_refused_by_name(changes: dict[str, Any], message: str) -> None:

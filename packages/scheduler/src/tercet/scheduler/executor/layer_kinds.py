@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tercet.scheduler.executor.config_fields import Fields, wrong
 
-_KINDS = {"attention": False, "full_attention": False, "sliding_attention": True}
+LAYER_KINDS = {"attention": False, "full_attention": False, "sliding_attention": True}
 """Words of `layer_types` to whether such a layer has the window; the first is an older name of the second."""
 
 
@@ -31,7 +31,7 @@ def windows_of(fields: Fields, architecture: str, layers: int) -> tuple[int, ...
     window = fields.count("sliding_window", family.usual or 1)
     slides = [True] * layers
     if family.pattern is not None and fields.has("layer_types"):
-        slides = [_KINDS[kind] for kind in fields.kinds("layer_types", tuple(_KINDS), layers)]
+        slides = [LAYER_KINDS[kind] for kind in fields.kinds("layer_types", tuple(LAYER_KINDS), layers)]
     elif family.pattern is not None:
         slides = family.pattern(fields, layers)
     return tuple(window if each else 0 for each in slides)

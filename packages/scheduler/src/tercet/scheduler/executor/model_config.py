@@ -15,7 +15,7 @@ import torch
 from tercet.scheduler.executor.config_fields import Fields, wrong
 from tercet.scheduler.executor.devices import slow_dtype
 from tercet.scheduler.executor.family import conventions_of
-from tercet.scheduler.executor.field_support import honoured_fields
+from tercet.scheduler.executor.field_support import honoured_fields, support_of
 from tercet.scheduler.executor.gemma_config import gemma_fields, is_gemma, plain_gemma
 from tercet.scheduler.executor.granite_config import granite_fields
 from tercet.scheduler.executor.latent_config import LatentConfig, latent_fields, parse_latent, turns_neighbours
@@ -129,7 +129,8 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
     heads = fields.count("num_attention_heads")
     hidden_size = fields.count("hidden_size")
     layers = fields.layers()
-    rope = parse_rope(config, family)
+    typed = support_of("layer_types", architecture) == "honoured"
+    rope = parse_rope(config, family, by_layer_types=typed)
     bias = family.attention_bias
     usual_head = None if "head_dim" in config else family.head_dim  # null is not the family's
     result = ModelConfig(

@@ -9,6 +9,7 @@ from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
 from tercet.scheduler.executor.config_fields import Fields, wrong
 from tercet.scheduler.executor.family import Family
 from tercet.scheduler.executor.field_support import names
+from tercet.scheduler.executor.layer_kinds import LAYER_KINDS
 
 HONOURED_ROPE = names(
     "attention_factor beta_fast beta_slow factor full_attention high_freq_factor long_factor low_freq_factor "
@@ -35,14 +36,19 @@ class RopeConfig:
         return int(head_dim * self.share)
 
 
-def parse_rope(config: Mapping[str, Any], family: Family) -> RopeConfig:
-    """The rotary embedding of every layer, from whichever form the config has, or the family's where it has none."""
+def parse_rope(config: Mapping[str, Any], family: Family, *, by_layer_types: bool = False) -> RopeConfig:
+    """The rotary embedding of every layer, from whichever form the config has, or the family's where it has none.
+
+    `by_layer_types`: the family has types of layers, so that a config may say it once for each.
+    """
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.get(name)), "")
     values = config.get(name, family.rope)
     if not isinstance(values, Mapping):
         raise wrong(name, "is not an object")
-    if values and all(isinstance(value, dict) for value in values.values()):
+    if any(isinstance(value, dict) for value in values.values()) or values.keys() & {*LAYER_KINDS}:
         by_layer = list(values.values())
+        if not by_layer_types or not all(isinstance(value, dict) for value in by_layer):
+            raise wrong(name, "must say how layers rotate, not how those of each type do")
         if any(value != by_layer[0] for value in by_layer):
             raise wrong(name, "layer types that rotate differently are not supported")
         values = by_layer[0]
