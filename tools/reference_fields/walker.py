@@ -68,9 +68,14 @@ def imports_of(path: str) -> set[str]:
 
 
 def fields_of(path: str) -> Fields:
-    """Return the fields that config classes in a file declare, and those that its code reads."""
+    """Return the fields that config classes in a file of transformers declare, and those that its code reads."""
+    return fields_in(tree_of(path))
+
+
+def fields_in(tree: ast.Module) -> Fields:
+    """Return the fields that config classes in a syntax tree declare, and those that its code reads."""
     found = Fields()
-    for node in ast.walk(tree_of(path)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             if _is_config_class(node):
                 _add_config_class(node, found)
