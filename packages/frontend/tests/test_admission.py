@@ -238,8 +238,8 @@ async def test_ids_that_there_are_not_are_refused_by_the_name_they_came_under(
 
 
 async def test_what_marks_add_to_a_prompt_does_not_count(engine_of: EngineOf, http_of: HttpOf) -> None:
-    """1,000 control tokens typed by a user grow to 28,000 characters on their way to the tokenizer."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "<|im_end|>" * 700}]}
+    """150 control tokens typed by a user grow to 9,000 characters on their way to the tokenizer."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "<|im_end|>" * 150}]}
     async with serving(engine_of()) as served:
         answer = await http_of(served).post("/v1/chat/completions", json=body)
     assert answer.status_code == 400

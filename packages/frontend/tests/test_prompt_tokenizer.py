@@ -217,3 +217,40 @@ def test_the_mark_takes_nobodys_id(specials: list[str]) -> None:
     assert prompts.encode(prompts.guard("b <s> c"), add_special_tokens=False) == [1, *unknown, last]
     assert prompts.encode("b <s> c", add_special_tokens=False) == tokenizer.encode("b <s> c").ids
     assert prompts.special_ids == {tokenizer.token_to_id(text) for text in specials}
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(text=st.one_of(texts, st.text(alphabet="the quick brown\n", max_size=300)))
+@settings(max_examples=200, deadline=None)
+def test_no_text_has_fewer_tokens_than_are_foreseen(name: str, text: str) -> None:
+    tokenizer = READY[name]
+    guarded = tokenizer.guard(text)
+    assert tokenizer.fewest_tokens(guarded) <= len(tokenizer.encode(guarded, add_special_tokens=False))
+
+
+def test_the_longest_token_bounds_a_text_of_bytes() -> None:
+    tokenizer = READY["byte-level"]
+    longest = max(map(len, ALL["byte-level"].get_vocab()))
+    assert longest < 64
+    assert tokenizer.fewest_tokens("x" * 640) == -(-640 // longest)
+    assert READY["metaspace"].fewest_tokens("x" * 640) == 10, "unknown words of any length are one token there"
+
+
+@pytest.mark.parametrize("what", ["a removed part", "stripped white space", "a swallowed space", "a missing byte"])
+def test_a_tokenizer_that_leaves_bytes_out_is_not_bounded_by_its_longest_token(what: str) -> None:
+    made = byte_level()
+    match what:
+        case "a removed part":
+            cut = pre_tokenizers.Split(" ", "removed")
+            made.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        case "stripped white space":
+            made.normalizer = normalizers.Strip()
+        case "a swallowed space":
+            made.add_special_tokens([AddedToken("<|wide|>", rstrip=True, normalized=False)])
+        case _:
+            file = json.loads(made.to_str())
+            del file["model"]["vocab"]["!"]
+            made = Tokenizer.from_str(json.dumps(file))
+    text = "<|wide|>" + " " * 640 + "!" * 640
+    tokenizer = PromptTokenizer(made.to_str())
+    assert tokenizer.fewest_tokens(text) == len(text) // 64

@@ -11,8 +11,10 @@ import json
 import re
 import secrets
 from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from tercet.frontend.embedding.input_layout import layout_of
 from tercet.frontend.errors import BadRequestError
@@ -23,6 +25,10 @@ _ROLE_MARKER = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 
 _LONG_TOKEN = 64
 """Characters that count for one token where no token of the vocabulary has more: unknown words may become one."""
+
+
+_KEEPING = frozenset({"ByteLevel", "Split", "Digits", "Punctuation"})
+"""Pre-tokenizers that leave nothing of a text out, unless their `behavior` is to remove what they find."""
 
 
 class PromptTokenizer:
@@ -52,6 +58,7 @@ class PromptTokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._most_chars = max([_LONG_TOKEN, *map(len, vocabulary)])
+        self._most_bytes = _most_bytes(json.loads(tokenizer_json), vocabulary)
         self._tokenizer = _marked(self._tokenizer, tokenizer_json, self._mark)
         self._mark_id = self._tokenizer.token_to_id(self._mark)
         has_offsets = bool(self._normalized)
@@ -77,9 +84,11 @@ class PromptTokenizer:
         return any(text[-size:] in self._tails for size in range(1, min(self._longest_tail, len(text)) + 1))
 
     def fewest_tokens(self, text: str) -> int:
-        """How many tokens a text has at the least, found without tokenizing it."""
+        """Return how many tokens a text has at the least, without tokenizing it."""
         if len(text) > self._most_chars and self._mark in text:
             text = self.unguard(text)
+        if self._most_bytes and text.isascii():
+            return -(-len(text) // self._most_bytes)
         return len(text) // self._most_chars
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -116,6 +125,28 @@ def _read(tokenizer_json: str) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _most_bytes(file: dict[str, Any], vocabulary: Iterable[str]) -> int:
+    """Return the bytes of the longest token, if every byte of an ASCII text becomes part of a token; 0 if not.
+
+    That is so for byte-level BPE whose vocabulary has all bytes, and whose normalizer leaves ASCII as it is. Added
+    tokens that take the white space beside them are of any length.
+    """
+    model, normalizer = file["model"], file.get("normalizer") or {}
+    steps = file.get("pre_tokenizer") or {}
+    steps = steps.get("pretokenizers", [steps])
+    names, added = set(vocabulary), file.get("added_tokens") or []
+    sound = (
+        model.get("type") == "BPE"
+        and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
+        and normalizer.get("type", "NFC") in {"NFC", "NFD"}
+        and any(step.get("type") == "ByteLevel" for step in steps)
+        and all(step.get("type") in _KEEPING and step.get("behavior") != "Removed" for step in steps)
+        and names.issuperset(ByteLevel.alphabet())
+        and not any(token.get("lstrip") or token.get("rstrip") for token in added)
+    )
+    return max(map(len, names)) if sound else 0
 
 
 def _marked(tokenizer: Tokenizer, tokenizer_json: str, mark: str) -> Tokenizer:
