@@ -229,7 +229,7 @@ class World:
         self.port = Port(self.wire, FRONTEND)
         pool = InlineExecutor()
         self.manager = TokenizerManager(
-            FRONTEND, self.port, pool, ModelRegistry(pool), DataParallelController(RoundRobin()), clock=self.clock
+            FRONTEND, self.port, ModelRegistry(pool), DataParallelController(RoundRobin()), clock=self.clock
         )
         self._ticks = 0
 

@@ -298,9 +298,7 @@ class FrontendPart(Part):
         super().__init__(network, clock, Role.FRONTEND, peer, FrontendInbox)
         pool = InlineExecutor()
         controller = DataParallelController(POLICIES[policy]())
-        self.manager = TokenizerManager(
-            peer, self.board, pool, ModelRegistry(pool), controller, clock=AwakeClock(clock)
-        )
+        self.manager = TokenizerManager(peer, self.board, ModelRegistry(pool), controller, clock=AwakeClock(clock))
         self.manager.grammars = AnyGrammar()
 
     def heartbeat(self, peer: str) -> Heartbeat:

@@ -77,7 +77,6 @@ class World:
             peer: TokenizerManager(
                 peer,
                 self._ports[peer],
-                pool,
                 ModelRegistry(pool),
                 DataParallelController(RoundRobin()),
                 clock=self._clock,

@@ -240,7 +240,7 @@ async def test_it_is_told_once_when_requests_can_be_served(engine_of: EngineOf) 
 
     with ThreadPoolExecutor(1) as pool:
         controller = DataParallelController(RoundRobin())
-        manager = TokenizerManager("f", engine, pool, ModelRegistry(pool), controller, on_servable=tell)
+        manager = TokenizerManager("f", engine, ModelRegistry(pool), controller, on_servable=tell)
         engine.deliver = manager.on_deliveries
         engine.scheduler_up(S)
         async with asyncio.timeout(10):
@@ -259,7 +259,7 @@ async def test_files_that_come_last_make_it_servable(engine_of: EngineOf) -> Non
     engine, told = engine_of(script), asyncio.Event()
     with ThreadPoolExecutor(1) as pool:
         controller = DataParallelController(RoundRobin())
-        manager = TokenizerManager("f", engine, pool, ModelRegistry(pool), controller, on_servable=told.set)
+        manager = TokenizerManager("f", engine, ModelRegistry(pool), controller, on_servable=told.set)
         engine.deliver = manager.on_deliveries
         engine.connect()
         assert not told.is_set()

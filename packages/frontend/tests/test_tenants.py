@@ -303,3 +303,42 @@ def test_what_is_taken_over_is_counted_and_never_refused() -> None:
         place.give_back()
         place.give_back()
     tenants.place()
+
+
+FOUR_AT_A_TIME = HttpConfig(api_key=("mine", "yours"), max_requests_per_key=4)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": ["hello"] * 5}, "prompt"),
+        ("/v1/completions", {"prompt": ["hello"] * 3, "n": 2}, "n"),
+        ("/v1/completions", {"prompt": "hello", "best_of": 5}, "best_of"),
+        ("/v1/chat/completions", {"messages": CHAT["messages"], "n": 5}, "n"),
+        ("/generate", {"text": ["hello"] * 5}, "text"),
+    ],
+)
+async def test_more_answers_than_a_key_may_ever_have_are_a_400(
+    engine_of: EngineOf, http_of: HttpOf, path: str, body: dict[str, Any], param: str
+) -> None:
+    async with serving(engine_of(three), FOUR_AT_A_TIME) as served:
+        answer = await http_of(served).post(path, json={"model": "tiny", **body}, headers=MINE)
+        assert not served.engine.requests()
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert "and an API key may have 4 in flight" in error["message"]
+
+
+async def test_a_key_s_limit_counts_prompts_and_choices(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(three, auto=False), FOUR_AT_A_TIME) as served:
+        http = http_of(served)
+        asked = asyncio.create_task(http.post("/v1/completions", json=ASK | {"prompt": ["a", "b", "c"]}, headers=MINE))
+        await until_running(served.engine, 3)
+        refused = await http.post("/v1/chat/completions", json=CHAT | {"n": 2}, headers=MINE)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "has 3 answers in flight, and the request asks for 2 more" in refused.text
+        async with in_flight(served, http, MINE):
+            assert (await http.post("/v1/completions", json=ASK, headers=MINE)).status_code == 429
+        assert (await asked).status_code == 200
+        async with in_flight(served, http, MINE):
+            pass

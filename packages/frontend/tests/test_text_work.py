@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -11,11 +12,12 @@ import pytest
 
 from packages.frontend.tests import encoders
 from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.keys import Visitor, remember
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.template_manager import TemplateManager
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, serving
-from tercet.frontend.text_work import TextWork
+from tercet.frontend.text_work import LONG, Piece, TextWork, characters_in
 from tercet.protocol.values import Task
 
 EngineOf = Callable[..., FakeEngine]
@@ -51,24 +53,24 @@ async def test_what_is_slow_is_its_sender_s_and_what_has_to_wait_is_not(
 ) -> None:
     work = TextWork(pool, seconds=0.05)
     ran: list[str] = []
-    slow = asyncio.create_task(work.run(gate.wait))
-    behind = asyncio.create_task(work.run(lambda: ran.append("behind")))
+    slow = asyncio.create_task(work.run(Piece(gate.wait)))
+    behind = asyncio.create_task(work.run(Piece(lambda: ran.append("behind"))))
     with pytest.raises(BadRequestError, match=r"within 0\.05 seconds"):
         await slow
     with pytest.raises(UnavailableError) as late:
         await behind
     assert late.value.retry_after == 1
     gate.set()
-    assert await TextWork(pool).run(lambda: "next") == "next"
+    assert await TextWork(pool).run(Piece(lambda: "next")) == "next"
     assert ran == [], "nobody waits for it any more"
 
 
 async def test_work_that_begins_late_has_its_whole_time(pool: ThreadPoolExecutor, gate: threading.Event) -> None:
     work = TextWork(pool, seconds=0.2)
-    first = asyncio.create_task(work.run(gate.wait))
+    first = asyncio.create_task(work.run(Piece(gate.wait)))
     asyncio.get_running_loop().call_later(0.15, gate.set)
     pause = threading.Event()
-    second = asyncio.create_task(work.run(lambda: pause.wait(0.12)))
+    second = asyncio.create_task(work.run(Piece(lambda: pause.wait(0.12))))
     assert await first is True
     assert await second is False, "it took 0.12 s, and its turn came after 0.15 s"
 
@@ -78,8 +80,116 @@ async def test_a_fault_of_the_work_is_told_as_it_is(pool: ThreadPoolExecutor) ->
         raise BadRequestError("no", param="prompt")
 
     with pytest.raises(BadRequestError) as refused:
-        await TextWork(pool).run(refuse)
+        await TextWork(pool).run(Piece(refuse))
     assert refused.value.param == "prompt"
+
+
+def by(owner: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Work for a visitor with that key."""
+
+    async def visit() -> Any:
+        remember({}, Visitor(owner))
+        return await work
+
+    return asyncio.create_task(visit())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("owners", [("mallory", "alice"), ("", "")])
+async def test_a_batch_of_many_prompts_does_not_delay_another_request(
+    pool: ThreadPoolExecutor, gate: threading.Event, owners: tuple[str, str]
+) -> None:
+    """Also where both are of one key, or of a server without keys: few prompts of a request wait at a time."""
+    work, ran = TextWork(pool), list[str]()
+
+    def wait(name: str) -> None:
+        gate.wait()
+        ran.append(name)
+
+    def piece(name: str) -> Piece[None]:
+        return Piece(partial(wait, name), 16_000)
+
+    first, second = owners
+    flood = [by(first, work.run_all([piece("flood")] * 500)) for _ in range(3)]
+    await asyncio.sleep(0)
+    await until(lambda: len(work._line) == 3 * 4 - 1)
+    late = by(second, work.run(piece("hi")))
+    await until(lambda: len(work._line) == 3 * 4)
+    gate.set()
+    await late
+    assert ran.index("hi") <= (2 if first else 3 * 4)
+    for each in flood:
+        each.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+    await until(lambda: not work._running.total())
+    assert not work._line
+    assert not work._pieces
+
+
+async def test_once_a_prompt_is_refused_no_other_of_its_request_is_tokenized(pool: ThreadPoolExecutor) -> None:
+    work, ran = TextWork(pool), list[int]()
+
+    def tokenize(number: int) -> int:
+        ran.append(number)
+        if number == 3:
+            raise BadRequestError("too long")
+        return number
+
+    assert await work.run_all([Piece(partial(tokenize, number)) for number in range(3)]) == [0, 1, 2]
+    with pytest.raises(BadRequestError, match="too long"):
+        await work.run_all([Piece(partial(tokenize, number)) for number in range(500)])
+    await until(lambda: not work._running.total())
+    assert len(ran) < 12
+    assert not work._line
+
+
+async def test_long_texts_leave_a_thread_to_short_ones(gate: threading.Event) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        work = TextWork(pool, threads=2)
+        long = [by(owner, work.run(Piece(gate.wait, LONG))) for owner in ("", "mallory", "")]
+        await asyncio.sleep(0)
+        for owner in ("", "alice"):
+            assert await by(owner, work.run(Piece(lambda: "hi", 2))) == "hi"
+        assert not any(each.done() for each in long)
+        gate.set()
+        await asyncio.gather(*long)
+
+
+async def test_one_key_leaves_a_thread_to_others(gate: threading.Event) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        work = TextWork(pool, threads=2)
+        flood = [by("mallory", work.run(Piece(gate.wait, 10))) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert await by("alice", work.run(Piece(lambda: "hi", 2))) == "hi"
+        assert not any(each.done() for each in flood)
+        gate.set()
+        await asyncio.gather(*flood)
+
+
+async def test_one_key_fills_half_of_the_queue(pool: ThreadPoolExecutor, gate: threading.Event) -> None:
+    work = TextWork(pool, most=1000)
+    asked = [by("mallory", work.run(Piece(gate.wait, 100))) for _ in range(9)]
+    await asyncio.sleep(0)
+    assert [each.done() for each in asked] == [False] * 6 + [True] * 3, "one has a thread, and 5 wait"
+    refused = asked[-1].exception()
+    assert isinstance(refused, UnavailableError)
+    assert (refused.code, refused.retry_after) == ("overloaded", 1)
+    others = [by("alice", work.run(Piece(gate.wait, 100))) for _ in range(5)]
+    whole = by("bob", work.run(Piece(gate.wait, 5000)))
+    await asyncio.sleep(0)
+    assert not any(each.done() for each in (*others, whole)), "what is alone waits, however long it is"
+    gate.set()
+    await asyncio.gather(*asked[:6], *others, whole)
+
+
+def test_a_chat_of_very_many_parts_counts_as_long() -> None:
+    assert characters_in([{"role": "user", "content": "four"}, {"content": [{"text": "five5"}]}]) == 13
+    assert characters_in([[1]] * 2000) == LONG
 
 
 @pytest.mark.parametrize("path", COUNTING)
@@ -143,7 +253,7 @@ def engine_for(engine_of: EngineOf) -> Callable[[str], FakeEngine]:
 async def test_every_route_s_text_goes_there(
     engine_for: EngineFor, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    async def turned_away(self: TextWork, work: Callable[[], Any]) -> Any:
+    async def turned_away(self: TextWork, piece: Piece[Any]) -> Any:
         raise UnavailableError("Too many texts wait to be tokenized.", retry_after=1)
 
     async with serving(engine_for(path)) as served:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
-from tercet.frontend.generate_request import GenerateRequest
+from tercet.frontend.generate_request import ChatPrompt, GenerateRequest, TextPrompt, TokenPrompt
 from tercet.frontend.served_model import ServedModel
 from tercet.protocol.values import SamplingParams
 
@@ -24,6 +24,18 @@ def check_stops(request: GenerateRequest) -> None:
     if len(request.stop) > MAX_STOPS or sum(map(len, request.stop)) > MAX_STOP_CHARS:
         message = f"At most {MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters in all are possible."
         raise BadRequestError(message, param=request.param_names.stop)
+
+
+def check_length(request: GenerateRequest, model: ServedModel) -> None:
+    """Refuse a prompt that certainly does not fit, before it is tokenized. Raises BadRequestError."""
+    match request.prompt:
+        case TokenPrompt(ids):
+            sampling(request, model, len(ids))
+        case TextPrompt(text):
+            model.check_length(text, request.prompt.param)
+            _check_room(request, model, model.tokenizer.fewest_tokens(text), request.max_tokens or 0)
+        case ChatPrompt():
+            pass  # how long it is depends on the template
 
 
 def check_output(requests: Sequence[GenerateRequest], params: Sequence[SamplingParams]) -> None:
@@ -61,22 +73,14 @@ def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingP
 def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -> SamplingParams:
     """Complete and check a request's sampling now that its prompt's length is known. Raises BadRequestError."""
     params, limits = request.sampling, model.limits
-    context, names = model.context, request.param_names
-    room = context - prompt_tokens
+    names = request.param_names
+    room = model.context - prompt_tokens
     if prompt_tokens == 0:
         raise BadRequestError("The prompt has no tokens.", param=request.prompt.param)
     wanted = request.max_tokens
     if wanted is None:
         wanted = max(min(room, request.default_tokens or _most_tokens(request, prompt_tokens)), 1)
-    if wanted > room:
-        raise ContextLengthExceededError(
-            f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + wanted} "
-            f"tokens ({prompt_tokens} in the prompt, {wanted} in the completion).",
-            param=names.max_tokens if prompt_tokens < context else request.prompt.param,
-            prompt=prompt_tokens,
-            output=wanted,
-            context=context,
-        )
+    _check_room(request, model, prompt_tokens, wanted)
     if params.min_new_tokens > wanted:
         message = f"'{names.min_tokens}' is greater than the tokens to generate."
         raise BadRequestError(message, param=names.min_tokens)
@@ -86,6 +90,20 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
                 raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
     seed = request.seed if request.seed is not None else secrets.randbits(64)
     return msgspec.structs.replace(params, max_new_tokens=wanted, seed=seed & (2**64 - 1), grammar=request.grammar)
+
+
+def _check_room(request: GenerateRequest, model: ServedModel, prompt_tokens: int, wanted: int) -> None:
+    """Raises ContextLengthExceededError for a prompt that has no room for the tokens that are wanted."""
+    context = model.context
+    if prompt_tokens + wanted > context:
+        raise ContextLengthExceededError(
+            f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + wanted} "
+            f"tokens ({prompt_tokens} in the prompt, {wanted} in the completion).",
+            param=request.param_names.max_tokens if prompt_tokens < context else request.prompt.param,
+            prompt=prompt_tokens,
+            output=wanted,
+            context=context,
+        )
 
 
 def _most_tokens(request: GenerateRequest, prompt_tokens: int) -> int:

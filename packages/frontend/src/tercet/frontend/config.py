@@ -62,7 +62,8 @@ class HttpConfig:
     admin_key: AdminKeys = ()
     """A key that also opens the routes that concern everybody, such as /flush_cache; repeatable."""
     max_requests_per_key: Annotated[int, Parameter(validator=Number(gte=0))] = 0
-    """Requests of one API key that may be in flight here at once; more get a 429. 0 is no limit."""
+    """Answers of one API key that may be in flight here at once; more get a 429. 0 is no limit. A request counts
+    as many as its prompts times its choices (n, or best_of); one for vectors or scores counts as one."""
     share_cache_between_keys: Annotated[bool, Parameter(negative="")] = False
     """Share cached prefixes between API keys, which then learn what others have asked. For keys of one tenant."""
     open_metrics: bool = False

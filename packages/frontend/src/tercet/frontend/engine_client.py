@@ -37,6 +37,8 @@ FILES = 30.0
 """Seconds for the tokenizer's files to arrive once every part is ready."""
 POLL = 0.01
 _CLOSED = "the engine is shut down"
+_THREADS = 2
+"""Threads that render templates and tokenize."""
 
 
 class EngineError(RuntimeError):
@@ -71,7 +73,7 @@ class EngineClient:
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenizer")
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._useless = ""
         """Why nothing can ever be asked."""
@@ -80,8 +82,8 @@ class EngineClient:
         config = NodeConfig(Role.FRONTEND, "engine-0", address, connect=specs)
         self._node = AsyncNode(config, FrontendInbox, self._status, self._on_deliveries)
         controller = DataParallelController(POLICIES["round_robin"]())
-        registry = ModelRegistry(self._pool, on_useless=self._on_useless)
-        self._manager = TokenizerManager(config.peer, self._node, self._pool, registry, controller, lora=lora)
+        registry = ModelRegistry(self._pool, threads=_THREADS, on_useless=self._on_useless)
+        self._manager = TokenizerManager(config.peer, self._node, registry, controller, lora=lora)
         self._reading_time = PATIENCE * len(lora)
         self._thread.start()
         self.wait(self._start)

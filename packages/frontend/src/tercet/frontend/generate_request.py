@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from tercet.frontend.text_work import characters_in
 from tercet.protocol.values import Grammar, LogprobParams, LoRAAdapter, SamplingParams
 
 
@@ -39,6 +40,17 @@ class TokenPrompt(msgspec.Struct, frozen=True):
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+def size_of(prompt: Prompt) -> int:
+    """Return about how many characters have to be worked on until a prompt is token ids."""
+    match prompt:
+        case ChatPrompt():
+            return characters_in([prompt.messages, prompt.tools, prompt.kwargs])
+        case TextPrompt():
+            return len(prompt.text)
+        case TokenPrompt():
+            return len(prompt.token_ids) // 8  # each is only compared
 
 
 class ParamNames(msgspec.Struct, frozen=True, kw_only=True):

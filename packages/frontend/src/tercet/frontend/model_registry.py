@@ -31,6 +31,7 @@ class ModelRegistry:
         pool: Executor,
         names: Sequence[str] = (),
         *,
+        threads: int = 1,
         expected: int = 0,
         patience: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
@@ -41,7 +42,8 @@ class ModelRegistry:
         `on_useless` is told which scheduler's files cannot be read, and why.
         """
         self._pool = pool
-        self._text_work = TextWork(pool)
+        self.text_work = TextWork(pool, threads=threads)
+        """Of all models: they share the `threads` of the pool."""
         self._names = names
         self._expected = expected
         self._clock = clock
@@ -135,7 +137,7 @@ class ModelRegistry:
             if known is None or not any(offer.is_of(known) for offer in offered):
                 first = next((offer for offer in offered if known is not None and offer.could_be(known)), offered[0])
                 known = self._models[name] = ServedModel(
-                    name, first.files, first.limits, first.identity, self._text_work, first.software
+                    name, first.files, first.limits, first.identity, self.text_work, first.software
                 )
             for offer in offers[name]:
                 if not successions.follows(known.identity.weights, offer.identity.weights):

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,13 +12,13 @@ import msgspec
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.embedding.sentence_files import SentenceFiles
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
-from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, size_of
 from tercet.frontend.grammar.spec import Tokens
 from tercet.frontend.model_json import read_object
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.special_text import SpecialTexts
 from tercet.frontend.template_manager import TemplateManager
-from tercet.frontend.text_work import TextWork
+from tercet.frontend.text_work import Piece, TextWork
 from tercet.frontend.token_bytes import TokenBytes
 from tercet.protocol.values import LoRAAdapter, ModelIdentity, ModelLimits
 
@@ -69,12 +69,12 @@ class ServedModel:
         files: ModelFiles,
         limits: ModelLimits,
         identity: ModelIdentity,
-        text_work: TextWork = TextWork(),
+        text_work: TextWork | None = None,
         software: str = "",
     ) -> None:
         self.name = self.base = name
         self.lora: LoRAAdapter | None = None
-        self._text_work = text_work
+        self.text_work = text_work or TextWork()
         self.files = files
         self.limits = limits
         self.identity = identity
@@ -109,16 +109,20 @@ class ServedModel:
 
     async def tokenized(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
         """`prompt_ids`, off the event loop and with an end to the wait for it. Raises ApiError."""
-        return await self._text_work.run(partial(self.prompt_ids, prompt, must_fit=must_fit))
+        return await self.text_work.run(Piece(partial(self.prompt_ids, prompt, must_fit=must_fit), size_of(prompt)))
+
+    async def all_tokenized(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Return the ids of the prompts of one request. Raises ApiError, and then begins no more of them."""
+        return await self.text_work.run_all([Piece(partial(self.prompt_ids, each), size_of(each)) for each in prompts])
 
     async def rendered_end(self, prompt: ChatPrompt) -> str:
         """The end of a chat as its template renders it, right before the answer. Raises ApiError."""
-        return await self._text_work.run(lambda: self._rendered(prompt)[-_PROMPT_END:])
+        return await self.text_work.run(Piece(lambda: self._rendered(prompt)[-_PROMPT_END:], size_of(prompt)))
 
     async def decoded(self, ids: list[int], *, skip_special_tokens: bool, param: str | None = None) -> str:
         """The text of any ids. Raises ApiError, naming `param` where the ids are at fault."""
         work = partial(self.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens, param=param)
-        return await self._text_work.run(work)
+        return await self.text_work.run(Piece(work, len(ids)))
 
     def prompt_ids(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
         """Render and tokenize. Long work for long prompts: called off the event loop. Raises BadRequestError.
@@ -129,12 +133,14 @@ class ServedModel:
         match prompt:
             case ChatPrompt():
                 text = self._rendered(prompt)
-                self._check_length(text, prompt.param, must_fit=must_fit)
+                self.check_length(text, prompt.param, must_fit=must_fit)
                 return self.tokenizer.encode(text, add_special_tokens=False)
             case TextPrompt():
-                self._check_length(prompt.text, prompt.param, must_fit=must_fit)
+                self.check_length(prompt.text, prompt.param, must_fit=must_fit)
                 return self.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
             case TokenPrompt():
+                if must_fit and len(prompt.token_ids) > self.context:
+                    raise self._too_long(prompt.param, f"{len(prompt.token_ids)} tokens", len(prompt.token_ids))
                 for token_id in prompt.token_ids:
                     if not 0 <= token_id < self.limits.vocab_size:
                         raise BadRequestError(f"{token_id} is not a token id of this model.", param=prompt.param)
@@ -153,8 +159,8 @@ class ServedModel:
             param = prompt.param if error.param == "messages" else error.param
             raise BadRequestError(self.tokenizer.unguard(error.message), param=param) from error
 
-    def _check_length(self, text: str, param: str, *, must_fit: bool) -> None:
-        """Refuse what is too long, before the work of tokenizing it."""
+    def check_length(self, text: str, param: str, *, must_fit: bool = True) -> None:
+        """Refuse a text that is too long, before the work of tokenizing it. Raises BadRequestError."""
         most = max(_COUNTED_CHARS, _COUNTED_CHARS_A_TOKEN * self.context)
         if not must_fit and len(text) > most:
             raise BadRequestError(
@@ -163,13 +169,17 @@ class ServedModel:
                 code="string_above_max_length",
             )
         if must_fit and (fewest := self.tokenizer.fewest_tokens(text)) > self.context:
-            raise ContextLengthExceededError(
-                f"This model's maximum context length is {self.context} tokens. However, your prompt has "
-                f"{len(text)} characters, which are at least {fewest} tokens.",
-                param=param,
-                prompt=fewest,
-                context=self.context,
+            raise self._too_long(
+                param, f"{len(self.tokenizer.unguard(text))} characters, which are at least {fewest} tokens", fewest
             )
+
+    def _too_long(self, param: str, length: str, tokens: int) -> ContextLengthExceededError:
+        return ContextLengthExceededError(
+            f"This model's maximum context length is {self.context} tokens. However, your prompt has {length}.",
+            param=param,
+            prompt=tokens,
+            context=self.context,
+        )
 
 
 def _fingerprint(*made_of: object) -> str:

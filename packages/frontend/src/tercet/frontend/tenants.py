@@ -6,7 +6,7 @@ from collections import Counter
 import msgspec
 
 from tercet.frontend.config import HttpConfig
-from tercet.frontend.errors import RateLimitError
+from tercet.frontend.errors import BadRequestError, RateLimitError
 from tercet.frontend.generate_request import GenerateRequest
 from tercet.frontend.keys import current_visitor
 
@@ -15,27 +15,27 @@ _TENANT_DIGITS = 32
 
 
 class Place:
-    """A request's place among those that its key may have in flight. Giving it back again is harmless."""
+    """The places that one request takes of those that its key may have. Giving them back again is harmless."""
 
-    def __init__(self, taken: Counter[str], owner: str) -> None:
+    def __init__(self, taken: Counter[str], owner: str, answers: int) -> None:
         self._taken = taken
         self._owner = owner
-        self._held = True
-        taken[owner] += 1
+        self._held = answers
+        taken[owner] += answers
 
     def give_back(self) -> None:
         """The request has ended, however it did."""
         if self._held:
-            self._held = False
-            self._taken[self._owner] -= 1
+            self._taken[self._owner] -= self._held
+            self._held = 0
             if not self._taken[self._owner]:
                 del self._taken[self._owner]
 
 
 class Tenants:
-    """Counts and separates by the key of `current_visitor`. Whoever needs none, and shows none, is not limited.
+    """Counts and separates by the key of `current_visitor`. Requests without a key are not limited.
 
-    `most_requests` of 0 is no limit.
+    A key may have `most_requests` answers in flight: prompts times choices. 0 is no limit.
     """
 
     def __init__(self, most_requests: int = 0, *, caches_apart: bool = False) -> None:
@@ -51,15 +51,27 @@ class Tenants:
             raise ValueError("--max-requests-per-key counts by API key, and this server has none: give it --api-key")
         return cls(config.max_requests_per_key, caches_apart=len(keys) > 1 and not config.share_cache_between_keys)
 
-    def place(self) -> Place:
-        """A place for one more request. Raises RateLimitError while its key has all it may have."""
+    def place(self, answers: int = 1, param: str | None = None) -> Place:
+        """Return the place of one more request, which asks for so many `answers`.
+
+        Raises RateLimitError while its key has all it may have, and BadRequestError, naming `param`, for a request that
+        asks for more than its key may ever have.
+        """
         visitor = current_visitor()
         limited = self._most and visitor.owner and not (visitor.admin or visitor.returning)
-        if limited and self._taken[visitor.owner] >= self._most:
-            raise RateLimitError(
-                f"This API key has {self._most} requests in flight, which is all it may have at a time.", retry_after=1
+        if limited and answers > self._most:
+            raise BadRequestError(
+                f"The request asks for {answers} answers (prompts times choices), and an API key may have "
+                f"{self._most} in flight here: ask for fewer in one request.",
+                param=param,
             )
-        return Place(self._taken, visitor.owner)
+        if limited and (taken := self._taken[visitor.owner]) + answers > self._most:
+            raise RateLimitError(
+                f"This API key has {taken} answers in flight, and the request asks for {answers} more. "
+                f"It may have {self._most} at a time.",
+                retry_after=1,
+            )
+        return Place(self._taken, visitor.owner, answers)
 
     def tenant(self) -> str:
         """What tells schedulers whose a request is, but nothing of the key; empty where there are no keys."""

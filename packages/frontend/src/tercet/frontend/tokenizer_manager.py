@@ -4,21 +4,20 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec import structs
 
 from tercet.frontend.adapter_names import AdapterNames
 from tercet.frontend.adapters import Adapters
-from tercet.frontend.admission import check_output, check_scores, check_stops, sampling
+from tercet.frontend.admission import check_length, check_output, check_scores, check_stops, sampling
 from tercet.frontend.control import Control
 from tercet.frontend.counters import Counters, Outcome
 from tercet.frontend.dispatch import Dispatcher
 from tercet.frontend.embedding.batch import EmbeddingBatch
 from tercet.frontend.embedding.input_encoder import InputEncoder
-from tercet.frontend.embedding.request import EmbeddingRequest
+from tercet.frontend.embedding.request import EmbeddingRequest, size_of
 from tercet.frontend.embedding.state import EmbeddingState
 from tercet.frontend.errors import (
     BadRequestError,
@@ -42,7 +41,7 @@ from tercet.frontend.router import DataParallelController
 from tercet.frontend.served_model import ServedModel
 from tercet.frontend.siblings import Siblings
 from tercet.frontend.tenants import Place, Tenants
-from tercet.frontend.text_work import TextWork
+from tercet.frontend.text_work import LONG, Piece
 from tercet.frontend.weights import Weights
 from tercet.protocol.events import Delivery
 from tercet.protocol.messages import AbortReq, Heartbeat, Series
@@ -75,7 +74,6 @@ class TokenizerManager:
         self,
         peer: str,
         outbox: Sender,
-        pool: Executor,
         registry: ModelRegistry,
         controller: DataParallelController,
         recovery_timeout: float = 60.0,
@@ -97,7 +95,6 @@ class TokenizerManager:
         self.weights = Weights(registry, self.fleet, self.control)
         self.grammars = GrammarChecker()
         self._refuses_at: float | None = None
-        self._text_work = TextWork(pool)
         self._clock = clock
         self._tenants = tenants or Tenants()
         self._on_servable: Callable[[], None] | None = on_servable
@@ -192,7 +189,9 @@ class TokenizerManager:
 
         Raises ApiError, and then none of them runs.
         """
-        place = self._admit()
+        answers = sum(each.sampling.n for each in requests)
+        names = requests[0].param_names
+        place = self._admit(answers, names.n if requests[0].sampling.n > 1 else requests[0].prompt.param)
         try:
             return await self._submit([self._tenants.marked(each) for each in requests], rid, place)
         except BaseException:
@@ -204,10 +203,11 @@ class TokenizerManager:
         if model.limits.task is not Task.GENERATE:
             what = "classifies" if model.limits.task is Task.CLASSIFY else "embeds"
             raise BadRequestError(f"The model {model.name!r} {what} and generates no text.", param="model")
-        for request in requests:
+        for request in requests:  # what costs nothing comes first: grammars may have to wait for a worker
             check_stops(request)
+            check_length(request, model)
         await self._check_grammars(requests, model)
-        prompts = await asyncio.gather(*(model.tokenized(request.prompt) for request in requests))
+        prompts = await model.all_tokenized([request.prompt for request in requests])
         predictions = [await _prediction(request, model) for request in requests]
         params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
         check_output(requests, params)
@@ -242,10 +242,9 @@ class TokenizerManager:
             message = f"The model {model.name!r} generates text: it makes no vectors or scores."
             raise BadRequestError(message, param="model")
         encode = InputEncoder(request, model).encode
-        count = len(request.inputs)
-        slices = [range(start, min(start + _INPUTS_A_JOB, count)) for start in range(0, count, _INPUTS_A_JOB)]
-        jobs = [self._text_work.run(partial(encode, places)) for places in slices]
-        encoded = itertools.chain.from_iterable(await asyncio.gather(*jobs))
+        pieces = [Piece(partial(encode, places), size) for places, size in _pieces_of(request)]
+        parts = await model.text_work.run_all(pieces)
+        encoded = itertools.chain.from_iterable(parts)
         batch, rid = EmbeddingBatch(place), rid or self.new_id()
         for number, (each, param) in enumerate(zip(encoded, request.params, strict=True)):
             batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request, batch.wake, param))
@@ -255,12 +254,12 @@ class TokenizerManager:
             self.release(batch)
         return batch
 
-    def _admit(self) -> Place:
-        """Room for a request of whoever asks. Raises UnavailableError, and RateLimitError."""
+    def _admit(self, answers: int = 1, param: str | None = None) -> Place:
+        """Return the place of a request for so many answers. Raises ApiError, naming `param` for too many."""
         if self._refuses_at is not None and self._clock() >= self._refuses_at:
             raise UnavailableError(_LEAVING, retry_after=1)
         try:
-            return self._tenants.place()
+            return self._tenants.place(answers, param)
         except RateLimitError:
             self.counters.over_limit += 1
             raise
@@ -352,6 +351,20 @@ async def _prediction(request: GenerateRequest, model: ServedModel) -> Sequence[
         return ()
     text = TextPrompt(request.prediction, add_special_tokens=False, param="prediction")
     return (await model.tokenized(text, must_fit=False))[:LONGEST]
+
+
+def _pieces_of(request: EmbeddingRequest) -> Iterator[tuple[list[int], int]]:
+    """Yield the places of inputs that are tokenized together, and how many characters these have."""
+    places: list[int] = []
+    size = 0
+    for place, given in enumerate(request.inputs):
+        more = size_of(given)
+        if places and (len(places) == _INPUTS_A_JOB or size + more >= LONG):
+            yield places, size
+            places, size = [], 0
+        places.append(place)
+        size += more
+    yield places, size
 
 
 def _outcome(state: InFlight) -> Outcome:

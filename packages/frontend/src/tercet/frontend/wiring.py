@@ -78,10 +78,10 @@ class Frontend:
         self._manager = TokenizerManager(
             link.peer,
             self._node,
-            self._pool,
             ModelRegistry(
                 self._pool,
                 serving.served_model_name,
+                threads=serving.tokenizer_threads,
                 expected=len(link.scheduler),
                 patience=serving.recovery_timeout,
                 clock=clock,

@@ -33,6 +33,17 @@ class PairInput(msgspec.Struct, frozen=True):
 Input = TextInput | TokenInput | PairInput
 
 
+def size_of(given: Input) -> int:
+    """Return about how many characters have to be worked on until an input is token ids."""
+    match given:
+        case TextInput(text):
+            return len(text)
+        case TokenInput(ids):
+            return len(ids) // 8  # each is only compared
+        case PairInput(_, second):  # the first text is tokenized once, however many pairs have it
+            return len(second)
+
+
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of one HTTP request."""
 

@@ -29,7 +29,6 @@ async def managed(
         manager = TokenizerManager(
             "frontend-0",
             engine,
-            pool,
             ModelRegistry(pool),
             DataParallelController(RoundRobin()),
             recovery_timeout,

@@ -72,7 +72,6 @@ async def serving(
         manager = TokenizerManager(
             peer,
             engine,
-            pool,
             registry,
             controller,
             recovery_timeout,
