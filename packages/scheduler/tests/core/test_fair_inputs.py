@@ -76,8 +76,9 @@ def test_what_comes_back_after_a_crash_takes_turns_too(policy: PolicyName) -> No
     assert place == (0 if policy is PolicyName.FAIR else 8)
 
 
-def test_one_tenant_leaves_places_for_others() -> None:
-    run = fair(max_queued=8)
+@pytest.mark.parametrize("policy", PolicyName)
+def test_one_tenant_leaves_places_for_others(policy: PolicyName) -> None:
+    run = fair(max_queued=8, policy=policy)
     for number in range(8):
         ask(run, f"a{number}", 7, 1, "a")
     assert [*run.rejected] == ["a4", "a5", "a6", "a7"]

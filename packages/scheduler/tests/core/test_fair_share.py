@@ -63,10 +63,11 @@ def test_a_flood_of_one_tenant_lets_another_s_request_by(policy: PolicyName, n: 
     run.assert_empty()
 
 
+@pytest.mark.parametrize("policy", PolicyName)
 @pytest.mark.parametrize(("n", "queued"), [(1, {"a": 12, "b": 6}), (4, {"a": 12, "b": 8})])
-def test_a_flood_leaves_places_in_the_queue(n: int, queued: dict[str, int]) -> None:
-    """As many as it takes; so whoever has none finds one. Where choices follow others they count, too."""
-    run = driver(max_queued=24)
+def test_a_flood_leaves_places_in_the_queue(policy: PolicyName, n: int, queued: dict[str, int]) -> None:
+    """As many as it takes, under every policy. Where choices follow others they count, too."""
+    run = driver(max_queued=24, policy=policy)
     for tenant, most in queued.items():
         for number in range(24 // n):
             ask(run, f"{tenant}{number}", [7, number], tenant, n=n)
@@ -79,6 +80,16 @@ def test_a_flood_leaves_places_in_the_queue(n: int, queued: dict[str, int]) -> N
     assert len(run.finishes) == sum(queued.values()) + n
     ask(run, "again", [7, 1], "a", n=12)
     assert "again" not in run.rejected, "places are free again"
+    run.run()
+    run.assert_empty()
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_without_keys_the_whole_queue_may_be_filled(policy: PolicyName) -> None:
+    run = driver(max_queued=6, policy=policy)
+    for number in range(8):
+        ask(run, f"r{number}", [7, number], "")
+    assert [*run.rejected] == ["r6", "r7"]
     run.run()
     run.assert_empty()
 

@@ -47,16 +47,6 @@ class Accounts:
         if not account.waiting:
             self._last = account
 
-    def room(self, tenant: str, free: int, others: int = 0) -> int:
-        """How many of the `free` places in a queue it may take: as many as it leaves, with `others` that it has there.
-
-        So there is a place for whoever has none, however many flood the queue: n tenants that want all get a part in
-        n + 1 each. The dynamic threshold of "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches"
-        (Choudhury and Hahne, 1998).
-        """
-        account = self.by_tenant.get(tenant)
-        return free - others - (0 if account is None else account.waiting)
-
     def _level(self) -> int:
         """Where whoever begins to wait stands at least. It never falls."""
         return min((each.served for each in self.by_tenant.values() if each.waiting), default=self._last.served)

@@ -1,6 +1,6 @@
 """Inputs that wait for a step: those that come again after a crash first, then new ones, unless tenants take turns."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
@@ -8,6 +8,7 @@ from itertools import chain
 from tercet.scheduler.core.accounts import Accounts
 from tercet.scheduler.core.config import PolicyName
 from tercet.scheduler.core.embedding_req import EmbeddingReq
+from tercet.scheduler.core.queue import room
 
 
 class EmbeddingQueue:
@@ -21,6 +22,8 @@ class EmbeddingQueue:
         self._by_priority = policy is PolicyName.PRIORITY
         self.accounts = Accounts() if policy is PolicyName.FAIR else None
         self._patience = patience
+        self.tenants: Counter[str] = Counter()
+        """Inputs that wait, by tenant."""
         self._first: dict[EmbeddingReq, None] = {}
         self._rest: dict[EmbeddingReq, None] = {}
 
@@ -34,12 +37,12 @@ class EmbeddingQueue:
         return chain(self._first, self._rest)
 
     def room(self, tenant: str, most: int) -> int:
-        """How many inputs of a tenant may wait besides, if `most` of all may."""
-        free = most - len(self)
-        return free if self.accounts is None else self.accounts.room(tenant, free)
+        """Return how many inputs of a tenant may wait besides, if `most` of all may."""
+        return room(tenant, most - len(self), self.tenants[tenant])
 
     def add(self, req: EmbeddingReq) -> None:
         """Let an input wait."""
+        self.tenants[req.tenant] += 1
         if self.accounts is not None:
             self.accounts.joined(req.tenant)
         first = req.attempt > 0 and self.accounts is None
@@ -50,6 +53,9 @@ class EmbeddingQueue:
         if req not in self:
             return
         del (self._first if req in self._first else self._rest)[req]
+        self.tenants[req.tenant] -= 1
+        if not self.tenants[req.tenant]:
+            del self.tenants[req.tenant]
         if self.accounts is not None:
             self.accounts.left(req.tenant)
 

@@ -66,10 +66,6 @@ class FairShare:
         """Only with output, as those have that ran. A crash brings back all that a flood has waiting, too."""
         return req.resumed and req.output_tokens > 0
 
-    def room(self, tenant: str, free: int, following: int) -> int:
-        """As many as it leaves."""
-        return self.accounts.room(tenant, free, following)
-
     def joined(self, req: Req) -> None:
         """One more of its tenant's waits."""
         self.accounts.joined(req.tenant)

@@ -65,6 +65,8 @@ def _requests(core: Scheduler) -> list[str]:
     places = len(core.waiting) + sum(len(req.followers) for req in {*held, *core.planner.running})
     if core.roster.queued != places:
         found.append(f"{core.roster.queued} choices are counted as queued, not {places}")
+    if core.waiting.tenants != Counter(req.tenant for req in core.waiting):
+        found.append("the choices that wait are miscounted by tenant")
     for req in core.planner.running:
         if req.slot < 0 or req in core.waiting:
             found.append(f"{req.rid}/{req.index} runs without a slot or waits as well")

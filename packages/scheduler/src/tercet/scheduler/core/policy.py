@@ -36,10 +36,6 @@ class SchedulePolicy(Protocol):
         """Whether a choice that arrives queues before all others, for an earlier attempt has begun it elsewhere."""
         ...
 
-    def room(self, tenant: str, free: int, following: int) -> int:
-        """How many of the `free` places in the queue a tenant may take, of which `following` choices follow others."""
-        ...
-
     def joined(self, req: Req) -> None:
         """A choice has begun to wait, new or retracted."""
 
@@ -67,10 +63,6 @@ class _ByArrival:
     def goes_first(self, req: Req) -> bool:
         """Whenever one has."""
         return req.resumed
-
-    def room(self, tenant: str, free: int, following: int) -> int:  # noqa: ARG002
-        """All."""
-        return free
 
     def joined(self, req: Req) -> None:
         """Nothing."""

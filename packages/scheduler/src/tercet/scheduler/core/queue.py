@@ -1,11 +1,22 @@
 """Choices that wait for a slot: retracted ones first, then new ones in the order of the policy."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from tercet.scheduler.core.policy import SchedulePolicy
 from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
+
+
+def room(tenant: str, free: int, own: int) -> int:
+    """Return how many of a queue's `free` places a tenant may take that has `own` already: as many as it leaves free.
+
+    So a tenant that has none finds a place, however many flood the queue: n tenants that want all get a part in n + 1
+    each. The dynamic threshold of "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches" (Choudhury and
+    Hahne, 1998). Requests of no tenant are of a server without keys: they have no others to leave places to.
+    """
+    return free - own if tenant else free
 
 
 class WaitingQueue:
@@ -16,6 +27,8 @@ class WaitingQueue:
         self._patience = patience
         self._first: dict[Req, None] = {}
         self._rest: dict[Req, None] = {}
+        self.tenants: Counter[str] = Counter()
+        """Choices that wait, by tenant."""
         self._sorted = True
         """Whether `_rest` is in order of arrival."""
 
@@ -32,6 +45,7 @@ class WaitingQueue:
     def add(self, req: Req, *, first: bool = False) -> None:
         """Let a choice wait; `first` is for those that ran already, or resume what an earlier attempt began."""
         self._policy.joined(req)
+        self.tenants[req.tenant] += 1
         if first:
             self._first[req] = None
             return
@@ -43,6 +57,9 @@ class WaitingQueue:
         """Take a choice out."""
         del (self._first if req in self._first else self._rest)[req]
         self._policy.left(req)
+        self.tenants[req.tenant] -= 1
+        if not self.tenants[req.tenant]:
+            del self.tenants[req.tenant]
 
     def admit(self, req: Req) -> None:
         """Take a choice out that was given a slot."""

@@ -9,7 +9,7 @@ from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import Outputs
 from tercet.scheduler.core.planner import Planner
 from tercet.scheduler.core.policy import SchedulePolicy
-from tercet.scheduler.core.queue import WaitingQueue
+from tercet.scheduler.core.queue import WaitingQueue, room
 from tercet.scheduler.core.request import Req
 
 
@@ -41,8 +41,8 @@ class Roster:
         return len(self._waiting) + self._following.total()
 
     def room(self, tenant: str, most: int) -> int:
-        """How many choices of a tenant may queue besides, if `most` of all may."""
-        return self._policy.room(tenant, most - self.queued, self._following[tenant])
+        """Return how many choices of a tenant may queue besides, if `most` of all may."""
+        return room(tenant, most - self.queued, self._waiting.tenants[tenant] + self._following[tenant])
 
     def choices(self, frontend: str, rid: str) -> dict[int, Req]:
         """The choices held of a frontend's request, by index."""
