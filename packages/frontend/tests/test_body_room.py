@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Callable
 
 import httpx2
+import orjson
 import pytest
 
 from tercet.frontend.body_room import BodyRoom
 from tercet.frontend.config import HttpConfig
 from tercet.frontend.errors import UnavailableError
-from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.frontend.testing import FakeEngine, Served, Token, serving
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -59,10 +61,65 @@ def test_one_key_leaves_half_of_the_room_to_others() -> None:
     room = BodyRoom(1 << 20)
     with room.space("mine") as mine, room.space("yours") as yours:
         mine.grow(room.most // 2)
-        with pytest.raises(UnavailableError, match="long requests"):
-            mine.grow(room.most)
+        with room.space("mine") as other, pytest.raises(UnavailableError, match="long requests"):
+            other.grow(1 << 20)
         yours.grow(room.most // 2)
     assert room.taken == 0
+
+
+def test_a_body_that_is_alone_may_be_parsed_whatever_it_costs() -> None:
+    room = BodyRoom(1 << 20)
+    with room.space("mine") as mine:
+        for _ in range(16):
+            mine.read(b"10,11," * (1 << 14))
+        assert mine.taken > room.most
+        with room.space("yours") as yours, pytest.raises(UnavailableError):
+            yours.grow(1 << 20)
+    assert room.taken == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["plain text", "[1000,2000,3000,4000]", '{"a":1,"b":"c","d":{}}', "wide 🎉 text", "\\ud83c"]
+)
+def test_what_is_parsed_of_a_body_takes_no_more_than_is_counted(text: str) -> None:
+    body = (
+        json.dumps([text] * 2000, ensure_ascii=False) if text[0] not in "[{" else f"[{','.join([text] * 9000)}]"
+    ).encode()
+    room = BodyRoom(1 << 30)
+    with room.space("") as space:
+        for start in range(0, len(body), 1000):
+            space.read(body[start : start + 1000])
+        tracemalloc.start()
+        parsed = orjson.loads(body)
+        used, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert parsed
+        assert used - 65_536 <= space.taken + 65_536
+
+
+async def test_a_body_keeps_its_room_until_its_request_ends(engine_of: EngineOf, http_of: HttpOf) -> None:
+    """What is parsed of it is held as long: a stream that goes on holds its prompt."""
+    engine = engine_of(lambda _request, _index: [Token(5, "x")] * 3, auto=False)
+    room = BodyRoom(1)
+    body = json.dumps({**SHORT, "max_tokens": 3, "user": "x" * 200}).encode().ljust(LONGEST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tercet.frontend.app.BodyRoom", lambda _longest: room)
+        room.most = 5 * LONGEST
+        async with serving(engine, HttpConfig(max_body_bytes=LONGEST)) as served:
+            http = http_of(served)
+            asked = [asyncio.create_task(http.post("/v1/completions", content=body, headers=JSON)) for _ in range(5)]
+            async with asyncio.timeout(10):
+                while len(engine.running) < 5:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+            assert room.taken > 4 * LONGEST
+            refused = await http.post("/v1/completions", content=body, headers=JSON)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            async with asyncio.timeout(10):
+                while not all(each.done() for each in asked):
+                    engine.step()
+                    await asyncio.sleep(0.002)
+            assert [(await each).status_code for each in asked] == [200] * 5
+            assert room.taken == 0
 
 
 def test_a_body_is_counted_once_however_it_arrives() -> None:

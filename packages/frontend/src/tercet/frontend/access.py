@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tercet.frontend.anthropic.errors import anthropic_error, asks_anthropic
-from tercet.frontend.body_room import BodyRoom
+from tercet.frontend.body_room import BodyRoom, until_request_ends
 from tercet.frontend.counters import Exchange
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
 from tercet.frontend.event_stream import ClientGoneError
@@ -81,7 +81,8 @@ class Access:
             await send(message)
 
         try:
-            await self._answer(self._admit(scope, headers), scope, receive, send_with_id)
+            with until_request_ends():
+                await self._answer(self._admit(scope, headers), scope, receive, send_with_id)
         except ClientGoneError:
             return
         except ApiError as error:

@@ -104,7 +104,7 @@ async def _received(request: Request, limit: int) -> tuple[bytearray, int]:
                     body += piece
                     if len(body) > limit:
                         raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
-                    space.grow(len(body))
+                    space.read(piece)
                     marks += most_marks(piece)
     except TimeoutError:
         raise RequestTimeoutError(f"The body did not arrive within {BODY_SECONDS:g} seconds.") from None
