@@ -1,6 +1,6 @@
 """`Planner`: which tokens of which choices the next step computes."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 from tercet.protocol.values import Grammar, LoRAAdapter
@@ -23,6 +23,7 @@ from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
 from tercet.scheduler.core.policy import LONGEST_MEASURED
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.slot_shares import SlotShares
 
 RESERVE_DECAY = 0.998
 RESERVE_RISE = 0.1
@@ -205,11 +206,20 @@ class Planner:
 
     def _could_admit(self) -> bool:
         """Whether there is a slot for somebody who waits, and may be memory."""
-        return bool(self._memory.free_slots) and any(not self.is_blocked(req) for req in self._waiting)
+        if not self._memory.free_slots:
+            return False
+        admissible = self._admissible(SlotShares(self.running, self._memory))
+        return any(req.tenant in admissible and not self.is_blocked(req) for req in self._waiting)
+
+    def _admissible(self, shares: SlotShares) -> set[str]:
+        """Return the tenants that wait and may take a slot."""
+        return {tenant for tenant in self._waiting.tenants if shares.may_run(tenant)}
 
     def _admit(self, forming: FormingPlan, step: int) -> None:
-        """Let waiting choices in, in order, until budget, slots or memory are short. Nobody jumps a line for memory.
+        """Let waiting choices in, in order, until budget, slots or memory are short.
 
+        A new choice that finds no pages lets only those go by whose tenant has no slot, until its patience is at an
+        end. One that was retracted lets nobody go by.
         Whose adapter finds no place is passed over, until its patience is at an end.
 
         Beside those that were held back only the short ones start, of the first that wait. Whose beginning is just
@@ -219,14 +229,16 @@ class Planner:
         overtaken: list[Req] = []
         skipped: list[Req] = []
         put_off = 0
-        if forming.budget and self._memory.free_slots:
+        shares = SlotShares(self.running, self._memory)
+        admissible = self._admissible(shares)
+        if forming.budget and admissible:
             reserve = sum(self._foreseen(req) for req in self.running)
             coming = self._coming_prefixes()
             alone = any(req.alone for req in self.running)
-            for req in islice(self.line(), LONGEST_MEASURED if forming.held_back else None):
-                if forming.budget == 0 or put_off == LONGEST_MEASURED:
+            for req in islice(self.line(admissible), LONGEST_MEASURED if forming.held_back else None):
+                if forming.budget == 0 or put_off == LONGEST_MEASURED or not admissible:
                     break
-                if self.is_blocked(req):
+                if req.tenant not in admissible or self.is_blocked(req):
                     continue
                 if req.hold or (self.running and (req.alone or alone)):
                     break
@@ -242,9 +254,16 @@ class Planner:
                     skipped.append(req)
                     put_off += 1
                     continue
-                copies = self._memory.admit(req, reserve + self._foreseen(req) if self.running else 0)
+                kept = reserve + self._foreseen(req) + shares.kept_pages(req.tenant)
+                copies = self._memory.admit(req, kept if self.running else 0)
                 if copies is None:
-                    break
+                    if not req.tenant or req.output_tokens or req.passed_over >= self._config.patience:
+                        break
+                    shares.only_newcomers()
+                    admissible = self._admissible(shares) - {req.tenant}
+                    skipped.append(req)
+                    continue
+                shares.took(req)
                 self._introduce(req, copies, forming, step)
                 admitted.append(req)
                 overtaken += skipped
@@ -252,6 +271,7 @@ class Planner:
                 alone = req.alone
                 coming.add(req)
                 reserve += self._foreseen(req)
+                admissible = self._admissible(shares)
         if admitted:
             self._waiting.count_passed_over(admitted, overtaken)
 
@@ -265,10 +285,13 @@ class Planner:
             return False
         return coming.is_worth_waiting(req, self._memory.cache)
 
-    def line(self) -> Iterable[Req]:
-        """Who waits, in order; one to which the scheduler was offered has it to itself, unless it is held up."""
+    def line(self, tenants: Collection[str] | None = None) -> Iterable[Req]:
+        """Return the waiting choices of some tenants, or of all, in the order in which they should be admitted.
+
+        One to which the scheduler was offered has it to itself, unless it is held up.
+        """
         offered = [req for req in self._waiting if req.offered and not self.is_blocked(req)]
-        return offered or self._waiting.in_order(self._memory.cache)
+        return offered or self._waiting.in_order(self._memory.cache, tenants)
 
     def _introduce(self, req: Req, copies: list[PageCopy], forming: FormingPlan, step: int) -> None:
         self._waiting.admit(req)

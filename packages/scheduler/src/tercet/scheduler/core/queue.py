@@ -1,7 +1,7 @@
 """Choices that wait for a slot: retracted ones first, then new ones in the order of the policy."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from tercet.scheduler.core.policy import SchedulePolicy
@@ -66,19 +66,23 @@ class WaitingQueue:
         self.remove(req)
         self._policy.admitted(req)
 
-    def in_order(self, cache: PrefixCache) -> Iterator[Req]:
-        """Who should be admitted next: those that go first, those that lost patience, then the policy's choice.
+    def in_order(self, cache: PrefixCache, tenants: Collection[str] | None = None) -> Iterator[Req]:
+        """Return who should be admitted next, of some tenants or of all.
 
-        Choices can be admitted meanwhile.
+        Those that go first come before those that lost patience, and these before the policy's choice. Choices can be
+        admitted meanwhile.
         """
         if not self._sorted:
             self._rest = dict(sorted(self._rest.items(), key=lambda item: item[0].arrival))
             self._sorted = True
         first = sorted(self._first, key=lambda req: req.arrival)
-        aged = [req for req in self._rest if req.passed_over >= self._patience]
+        rest = list(self._rest)
+        if tenants is not None and len(tenants) < len(self.tenants):
+            rest = [req for req in rest if req.tenant in tenants]
+        aged = [req for req in rest if req.passed_over >= self._patience]
         if not aged:
-            return chain(first, self._policy.order(list(self._rest), cache))
-        young = [req for req in self._rest if req.passed_over < self._patience]
+            return chain(first, self._policy.order(rest, cache))
+        young = [req for req in rest if req.passed_over < self._patience]
         return chain(first, aged, self._policy.order(young, cache))
 
     def count_passed_over(self, admitted: Sequence[Req], skipped: Sequence[Req]) -> None:
