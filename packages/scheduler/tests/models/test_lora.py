@@ -287,7 +287,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "biases": (lambda path: changed(path, bias="all"), "bias"),
     "no rank": (lambda path: changed(path, r=0), "must be numbers"),
     "no number": (lambda path: changed(path, lora_alpha="8"), "must be numbers"),
-    "no finite number": (lambda path: changed(path, lora_alpha=float("inf")), "must be numbers"),
+    "no finite number": (lambda path: changed(path, lora_alpha=float("inf")), "lora_alpha is not a finite number"),
     "a pattern to search": (lambda path: changed(path, alpha_pattern={"(a+)+$": 3}), "is no name of a layer"),
     "a pattern of text": (lambda path: changed(path, rank_pattern={"q_proj": "4"}), "must hold numbers"),
     "other layers": (

@@ -210,7 +210,7 @@ def test_only_safetensors(tmp_path: Path) -> None:
 )
 def test_an_index_that_points_outside(tmp_path: Path, weight_map: Any) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(ModelError, match="weight_map must map"):
+    with pytest.raises(ModelError, match=r"weight_map must map|half a surrogate pair"):
         weight_files(tmp_path)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from tercet.detokenizer.errors import TokenizerError
+from tercet.protocol.json_files import error_line, parse_json
 
 Piece = str | bytes | None
 """Text that stands alone, bytes that need neighbours to become text, or None: the id adds nothing."""
@@ -106,10 +107,16 @@ class Vocabulary:
     def __init__(self, tokenizer_json: str) -> None:
         """Raises TokenizerError for a text that is not a tokenizer."""
         try:
-            self.tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json)
-            joining = joining_of(msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder)
-        except Exception as error:  # tokenizers raises plain Exception for anything it cannot read
-            raise TokenizerError(f"not a tokenizer.json: {error}") from error
+            self._read(tokenizer_json)
+        except (MemoryError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # tokenizers raises plain Exception, and what a panic in Rust becomes is none
+            raise TokenizerError(f"not a tokenizer.json: {error_line(error)}") from error
+
+    def _read(self, tokenizer_json: str) -> None:
+        parse_json(tokenizer_json)  # as a frontend does
+        self.tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json)
+        joining = joining_of(msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder)
         special = {i: token for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
         self.special_ids = frozenset(special)
         self._special = {token.content for token in special.values()}

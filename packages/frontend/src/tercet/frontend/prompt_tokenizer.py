@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from tercet.frontend.embedding.input_layout import layout_of
 from tercet.frontend.errors import BadRequestError
+from tercet.protocol.json_files import parse_json
 
 _ROLE_MARKER = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 """Added tokens of this shape steer a chat even where their tokenizer does not call them special."""
@@ -39,6 +40,7 @@ class PromptTokenizer:
     """
 
     def __init__(self, tokenizer_json: str) -> None:
+        file = parse_json(tokenizer_json)
         self._tokenizer = _read(tokenizer_json)
         self.layout = layout_of(self._tokenizer, pair=False)
         """How one input of an encoder is put together."""
@@ -63,7 +65,7 @@ class PromptTokenizer:
         self._mark_id = self._tokenizer.token_to_id(self._mark)
         has_offsets = bool(self._normalized)
         self._encode_batch = self._tokenizer.encode_batch if has_offsets else self._tokenizer.encode_batch_fast
-        self.decoder_types = _decoder_types(json.loads(tokenizer_json).get("decoder"))
+        self.decoder_types = _decoder_types(file.get("decoder"))
 
     def guard(self, text: str, *, param: str | None = None) -> str:
         """The text with a mark inside every control token, and after an end that a neighbour could complete to one."""

@@ -5,7 +5,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,12 +14,13 @@ from tercet.frontend.embedding.sentence_files import SentenceFiles
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
 from tercet.frontend.generate_request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, size_of
 from tercet.frontend.grammar.spec import Tokens
-from tercet.frontend.model_json import read_object
+from tercet.frontend.model_json import read_object, read_text, reading
 from tercet.frontend.prompt_tokenizer import PromptTokenizer
 from tercet.frontend.special_text import SpecialTexts
 from tercet.frontend.template_manager import TemplateManager
 from tercet.frontend.text_work import Piece, TextWork
 from tercet.frontend.token_bytes import TokenBytes
+from tercet.protocol.json_files import error_line
 from tercet.protocol.values import LoRAAdapter, ModelIdentity, ModelLimits
 
 _PROMPT_END = 256
@@ -32,11 +33,11 @@ _COUNTED_CHARS_A_TOKEN = 64
 class SamplingDefaults(msgspec.Struct, frozen=True):
     """What a model's generation_config.json asks for where a request says nothing."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
 
 
 class ModelFiles:
@@ -47,16 +48,14 @@ class ModelFiles:
             raise ValueError("the model has no tokenizer.json")
         self.tokenizer_json = files["tokenizer.json"]
         self.tokenizer_sha = hashlib.sha256(files["tokenizer.json"]).hexdigest()
-        try:
-            self.tokenizer = PromptTokenizer(files["tokenizer.json"].decode())
-        except ValueError:
-            raise
-        except Exception as error:  # tokenizers raises bare Exception
-            raise ValueError(f"tokenizer.json does not load: {error}") from error
-        self.token_bytes = TokenBytes(self.tokenizer)
-        self.special_texts = SpecialTexts(map(self.tokenizer.token, self.tokenizer.special_ids))
-        self.template = TemplateManager.from_files(files)
-        self.sentences = SentenceFiles(files)
+        with reading("tokenizer.json"):
+            self.tokenizer = PromptTokenizer(read_text(files, "tokenizer.json"))
+            self.token_bytes = TokenBytes(self.tokenizer)
+            self.special_texts = SpecialTexts(map(self.tokenizer.token, self.tokenizer.special_ids))
+        with reading("the chat template"):
+            self.template = TemplateManager.from_files(files)
+        with reading("the files of sentence-transformers"):
+            self.sentences = SentenceFiles(files)
         self.defaults = _defaults(read_object(files, "generation_config.json"))
 
 
@@ -192,7 +191,7 @@ def context_of(limits: ModelLimits) -> int:
 
 
 def _defaults(config: Mapping[str, Any]) -> SamplingDefaults:
-    """Sampling defaults; values of the wrong type are passed over."""
+    """Sampling defaults; values that are no numbers are passed over. Raises ValueError for what no request may say."""
     known = {
         name: config[name]
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -200,5 +199,5 @@ def _defaults(config: Mapping[str, Any]) -> SamplingDefaults:
     }
     try:
         return msgspec.convert(known, SamplingDefaults)
-    except msgspec.ValidationError:
-        return SamplingDefaults()
+    except msgspec.ValidationError as error:
+        raise ValueError(f"generation_config.json: {error_line(error)}") from error

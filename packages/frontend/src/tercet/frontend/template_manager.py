@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.generate_request import ChatPrompt
-from tercet.frontend.model_json import read_object
+from tercet.frontend.model_json import read_object, read_text
 from tercet.frontend.parsers.registry import ParserNames, detect
 
 _PROBE = "tercet-probe"
@@ -147,7 +147,7 @@ class TemplateManager:
         if isinstance(field, list):
             named = {each.get("name"): each.get("template") for each in field if isinstance(each, dict)}
             field, for_tools = named.get("default"), named.get("tool_use")
-        source = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else field
+        source = read_text(files, "chat_template.jinja") if "chat_template.jinja" in files else field
         if not isinstance(source, str):
             return None
         tokens = {name: _token_text(config.get(name)) for name in _TOKENS}

@@ -78,7 +78,7 @@ def probe(
 
 def fail(message: str) -> int:
     """Say why nothing can be served, in one line."""
-    sys.stderr.write(f"tercet-scheduler: {message}\n")
+    sys.stderr.write(f"tercet-scheduler: {' '.join(message.split())}\n")
     return EXIT_CONFIG
 
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             app(arguments, exit_on_error=False, print_error=False)
         except (ConfigError, CycloptsError) as error:
-            sys.exit(fail(" ".join(str(error).split())))
+            sys.exit(fail(str(error)))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ class _Announced:
         self._announce = announce
 
     def result(self) -> StepResult:
-        """Wait until they are loaded, and say so before the core does."""
+        """Wait until they are loaded, and say so before the core does; not where loading failed."""
         result = self._pending.result()
-        self._announce()
+        if not result.fault:
+            self._announce()
         return result
 
 

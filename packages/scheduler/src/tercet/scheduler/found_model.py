@@ -10,8 +10,10 @@ from tercet.scheduler.model_files import (
     ModelError,
     check_tokenizer,
     model_identity,
+    reading,
     resolve_model,
     served_dtype,
+    tokenizer_files,
 )
 from tercet.scheduler.model_task import task_of
 
@@ -31,13 +33,15 @@ class Found:
 
 def find_model(options: ModelOptions, weights: str = "") -> Found:
     """The model that options name, downloaded if need be, which may take long. Raises ModelError."""
-    path = resolve_model(options.model)
-    name = path.name if Path(options.model).is_dir() else options.model
-    found = Found(path, name, task_of(path, options.task), Path(weights).absolute() if weights else None)
-    if found.weights is not None and found.task is not Task.GENERATE:
-        raise ModelError(f"{name} generates no text, and has its own weights alone")
-    check_tokenizer(path)
-    return found
+    with reading(options.model):
+        path = resolve_model(options.model)
+        name = path.name if Path(options.model).is_dir() else options.model
+        found = Found(path, name, task_of(path, options.task), Path(weights).absolute() if weights else None)
+        if found.weights is not None and found.task is not Task.GENERATE:
+            raise ModelError(f"{name} generates no text, and has its own weights alone")
+        check_tokenizer(path)
+        tokenizer_files(path)  # they are asked for in a thread that nothing may end
+        return found
 
 
 def on_gpu(options: ModelOptions) -> bool:
@@ -53,11 +57,16 @@ def on_gpu(options: ModelOptions) -> bool:
 
 
 def identity_of(options: ModelOptions, found: Found) -> ModelIdentity:
-    """By which a model is known: where it is computed decides with the options in which dtype that is."""
-    dtype = served_dtype(found.path, options.dtype, slow=_slow_dtype(options), encoder=found.task is not Task.GENERATE)
-    return model_identity(
-        found.path, dtype, options.quantization, options.kv_cache_dtype, options.context_length, found.weights
-    )
+    """By which a model is known: where it is computed decides with the options in which dtype that is.
+
+    Raises ModelError.
+    """
+    slow, encoder = _slow_dtype(options), found.task is not Task.GENERATE
+    with reading(str(found.path)):
+        dtype = served_dtype(found.path, options.dtype, slow=slow, encoder=encoder)
+        return model_identity(
+            found.path, dtype, options.quantization, options.kv_cache_dtype, options.context_length, found.weights
+        )
 
 
 def _slow_dtype(options: ModelOptions) -> str:

@@ -2,15 +2,21 @@
 
 import hashlib
 import importlib.resources
-import json
+import logging
 import math
+import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from tercet.protocol.json_files import error_line, parse_json
 from tercet.protocol.values import ModelIdentity
+
+logger = logging.getLogger(__name__)
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -36,6 +42,11 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 _HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]
 _HUB_TIMEOUT = 5.0  # seconds to answer at all; the files themselves may take as long as they need
 _MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
+_MAX_JSON = 1 << 26
+"""Bytes of a JSON file or a template. The index of the largest checkpoints has a quarter of it."""
+MAX_TOKENIZER = 1 << 28
+"""Bytes of a tokenizer.json. The largest that are known have an eighth of it."""
+_MOST_DIMENSIONS = 16
 _LONGEST_NAME = 255  # bytes, as in most file systems
 _SAMPLE = 1024  # bytes hashed of each tensor
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
@@ -44,6 +55,10 @@ _ITEM_SIZES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 class ModelError(ValueError):
     """A model that cannot be served; the message is one line for whoever asked for it."""
+
+
+class FileTooLargeError(ModelError):
+    """A file of more bytes than are read of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +103,76 @@ def resolve_adapter(name: str) -> Path:
     return _download(name)
 
 
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Run a block that reads files nobody has checked. Raises ModelError, in one line, for all that goes wrong in it.
+
+    `what` is named where an exception says nothing of it. Errors of Tercet's own pass, and so does a want of memory.
+    """
+    try:
+        yield
+    except (MemoryError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        if type(error).__module__.startswith("tercet."):
+            raise
+        logger.debug("%s", what, exc_info=True)
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise ModelError(f"{what} cannot be read: {kind}{error_line(error)}") from error
+
+
+@contextmanager
+def open_regular(path: Path, most: int) -> Iterator[BinaryIO]:
+    """Open a file to read. Raises ModelError for one of more than `most` bytes, and for all but regular files.
+
+    A pipe or a device might have no end, or keep its reader waiting, so opening waits for nothing. Raises
+    FileNotFoundError where there is none.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ModelError(f"{path} is not a regular file")
+            if found.st_size > most:
+                raise FileTooLargeError(f"{path} is larger than {most} bytes")
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error_line(error)}") from error
+
+
+def read_file(path: Path, most: int = _MAX_JSON) -> bytes:
+    """Return the content of a file. Raises as `open_regular` does."""
+    with open_regular(path, most) as file:
+        content = file.read(most + 1)
+    if len(content) > most:  # it has grown
+        raise FileTooLargeError(f"{path} is larger than {most} bytes")
+    return content
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ModelError."""
     try:
-        return parse_json(path.read_bytes(), str(path))
+        return json_object(read_file(path), str(path))
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
 
 
-def parse_json(content: bytes, name: str) -> dict[str, Any]:
+def json_object(content: bytes, name: str) -> dict[str, Any]:
     """The object in the content of a JSON file of that name. Raises ModelError."""
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{name} cannot be read as JSON: {error}") from error
+    value = json_value(content, name)
     if not isinstance(value, dict):
         raise ModelError(f"{name} holds no JSON object")
     return value
+
+
+def json_value(content: bytes, name: str) -> Any:
+    """The value in the content of a JSON file of that name. Raises ModelError."""
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise ModelError(f"{name} cannot be read as JSON: {error_line(error)}") from error
 
 
 def saved_dtype(config: Mapping[str, Any]) -> str:
@@ -168,26 +234,33 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
     Raises ModelError for a file whose header and size disagree, as after a broken download.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER):
-            raise ModelError(f"{path}: its header is longer than the file")
-        text = file.read(length)
     try:
-        entries = json.loads(text)
-        tensors = {
-            name: _stored_tensor(name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"
-        }
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{path}: its header cannot be read: {error}") from error
-    end = 8 + length
-    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        with open_regular(path, most=2**63 - 1) as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _MAX_HEADER):
+                raise ModelError(f"{path}: its header is longer than the file")
+            text = file.read(length)
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist") from None
+    return header_tensors(text, size, str(path))
+
+
+def header_tensors(text: bytes, size: int, name: str) -> dict[str, StoredTensor]:
+    """The tensors that a safetensors file's header describes, of a file of `size` bytes. Raises ModelError."""
+    try:
+        entries = json_object(text, "JSON")
+        _check_metadata(entries.pop("__metadata__", None))
+        tensors = {name: _stored_tensor(name, entry, 8 + len(text)) for name, entry in entries.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{name}: its header cannot be read: {error_line(error)}") from error
+    end = 8 + len(text)
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
         if tensor.start != end or tensor.end - end != math.prod(tensor.shape) * _ITEM_SIZES[tensor.dtype]:
-            raise ModelError(f"{path}: the bytes of {name} do not fit its shape")
+            raise ModelError(f"{name}: the bytes of {tensor.name[:200]} do not fit its shape")
         end = tensor.end
     if end != size:
-        raise ModelError(f"{path}: {size} bytes, while its header describes {end}")
+        raise ModelError(f"{name}: {size} bytes, while its header describes {end}")
     return tensors
 
 
@@ -198,7 +271,7 @@ def check_tokenizer(directory: Path) -> None:
     """
     path = directory / "tokenizer.json"
     try:
-        text = path.read_bytes()
+        text = read_file(path, MAX_TOKENIZER)
     except FileNotFoundError:
         raise ModelError(f"{directory} has no tokenizer.json, and other forms of tokenizers are not read") from None
     if not (text.lstrip().startswith(b"{") and text.rstrip().endswith(b"}")):
@@ -206,8 +279,12 @@ def check_tokenizer(directory: Path) -> None:
 
 
 def tokenizer_files(directory: Path) -> dict[str, bytes]:
-    """The contents of those TOKENIZER_FILES that the model has."""
-    return {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
+    """The contents of those TOKENIZER_FILES that the model has. Raises ModelError."""
+    return {
+        name: read_file(directory / name, MAX_TOKENIZER if name == "tokenizer.json" else _MAX_JSON)
+        for name in TOKENIZER_FILES
+        if (directory / name).exists()
+    }
 
 
 def file_hashes(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -240,15 +317,15 @@ def model_identity(
     def add(part: bytes) -> None:
         digest.update(len(part).to_bytes(8, "little") + part)
 
-    config = (described / "config.json").read_bytes()
+    config = read_file(described / "config.json")
     add(config)
     if b'"long_factor"' in config:
         add(f"as long as {context_length}".encode())
     for pattern in _SENTENCE_FILES:
         for path in sorted(described.glob(pattern)):
-            add(path.read_bytes())
+            add(read_file(path))
     settings = described / "config_sentence_transformers.json"
-    if settings.is_file() and b'"truncate_dim"' in (content := settings.read_bytes()):
+    if settings.exists() and b'"truncate_dim"' in (content := read_file(settings)):
         add(content)
     add(_revision(own).encode())
     served = dtype if quantization == "none" else f"{dtype} as {quantization}"
@@ -256,7 +333,7 @@ def model_identity(
     for path in weight_files(own) if any(own.glob("*.safetensors")) else []:
         add(f"{path.name} {path.stat().st_size}".encode())
         tensors = read_header(path)
-        with path.open("rb") as file:
+        with open_regular(path, most=2**63 - 1) as file:
             for name, tensor in sorted(tensors.items()):
                 add(f"{name} {tensor}".encode())
                 file.seek(tensor.start)
@@ -271,12 +348,22 @@ def model_identity(
 
 def _stored_tensor(name: str, entry: Any, data_start: int) -> StoredTensor:
     start, end = entry["data_offsets"]
-    tensor = StoredTensor(name, entry["dtype"], tuple(entry["shape"]), data_start + start, data_start + end)
-    if tensor.dtype not in _ITEM_SIZES:
-        raise ValueError(f"dtype {tensor.dtype} is not supported")
-    if not all(isinstance(size, int) and size >= 0 for size in (start, end, *tensor.shape)):
+    shape, dtype = entry["shape"], entry["dtype"]
+    if not isinstance(dtype, str) or dtype not in _ITEM_SIZES:
+        raise ValueError(f"dtype {dtype!r} is not supported")
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"the shape of {name[:200]} is not a list of at most {_MOST_DIMENSIONS} sizes")
+    if not all(type(size) is int and size >= 0 for size in (start, end, *shape)):
         raise ValueError("negative or fractional sizes")
-    return tensor
+    return StoredTensor(name, dtype, tuple(shape), data_start + start, data_start + end)
+
+
+def _check_metadata(metadata: Any) -> None:
+    """Refuse with ValueError metadata that the library of safetensors refuses."""
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("__metadata__ must map names to texts")
 
 
 def _is_plain_name(name: Any) -> bool:

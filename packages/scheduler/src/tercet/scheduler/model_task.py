@@ -1,12 +1,11 @@
 """What a model is for, told by its config.json and by the files that sentence-transformers puts beside it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tercet.protocol.values import Task
-from tercet.scheduler.model_files import ModelError, read_json
+from tercet.scheduler.model_files import ModelError, json_value, read_file, read_json
 from tercet.scheduler.sentence_fields import (
     NORMALIZE,
     POOLING,
@@ -144,10 +143,7 @@ def _folders(path: Path, task: Task) -> dict[str, str]:
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
-    try:
-        modules = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+    modules = json_value(read_file(path), str(path))
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ModelError(f"{path} holds no list of modules")
     return modules

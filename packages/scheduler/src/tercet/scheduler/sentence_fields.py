@@ -101,7 +101,7 @@ def longest_text(directory: Path, task: Task) -> int | None:
             length = config.get("max_seq_length")
             if length is not None and (type(length) is not int or length < 1):
                 raise unsupported(f"{path}: max_seq_length", length, "it is no positive number of tokens")
-            return length
+            return None if length is None else min(length, 2**31 - 1)
     return None
 
 

@@ -1,19 +1,26 @@
 """`WeightsDesk`: looks at weights before the old ones are given up for them, so that no step waits for it."""
 
+import logging
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
-_LONGEST_FAULT = 1000
+from tercet.protocol.json_files import error_line
+from tercet.scheduler.reading_threads import ReadingThreads
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 600.0
+"""Seconds to look at a checkpoint. It is headers that are read, and what is tied."""
 
 
 class WeightsDesk:
     """The `WeightsReader` port. Nothing is remembered: what lies at a path may be something else by the next time."""
 
-    def __init__(self, check: Callable[[str], None]) -> None:
-        """`check` raises ValueError for a directory whose weights cannot be loaded."""
+    def __init__(self, check: Callable[[str], None], patience: float = _PATIENCE) -> None:
+        """`check` raises for a directory whose weights cannot be loaded, whatever its files make it raise."""
         self._check = check
         self._looks: dict[str, Future[None]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="look at weights")
+        self._thread = ReadingThreads[None](1, "look at weights", patience)
 
     @property
     def busy(self) -> bool:
@@ -33,14 +40,15 @@ class WeightsDesk:
         return [(path, _fault(look)) for path, look in over.items()]
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(cancel_futures=True)
+        """Look at nothing more."""
+        self._thread.close()
 
 
 def _fault(look: Future[None]) -> str:
     error = look.exception()
     if error is None:
         return ""
-    if not isinstance(error, ValueError | OSError):
-        raise error
-    return " ".join(str(error).split())[:_LONGEST_FAULT] or type(error).__name__
+    if isinstance(error, ValueError | OSError):
+        return error_line(error)
+    logger.warning("weights cannot be read", exc_info=error)
+    return f"its files cannot be read: {type(error).__name__}: {error_line(error)}"

@@ -1,6 +1,7 @@
 """Builds a scheduler process from its options: the one place where adapters are chosen."""
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -38,10 +39,12 @@ from tercet.scheduler.event_log import RecordingScheduler
 from tercet.scheduler.executors import EXECUTORS, ReportBytes
 from tercet.scheduler.found_model import Found, find_model, identity_of, on_gpu
 from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
-from tercet.scheduler.model_files import file_hashes, tokenizer_files
+from tercet.scheduler.model_files import ModelError, file_hashes, tokenizer_files
 from tercet.scheduler.outbox import Outbox
 from tercet.scheduler.ports import Runner
 from tercet.scheduler.status import StatusBoard
+
+logger = logging.getLogger(__name__)
 
 SUPERVISOR = "supervisor"
 PROGRESS_INTERVAL = 0.1
@@ -140,7 +143,8 @@ class SchedulerProcess:
             raise ConfigError("--event-log: what an encoder does is not recorded")
         self._found = found
         for source, request in list(self._asked_early.items()):
-            self._node.send(source, *_files_of(found, request))
+            if answer := _files_of(found, request):
+                self._node.send(source, *answer)
         return found
 
     def _generating(self, found: Found, stack: ExitStack, log: BinaryIO | None) -> tuple[AnyLoop, ModelLimits]:
@@ -246,8 +250,12 @@ class SchedulerProcess:
         return _files_of(self._found, message)
 
 
-def _files_of(found: Found, request: TokenizerFilesReq) -> tuple[Message, *tuple[bytes, ...]]:
-    files = tokenizer_files(found.path)
+def _files_of(found: Found, request: TokenizerFilesReq) -> tuple[Message, *tuple[bytes, ...]] | None:
+    try:
+        files = tokenizer_files(found.path)
+    except ModelError as error:  # they could be read when the model was found
+        logger.error("the tokenizer's files are asked for, and cannot be read: %s", error)
+        return None
     sha256 = list(file_hashes(files).values())
     return TokenizerFiles(id=request.id, model=found.name, names=list(files), sha256=sha256), *files.values()
 

@@ -124,3 +124,5 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Rows whose grammar allows nothing after the tokens given, of which there may be none."""
     errors: dict[int, str] = {}
     """Rows whose choice cannot go on as its grammar wants, and what its client is told."""
+    fault: str = ""
+    """Why the weights that the plan names could not be loaded, in one line. The model has those that it had."""

@@ -232,7 +232,7 @@ class Scheduler:
         self.policy.advanced(reqs)
         self.memory.settle(plan.step)
         if plan.weights:
-            self.weights.loaded(outputs)
+            self.weights.loaded(outputs, result.fault)
         self._offer(outputs)
         return outputs.take()
 

@@ -44,10 +44,10 @@ class WeightsOrder:
         due, self.due = self.due, ""
         return due
 
-    def loaded(self, outputs: Outputs) -> None:
-        """The plan that loads has committed: answer."""
+    def loaded(self, outputs: Outputs, fault: str) -> None:
+        """The plan that loads has committed: answer, with its `fault` if loading failed."""
         self._loading = False
-        self._answer(outputs)
+        self._answer(outputs, fault)
 
     def _answer(self, outputs: Outputs, fault: str = "") -> None:
         for source, number in self._asked:

@@ -1,14 +1,18 @@
 """`AdapterDesk`: reads adapters before the choices that have them are planned, so that no step waits for a file."""
 
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from threading import Lock
 
+from tercet.protocol.json_files import error_line
 from tercet.protocol.values import LoRAAdapter
 from tercet.scheduler.executor.adapter_files import Adapter
+from tercet.scheduler.reading_threads import ReadingThreads
 
 _THREADS = 4
 """A download that takes long keeps nobody from reading files that are here."""
+_PATIENCE = 120.0
+"""Seconds to read an adapter, or to fetch it. Then its thread is given up."""
 _LONGEST_FAULT = 400
 MOST_READ = 256
 
@@ -20,7 +24,9 @@ class AdapterDesk:
     further ones wait in line until one of these is no longer wanted.
     """
 
-    def __init__(self, read: Callable[[LoRAAdapter], Adapter], spare: int, most: int = MOST_READ) -> None:
+    def __init__(
+        self, read: Callable[[LoRAAdapter], Adapter], spare: int, most: int = MOST_READ, patience: float = _PATIENCE
+    ) -> None:
         """`spare` adapters are kept for requests to come, the last used ones; `most` are kept in all."""
         self._read_files = read
         self._spare = spare
@@ -34,7 +40,7 @@ class AdapterDesk:
         self._unloaded: set[LoRAAdapter] = set()
         """Those that are not kept for requests to come."""
         self._lock = Lock()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="read adapter")
+        self._threads = ReadingThreads[Adapter](_THREADS, "read adapter", patience)
 
     @property
     def busy(self) -> bool:
@@ -67,7 +73,7 @@ class AdapterDesk:
         """Why an adapter that was read cannot be run; empty if it can."""
         reading = self._read.get(adapter)
         error = None if reading is None else reading.exception()
-        return "" if error is None else " ".join(str(error).split())[:_LONGEST_FAULT]
+        return "" if error is None else error_line(error, _LONGEST_FAULT)
 
     def sha256(self, adapter: LoRAAdapter) -> str:
         """The SHA-256 of an adapter's files; empty if it was not read, or reading it failed."""
@@ -108,8 +114,8 @@ class AdapterDesk:
         return reading.result()
 
     def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown(cancel_futures=True)
+        """Read no more."""
+        self._threads.close()
 
     def _is_over(self, adapter: LoRAAdapter) -> bool:
         """Whether it is read, with whatever success, or forgotten."""

@@ -7,18 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load
 
 from tercet.protocol.values import LoRAAdapter
 from tercet.scheduler.executor.adapter_config import CONFIG, AdapterConfig
 from tercet.scheduler.executor.checkpoint_names import text_names
-from tercet.scheduler.model_files import ModelError, parse_json, resolve_adapter
+from tercet.scheduler.model_files import (
+    FileTooLargeError,
+    ModelError,
+    header_tensors,
+    json_object,
+    read_file,
+    reading,
+    resolve_adapter,
+)
 from tercet.scheduler.models.lora import LayerAdapter, Target
 
 _WEIGHTS = "adapter_model.safetensors"
 _HEADER_BYTES = 1 << 24
 """More than the names in a file take."""
+_CONFIG_BYTES = 1 << 24
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -41,42 +49,51 @@ class Adapter:
 def read_adapter(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype) -> Adapter:
     """Read an adapter of a rank of at most `most`; its weights in `dtype`. Raises AdapterError."""
     try:
-        path = resolve_adapter(adapter.path)
-        config = (path / CONFIG).read_bytes()
-        weights = _read_weights(path / _WEIGHTS, targets, most)
-        values = parse_json(config, CONFIG)
+        with reading("the adapter"):
+            return _read(adapter, targets, most, dtype)
     except ModelError as error:
         raise AdapterError(str(error)) from error
-    except OSError as error:
-        raise AdapterError(f"{Path(error.filename or '').name} cannot be read: {error.strerror}") from error
+
+
+def _read(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype) -> Adapter:
+    path = resolve_adapter(adapter.path)
+    longest = 4 * most * sum(target.most_numbers for target in targets.values()) + _HEADER_BYTES
+    config = _content(path, CONFIG, _CONFIG_BYTES)
+    try:
+        weights = _content(path, _WEIGHTS, longest)
+    except FileTooLargeError as error:
+        raise AdapterError(f"{error}: its rank is above {most}, or it is none") from error
+    values = json_object(config, CONFIG)
     sha256 = hashlib.sha256(hashlib.sha256(config).digest() + hashlib.sha256(weights).digest()).hexdigest()
     if adapter.sha256 not in ("", sha256):
         raise AdapterError("its files are others than when it was loaded: load it again")
-    try:
-        tensors = load(weights)
-    except (SafetensorError, ValueError, RuntimeError) as error:
-        raise AdapterError(f"{_WEIGHTS}: {error}") from error
-    try:
-        pairs = _pairs(tensors, AdapterConfig.parse(values))
-    except ModelError as error:
-        raise AdapterError(str(error)) from error
+    tensors = _tensors(weights)
+    pairs = _pairs(tensors, AdapterConfig.parse(values))
     layers = {name: made for name, target in targets.items() if (made := _layer(pairs, target, dtype))}
     if pairs:
-        raise AdapterError(f"{_WEIGHTS}: {next(iter(pairs))} is no layer that adapters can have here")
+        raise AdapterError(f"{_WEIGHTS}: {next(iter(pairs))[:200]} is no layer that adapters can have here")
     rank = max((layer.b.shape[0] for layer in layers.values()), default=0)
     if not 1 <= rank <= most:
         raise AdapterError(f"its rank is {rank}; 1 to {most} are possible here (--max-lora-rank)")
     return Adapter(sha256, rank, layers)
 
 
-def _read_weights(path: Path, targets: Mapping[str, Target], most: int) -> bytes:
-    """The file, unless it is larger than any adapter of the model."""
-    longest = 4 * most * sum(target.most_numbers for target in targets.values()) + _HEADER_BYTES
-    with path.open("rb") as file:
-        weights = file.read(longest + 1)
-    if len(weights) > longest:
-        raise AdapterError(f"{_WEIGHTS} is larger than {longest} bytes: its rank is above {most}, or it is none")
-    return weights
+def _content(path: Path, name: str, most: int) -> bytes:
+    """The content of a file of at most `most` bytes. Raises AdapterError, ModelError."""
+    try:
+        return read_file(path / name, most)
+    except FileNotFoundError:
+        raise AdapterError(f"{name} cannot be read: No such file or directory") from None
+
+
+def _tensors(weights: bytes) -> dict[str, torch.Tensor]:
+    """The tensors in the content of a safetensors file. Raises ModelError for one that its header does not fit."""
+    length = int.from_bytes(weights[:8], "little")
+    if len(weights) < 8 or length > len(weights) - 8:
+        raise AdapterError(f"{_WEIGHTS}: its header is longer than the file")
+    header_tensors(weights[8 : 8 + length], len(weights), _WEIGHTS)
+    with reading(_WEIGHTS):
+        return load(weights)
 
 
 _Pair = tuple[torch.Tensor, torch.Tensor]

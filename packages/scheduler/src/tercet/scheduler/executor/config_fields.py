@@ -1,14 +1,17 @@
 """Typed reads of a config.json, with one line for whatever is wrong in it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tercet.scheduler.model_files import ModelError
 
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
+"""Of any count. Kernels and tables number elements in 32 bits."""
+LEAST_NUMBER, MOST_NUMBER = 1e-30, 1e15
+"""Of any other number: far from where float32 ends, beyond all that models have."""
 _MISSING: Any = object()
 MOST_LAYERS = 10_000
+_LONGEST_VALUE = 100
 
 
 class Fields:
@@ -21,8 +24,8 @@ class Fields:
     def count(self, name: str, default: int = _MISSING, least: int = 1) -> int:
         """An integer of at least `least`."""
         value = self._get(name, default)
-        if type(value) is not int or not least <= value <= _LARGEST:
-            raise self._wrong(name, f"{value!r} is not a positive integer")
+        if type(value) is not int or not least <= value <= LARGEST:
+            raise self._wrong(name, f"{_short(value)} is not a positive integer of at most {LARGEST}")
         return value
 
     def layers(self) -> int:
@@ -33,16 +36,16 @@ class Fields:
         return layers
 
     def number(self, name: str, default: float = _MISSING, *, zero: bool = False) -> float:
-        """A positive, finite number, or 0 where that has a meaning."""
+        """Return a positive number that float32 holds, or 0 where that has a meaning."""
         value = self._get(name, default)
-        if type(value) not in (int, float) or not (0 < value < math.inf or (zero and value == 0)):
-            raise self._wrong(name, f"{value!r} is not a positive number")
+        if not _is_number(value) and not (zero and type(value) in (int, float) and value == 0):
+            raise self._wrong(name, f"{_short(value)} is not a positive number from {LEAST_NUMBER} to {MOST_NUMBER}")
         return float(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of positive, finite numbers."""
+        """A list of positive numbers that float32 holds."""
         value = self._get(name, _MISSING)
-        if not isinstance(value, list) or not all(type(one) in (int, float) and 0 < one < math.inf for one in value):
+        if not isinstance(value, list) or not all(map(_is_number, value)):
             raise self._wrong(name, "is not a list of positive numbers")
         return tuple(map(float, value))
 
@@ -56,7 +59,7 @@ class Fields:
             raise self._wrong(name, "null is neither true nor false")
         value = self._get(name, default)
         if type(value) is not bool:
-            raise self._wrong(name, f"{value!r} is neither true nor false")
+            raise self._wrong(name, f"{_short(value)} is neither true nor false")
         return value
 
     def choice(self, name: str, known: Sequence[str], default: str) -> str:
@@ -82,6 +85,16 @@ class Fields:
 
     def _wrong(self, name: str, why: str) -> ModelError:
         return wrong(self.where + name, why)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and LEAST_NUMBER <= value <= MOST_NUMBER  # type: ignore[operator]
+
+
+def _short(value: object) -> str:
+    """A value of a config in a line."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def wrong(name: str, why: str) -> ModelError:

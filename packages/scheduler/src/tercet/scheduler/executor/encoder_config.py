@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from tercet.scheduler.executor.config_fields import MOST_LAYERS
+from tercet.scheduler.executor.config_fields import LEAST_NUMBER, MOST_LAYERS, MOST_NUMBER
 from tercet.scheduler.executor.encoder_fields import BERT, MODERNBERT
 from tercet.scheduler.model_files import ModelError
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
-Real = Annotated[float, msgspec.Meta(gt=0)]
+Real = Annotated[float, msgspec.Meta(ge=LEAST_NUMBER, le=MOST_NUMBER)]
 LayerType = Literal["full_attention", "sliding_attention"]
 _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 

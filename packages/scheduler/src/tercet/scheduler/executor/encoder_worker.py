@@ -12,8 +12,10 @@ import torch
 from tercet.protocol.values import Task
 from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
 from tercet.scheduler.executor.cpu_threads import limit_torch
+from tercet.scheduler.executor.device_memory import total_bytes
 from tercet.scheduler.executor.devices import take_device
 from tercet.scheduler.executor.encoder_weights import load_encoder_weights
+from tercet.scheduler.executor.loading import reading_model
 from tercet.scheduler.executor.model_config import computed_dtype
 from tercet.scheduler.executor.pacing import tell_layers
 from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, again, needed_for, release_cached
@@ -35,6 +37,10 @@ _POOLS: dict[Pooling, Callable[[Packed, torch.Tensor], torch.Tensor]] = {
     "max": Packed.largest,
     "mean": Packed.mean,
 }
+_TABLES_PART = 8
+"""One part in so many of all memory may hold tables of all positions."""
+_POSITION_BYTES = 4096
+"""Of a position: angles, cosines and sines of 256 elements in float32, and copies of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +74,16 @@ class EncoderWorker:
     ) -> None:
         device = take_device(options.device)
         limit_torch(options.threads)
-        dtype = computed_dtype(options.model, options.dtype, device, encoder=True)
-        config = read_json(options.model / "config.json")
-        causal = family_of(named_architecture(config))[0] in DECODERS and config.get("is_causal", True) is True
-        sentences = read_sentences(options.model, causal=causal, task=options.task)
-        longest = min(options.context_length or sentences.max_length, sentences.max_length)
-        with needed_for("the model's weights"):
+        with reading_model(options.model):
+            dtype = computed_dtype(options.model, options.dtype, device, encoder=True)
+            config = read_json(options.model / "config.json")
+            causal = family_of(named_architecture(config))[0] in DECODERS and config.get("is_causal", True) is True
+            sentences = read_sentences(options.model, causal=causal, task=options.task)
+        longest = min(options.context_length or sentences.max_length, sentences.max_length, _most_positions(device))
+        with needed_for("the model's weights"), reading_model(options.model):
             model = build_encoder(config, options.task, dtype, device, longest)
         context_length = _context_length(options, min(model.context_length, sentences.max_length))
-        with needed_for("the model's weights"):
+        with needed_for("the model's weights"), reading_model(options.model):
             if options.load_format == "dummy":
                 dummy_weights(model.module)
             else:
@@ -181,6 +188,11 @@ class PendingVectors:
             failed=(~finite).nonzero().flatten().tolist(),
             too_large=self._too_large,
         )
+
+
+def _most_positions(device: torch.device) -> int:
+    """How many positions there is memory for tables of, whatever length a config names."""
+    return total_bytes(device) // _TABLES_PART // _POSITION_BYTES
 
 
 def _context_length(options: EncoderOptions, longest: int) -> int:

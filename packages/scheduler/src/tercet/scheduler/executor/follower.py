@@ -71,7 +71,7 @@ def run(start: Start) -> None:
     try:
         worker = build(start)
     except ValueError as error:
-        sys.stderr.write(f"tercet-scheduler: {error}\n")
+        sys.stderr.write(f"tercet-scheduler: {' '.join(str(error).split())}\n")
         sys.exit(1 if isinstance(error, ShortageError) else EXIT_CONFIG)
     gc.freeze()
     follow(worker, orders.next)

@@ -18,6 +18,12 @@ from tercet.scheduler.models.shard import Shard
 
 _OWN_SHARE, _SHARED_SHARE = 0.9, 0.5
 """Of what is free: of a device's own memory, and of memory that this machine's other programs have, too."""
+_TABLES_PART = 8
+"""One part in so many of all memory may hold tables of all positions."""
+_ROPE_BYTES = 16
+"""Of a position and an element of a head: angles, cosines and sines in float32, and copies of these."""
+_SLOT_BYTES = 8
+"""Of a position and a slot: a token, and its share of a page's number."""
 
 
 def kv_shape(options: WorkerOptions, config: DecoderShape, shard: Shard) -> KVShape:
@@ -41,6 +47,16 @@ class KVBudget:
     shape: KVShape
     device: torch.device
     shard: Shard
+
+    def longest_context(self) -> int:
+        """How many tokens of one text all memory could hold: in the cache, and in tables of all positions and slots.
+
+        The same in all processes. A config may name any length, and such tables are made for the length that is served.
+        """
+        memory = total_bytes(self.device)
+        cached = memory // self._page_bytes * self.options.page_size
+        in_tables = memory // _TABLES_PART // (_ROPE_BYTES * self.config.head_dim + _SLOT_BYTES * self.options.rows)
+        return max(1, self.shard.collectives.smallest(min(cached, in_tables)))
 
     def check(self) -> None:
         """Raises ValueError for a KV cache beyond all memory: a system may promise it, and end who takes it."""

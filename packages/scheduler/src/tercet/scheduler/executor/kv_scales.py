@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from tercet.scheduler.executor.checkpoint_names import text_names
 from tercet.scheduler.executor.kv_pool import Scales
+from tercet.scheduler.executor.tensor_files import open_tensors
 from tercet.scheduler.model_files import ModelError, read_header, weight_files
 
 _NAMES = (
@@ -41,7 +41,7 @@ def read_kv_scales(directory: Path, layers: int) -> Mapping[int, Scales]:
 
 
 def _number(path: Path, name: str) -> float:
-    with safe_open(path, framework="pt") as file:
+    with open_tensors(path) as file:
         scale: torch.Tensor = file.get_tensor(name).float()
     if scale.numel() != 1:
         raise ModelError(f"{path}: {name} {list(scale.shape)}: only one scale for a layer is supported")

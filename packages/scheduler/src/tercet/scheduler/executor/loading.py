@@ -1,6 +1,8 @@
 """Loading a model: ours or transformers', on native kernels, fused ones or plain torch."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +18,11 @@ from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampler import SamplingOps
-from tercet.scheduler.executor.shortage import release_cached
+from tercet.scheduler.executor.shortage import lacks_memory, release_cached
+from tercet.scheduler.executor.tensor_files import open_tensors
 from tercet.scheduler.executor.weights import Progress, check_weights, dummy_weights, load_weights
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.model_files import ModelError, read_header, read_json, weight_files
+from tercet.scheduler.model_files import ModelError, model_identity, read_header, read_json, reading, weight_files
 from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, use_ops
@@ -40,10 +43,29 @@ class Loaded(NamedTuple):
     """Where those lie that it can run."""
 
 
+@contextmanager
+def reading_model(directory: Path) -> Iterator[None]:
+    """Read a model's files in the block. Raises ModelError for what goes wrong, as `reading` does.
+
+    A want of memory passes, and so does what an accelerator says of itself.
+    """
+    error: Exception | None = None
+    with reading(str(directory)):
+        try:
+            yield
+        except RuntimeError as raised:
+            if not lacks_memory(raised) and "CUDA" not in str(raised):
+                raise
+            error = raised
+    if error is not None:
+        raise error
+
+
 def shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:
     """A `ModelConfig`, of an architecture that is written here."""
-    dtype = computed_dtype(options.model, options.dtype, device)
-    return _read_shape(options.model, dtype)
+    with reading_model(options.model):
+        dtype = computed_dtype(options.model, options.dtype, device)
+        return _read_shape(options.model, dtype)
 
 
 def _read_shape(directory: Path, dtype: str) -> DecoderShape:
@@ -64,10 +86,13 @@ def check_replacement(weights: Path, options: WorkerOptions, config: DecoderShap
         differing = [each.name for each in fields(own) if getattr(own, each.name) != getattr(other, each.name, None)]
         if wrong := [name for name in differing if name != "eos_token_ids"]:
             raise ModelError(f"{weights}/config.json is of another model: {', '.join(wrong)}")
+    model_identity(options.model, "", weights=weights)  # what is said of them once they are loaded
     if isinstance(config, ModelConfig):
         check_weights(build_model(config, "cpu", shard), weights)  # memory that nobody writes to is none
     for path in weight_files(weights):
         read_header(path)
+        with open_tensors(path):
+            pass  # the library finds nothing wrong with it either
 
 
 def load_model(

@@ -173,6 +173,15 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
     return result
 
 
+def shortened(config: DecoderShape, length: int) -> DecoderShape:
+    """A config that serves a shorter context, and rotates as the longer one does."""
+    if isinstance(config, ModelConfig):
+        whole = config.context_length
+        local = None if config.local_rope is None else config.local_rope.served(whole)
+        config = replace(config, rope=config.rope.served(whole), local_rope=local)
+    return replace(config, context_length=length)
+
+
 def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
     """The ids that end a text: those of generation_config.json, or else of config.json."""
     value = generation.get("eos_token_id")

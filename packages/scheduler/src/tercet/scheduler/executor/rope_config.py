@@ -1,12 +1,12 @@
 """What a config.json says of rotary position embedding, in the older form and in that of transformers 5."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
-from tercet.scheduler.executor.config_fields import Fields, wrong
+from tercet.scheduler.executor.config_fields import LARGEST, Fields, wrong
 from tercet.scheduler.executor.family import Family
 from tercet.scheduler.executor.field_support import names
 from tercet.scheduler.executor.layer_kinds import LAYER_KINDS
@@ -34,6 +34,15 @@ class RopeConfig:
     def rotated(self, head_dim: int) -> int:
         """Elements of a head that are rotated."""
         return int(head_dim * self.share)
+
+    def served(self, length: int) -> "RopeConfig":
+        """The rotation of a model that serves so many tokens, whatever length tables are made for."""
+        scaling = self.scaling
+        if scaling is None or scaling.type != "longrope":
+            return self
+        is_long = length > scaling.original_max_position_embeddings
+        factors = scaling.long_factor if is_long else scaling.short_factor
+        return replace(self, scaling=replace(scaling, short_factor=factors, long_factor=factors))
 
 
 def parse_rope(config: Mapping[str, Any], family: Family, *, by_layer_types: bool = False) -> RopeConfig:
@@ -129,7 +138,10 @@ def context_length_of(fields: Fields, scaling: RopeScaling | None) -> int:
     length = fields.count("max_position_embeddings")
     if scaling is None or scaling.type != "yarn":
         return length
-    return max(length, int(scaling.original_max_position_embeddings * scaling.factor))
+    stretched = scaling.original_max_position_embeddings * scaling.factor
+    if stretched > LARGEST:
+        raise wrong(f"{fields.where}factor", f"{scaling.factor} times the length of training is more than {LARGEST}")
+    return max(length, int(stretched))
 
 
 def _stretched(kind: str, fields: Fields, config: Mapping[str, Any], family: Family) -> Callable[..., RopeScaling]:

@@ -39,9 +39,11 @@ class StepOutput:
         prompts: list[PromptLogprobs],
         settle: Settle | None = None,
         device: torch.device = _HOST,
+        fault: str = "",
     ):
-        """The step runs on `device`, also where nothing has to come from there."""
+        """The step runs on `device`, also where nothing has to come from there. `fault` is that of `StepResult`."""
         self._step = plan.step
+        self._fault = fault
         self._rows = len(plan.rows)
         self._sampling_rows = sampling_rows
         self._settle = settle
@@ -85,6 +87,7 @@ class StepOutput:
             forced={rows[index]: pack_ints(tokens) for index, tokens in outcome.forced.items()},
             complete=[rows[index] for index in outcome.complete],
             errors={rows[index]: error for index, error in outcome.errors.items()},
+            fault=self._fault,
         )
 
     def _token_logprobs(self, token_ids: list[int]) -> dict[int, Logprobs]:

@@ -16,6 +16,7 @@ from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.select import attention_backend, graph_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.store_kv import E4M3
+from tercet.protocol.json_files import error_line
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.executor.adapter_desk import AdapterDesk
 from tercet.scheduler.executor.adapters import Adapters, desk_of
@@ -25,9 +26,16 @@ from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
 from tercet.scheduler.executor.kv_scales import read_kv_scales
 from tercet.scheduler.executor.latent_backends import over_latents
-from tercet.scheduler.executor.loading import Loaded, check_replacement, load_model, sampling_ops, shape_of
+from tercet.scheduler.executor.loading import (
+    Loaded,
+    check_replacement,
+    load_model,
+    reading_model,
+    sampling_ops,
+    shape_of,
+)
 from tercet.scheduler.executor.lockstep import conduct_of
-from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig
+from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig, shortened
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rehearsal import mask_once, ordinary_plans
 from tercet.scheduler.executor.sampler import Sampler
@@ -81,14 +89,18 @@ class TpModelWorker:
         shape = kv_shape(options, config, shard)
         if shape.rank:
             backend = _over_latents(options, device, shape, config.dtype)
+        budget = KVBudget(options, config, shape, device, shard)
+        if (longest := budget.longest_context()) < context_length:
+            logger.warning("memory holds no context of %d tokens: %d are served", context_length, longest)
+            context_length, config = longest, shortened(config, longest)
+            budget = replace(budget, config=config)
         scales = _kv_scales(options, config, shape)
         self._options, self._config, self._shape, self._device = options, config, shape, device
         self._backend, self._native, self._shard = backend, native, shard
         self._conduct, self._advance, self._progress = conduct_of(shard), advance, progress
-        budget = KVBudget(options, config, shape, device, shard)
         budget.check()
         self._grammars = _grammars(options, config)
-        with needed_for("the model's weights"):
+        with needed_for("the model's weights"), reading_model(options.checkpoint):
             loaded = self._load(options)
         ops = sampling_ops(loaded.model, device, native=self._native)
         pages = budget.pages(loaded.model, backend, ops)
@@ -150,8 +162,7 @@ class TpModelWorker:
     def _execute(self, plan: Plan) -> StepOutput:
         """Run a plan, and record something after it: not after one that fails, for processes must do it together."""
         if plan.weights:
-            self._replace(Path(plan.weights))
-            return StepOutput(plan, [], None, [])
+            return StepOutput(plan, [], None, [], fault=self._replace(Path(plan.weights)))
         output = self._runner.execute(plan)
         self.prepare()
         return output
@@ -207,21 +218,40 @@ class TpModelWorker:
             mask_once(ops, config.vocab_size, config.dtype, self._device)
 
     def _check(self, path: str) -> None:
-        """Look at weights in a thread. Raises ValueError or OSError for those that cannot take the place of ours."""
-        check_replacement(Path(path), self._options, self._config, self._shard)
+        """Look at weights in a thread. Raises for those that cannot take the place of ours."""
+        options = replace(self._options, weights=Path(path), load_format="safetensors")
+        check_replacement(Path(path), options, self._config, self._shard)
+        _kv_scales(options, self._config, self._shape)
 
-    def _replace(self, weights: Path) -> None:
+    def _replace(self, weights: Path) -> str:
         """Give the model up, for there is no memory for two, and load it with other weights.
 
-        Raises what loading raises. There is no model then.
+        Returns why they cannot be loaded, here or in another process of this model: then the model is loaded with the
+        weights that it had. Raises what loading these raises.
         """
         options = replace(self._options, weights=weights, load_format="safetensors")
-        del self._runner
         gc.unfreeze()  # perhaps somebody has frozen what was there after a start
+        fault = ""
+        try:
+            self._load_again(options)
+        except Exception as error:  # whatever the files hold; memory too, which those from before may find
+            logger.error("%s cannot be loaded", weights, exc_info=True)
+            fault = error_line(error)
+        if self._shard.collectives.smallest(0 if fault else 1):
+            self._options = options
+        else:
+            fault = fault or "another process of this model cannot load them"
+            logger.error("the weights from before are loaded again")
+            self._load_again(self._options)
+        gc.freeze()
+        return fault
+
+    def _load_again(self, options: WorkerOptions) -> None:
+        """Load the weights of `options` in the place of those that are there, if any."""
+        vars(self).pop("_runner", None)
         release_cached()
         self._pool.take_scales(_kv_scales(options, self._config, self._shape))
         self._runner = self._runner_of(self._load(options))
-        gc.freeze()
 
     def close(self) -> None:
         """Let steps that were submitted finish, and start no more."""

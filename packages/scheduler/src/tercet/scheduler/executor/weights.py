@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from tercet.kernels.ops.moe import QuantisedExperts
@@ -19,6 +18,7 @@ from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.mxfp4_experts import Mxfp4Experts
 from tercet.scheduler.executor.quantized_checkpoints import QuantizedLinear, joined, quantised_as, quantized_linears
 from tercet.scheduler.executor.quantized_config import StoredQuantization
+from tercet.scheduler.executor.tensor_files import open_tensors
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.encoder_layers import LayerNorm
@@ -143,7 +143,7 @@ def fill(
     without a target count as read; those in `later` are left out, and counted by who reads them.
     """
     for path, header in files.items():
-        with safe_open(path, framework="pt") as file:  # tensors are views of the mapped file
+        with open_tensors(path) as file:  # tensors are views of the mapped file
             for name, tensor in header.items():
                 if name in later:
                     continue
@@ -186,7 +186,7 @@ def _zero_biases(linears: Sequence[_Quantized], files: Mapping[Path, Mapping[str
     found = set()
     for path, header in files.items():
         if names := asked & header.keys():
-            with safe_open(path, framework="pt") as file:
+            with open_tensors(path) as file:
                 found |= {name for name in names if not file.get_tensor(header[name].name).any()}
     return found
 
@@ -196,7 +196,7 @@ def _check_orders(linears: Sequence[_Quantized], files: Mapping[Path, Mapping[st
     ordered = {name: linear for linear in linears if isinstance(linear, QuantizedLinear) for name in linear.orders()}
     for path, header in files.items():
         if names := ordered.keys() & header.keys():
-            with safe_open(path, framework="pt") as file:
+            with open_tensors(path) as file:
                 for name in names:
                     ordered[name].check_order(name, file.get_tensor(header[name].name))
 
@@ -214,7 +214,7 @@ def _load_quantised(
         return
     place = {name: path for path, header in files.items() for name in header}
     with ExitStack() as stack:
-        opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in files}
+        opened = {path: stack.enter_context(open_tensors(path)) for path in files}
 
         def read(name: str) -> torch.Tensor:
             path = place[name]
@@ -321,7 +321,7 @@ def _check_tied_head(directory: Path, files: Mapping[Path, Mapping[str, StoredTe
     with ExitStack() as stack:
 
         def read(name: str) -> torch.Tensor:
-            file = stack.enter_context(safe_open(place[name], framework="pt"))
+            file = stack.enter_context(open_tensors(place[name]))
             tensor: torch.Tensor = file.get_tensor(files[place[name]][name].name)
             return tensor.to(dtype)
 

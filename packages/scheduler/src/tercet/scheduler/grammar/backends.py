@@ -10,6 +10,7 @@ from typing import Any
 from tercet.scheduler.grammar.guarded import GuardedBackend
 from tercet.scheduler.grammar.lazy import LazyBackend
 from tercet.scheduler.grammar.port import GrammarBackend
+from tercet.scheduler.model_files import MAX_TOKENIZER, read_file, reading
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[i
         return None
 
     def make() -> GrammarBackend[Any]:
-        return BACKENDS[name](file.read_text(encoding="utf-8"), vocab_size, end_ids)
+        with reading(str(file)):
+            return BACKENDS[name](read_file(file, MAX_TOKENIZER).decode(), vocab_size, end_ids)
 
     if end_ids:
         return GuardedBackend(LazyBackend(f"{name} {version(name)}", end_ids, make))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -53,7 +54,7 @@ def build_encoder(
 ) -> EncoderModel:
     """The model that config.json describes. Raises ModelError for one that nothing here can run.
 
-    `longest`: of a decoder, the tokens of the longest input, where that is less than the model could take.
+    `longest`: of a model that rotates, the tokens of the longest input, where that is less than the model could take.
     """
     names = config.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
@@ -63,7 +64,7 @@ def build_encoder(
         if family in DECODERS:
             model = _decoder(config, family, labels, dtype, device, longest)
         elif ENCODERS.get(family) == "modernbert":
-            model = _modernbert(config, labels, dtype)
+            model = _modernbert(config, labels, dtype, longest)
         elif family in ENCODERS:
             model = _bert(config, family, labels, dtype)
         else:
@@ -93,8 +94,10 @@ def _bert(config: Mapping[str, Any], family: str, labels: Sequence[str], dtype: 
     return replace(model, token_types=shape.type_vocab_size)
 
 
-def _modernbert(config: Mapping[str, Any], labels: Sequence[str], dtype: str) -> EncoderModel:
+def _modernbert(config: Mapping[str, Any], labels: Sequence[str], dtype: str, longest: int | None) -> EncoderModel:
     shape = parse_shape(config, ModernBertShape)
+    positions = min(shape.max_position_embeddings, longest or shape.max_position_embeddings)
+    shape = msgspec.structs.replace(shape, max_position_embeddings=positions)
     kind = saved_torch_dtype(config, dtype)
     module = ModernBertClassifier(shape, len(labels), kind) if labels else ModernBert(shape, kind)
     return _model_of(module, shape, labels, kind, context_length=shape.max_position_embeddings)

@@ -1,0 +1,85 @@
+"""JSON files of a model, which parts hand to one another unread: strict JSON, of finite numbers and bounded depth."""
+
+import json
+import math
+from typing import Any, NoReturn
+
+MOST_DEPTH = 100
+"""Containers inside one another. Readers recurse over what is read here."""
+_EXACT_DIGITS = 19
+"""Of integers that stay integers. Longer ones become floats, as in other readers of JSON."""
+_LONGEST_LINE = 1000
+_CONTAINERS = (dict, list)
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Return the value of a JSON document. Raises ValueError, in one line, for one that is not strict JSON.
+
+    Refused are NaN, Infinity and numbers that no float holds, with the path of the first; text that is not UTF-8, lone
+    surrogates; and more than `MOST_DEPTH` containers inside one another.
+    """
+    text = content if isinstance(content, str) else content.decode("utf-8")
+    odd = False
+
+    def number(digits: str) -> float:
+        nonlocal odd
+        value = float(digits)
+        odd |= not math.isfinite(value)
+        return value
+
+    try:
+        value = json.loads(
+            text,
+            parse_int=lambda digits: int(digits) if len(digits) <= _EXACT_DIGITS else number(digits),
+            parse_float=number,
+            parse_constant=number,
+        )
+    except RecursionError:
+        _refuse_depth()
+    _check_depth(value)
+    if odd:
+        raise ValueError(f"{_path_of_odd(value) or 'a value that another replaces'} is not a finite number")
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text has half a surrogate pair, which is no character") from None
+    return value
+
+
+def error_line(error: BaseException, longest: int = _LONGEST_LINE) -> str:
+    """Return the message of an error in one line that any log and any message can hold, or its type without one."""
+    text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
+    plain = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[:longest])
+    return plain[:longest] or type(error).__name__
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(MOST_DEPTH):
+        if not level:
+            return
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, _CONTAINERS)
+        ]
+    if level:
+        _refuse_depth()
+
+
+def _refuse_depth() -> NoReturn:
+    raise ValueError(f"more than {MOST_DEPTH} lists and objects are inside one another")
+
+
+def _path_of_odd(value: Any) -> str:
+    """Return the path of the first number that is not finite, as in "rope_scaling.factor"; empty without one."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "the value"
+    if not isinstance(value, _CONTAINERS):
+        return ""
+    for name, child in value.items() if isinstance(value, dict) else enumerate(value):
+        if found := _path_of_odd(child):
+            return str(name)[:100] if found == "the value" else f"{str(name)[:100]}.{found}"
+    return ""
