@@ -48,10 +48,16 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def error_line(error: BaseException, longest: int = _LONGEST_LINE) -> str:
-    """Return the message of an error in one line that any log and any message can hold, or its type without one."""
-    text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
-    plain = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[:longest])
-    return plain[:longest] or type(error).__name__
+    """Return the message of an error as `one_line`, or its type where it has none."""
+    return one_line(str(error), longest) or type(error).__name__
+
+
+def one_line(text: str, longest: int = _LONGEST_LINE) -> str:
+    """Return a text as one line that any log and any message can hold, cut off after `longest` characters."""
+    words = " ".join(text[: 2 * longest].split())[:longest]
+    if words.isprintable():
+        return words
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in words)[:longest]
 
 
 def _check_depth(value: Any) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tercet.protocol.json_files import error_line, parse_json
+from tercet.protocol.json_files import error_line, one_line, parse_json
 from tercet.protocol.values import ModelIdentity
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ _HUB_TIMEOUT = 5.0  # seconds to answer at all; the files themselves may take as
 _MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
 _MAX_JSON = 1 << 26
 """Bytes of a JSON file or a template. The index of the largest checkpoints has a quarter of it."""
+_LONGEST_MESSAGE = 10_000
+"""Characters of an error: it may name many tensors."""
 MAX_TOKENIZER = 1 << 28
 """Bytes of a tokenizer.json. The largest that are known have an eighth of it."""
 _MOST_DIMENSIONS = 16
@@ -54,7 +56,10 @@ _ITEM_SIZES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
 class ModelError(ValueError):
-    """A model that cannot be served; the message is one line for whoever asked for it."""
+    """A model that cannot be served; the message is one line for whoever asked for it, whatever its files hold."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message, _LONGEST_MESSAGE))
 
 
 class FileTooLargeError(ModelError):
@@ -129,13 +134,17 @@ def open_regular(path: Path, most: int) -> Iterator[BinaryIO]:
     FileNotFoundError where there is none.
     """
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found = os.fstat(file.fileno())
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(opened)
             if not stat.S_ISREG(found.st_mode):
                 raise ModelError(f"{path} is not a regular file")
             if found.st_size > most:
                 raise FileTooLargeError(f"{path} is larger than {most} bytes")
-            yield file
+            with open(opened, "rb", closefd=False) as file:
+                yield file
+        finally:
+            os.close(opened)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -252,7 +261,7 @@ def header_tensors(text: bytes, size: int, name: str) -> dict[str, StoredTensor]
         entries = json_object(text, "JSON")
         _check_metadata(entries.pop("__metadata__", None))
         tensors = {name: _stored_tensor(name, entry, 8 + len(text)) for name, entry in entries.items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise ModelError(f"{name}: its header cannot be read: {error_line(error)}") from error
     end = 8 + len(text)
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
@@ -347,8 +356,10 @@ def model_identity(
 
 
 def _stored_tensor(name: str, entry: Any, data_start: int) -> StoredTensor:
-    start, end = entry["data_offsets"]
-    shape, dtype = entry["shape"], entry["dtype"]
+    try:
+        dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{name[:200]} has no dtype, shape and pair of data_offsets") from None
     if not isinstance(dtype, str) or dtype not in _ITEM_SIZES:
         raise ValueError(f"dtype {dtype!r} is not supported")
     if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:

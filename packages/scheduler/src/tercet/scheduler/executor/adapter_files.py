@@ -31,7 +31,7 @@ _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.we
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class AdapterError(ValueError):
+class AdapterError(ModelError):
     """An adapter that cannot be run; the message is one line for whoever asked for it."""
 
 
@@ -51,6 +51,8 @@ def read_adapter(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int,
     try:
         with reading("the adapter"):
             return _read(adapter, targets, most, dtype)
+    except AdapterError:
+        raise
     except ModelError as error:
         raise AdapterError(str(error)) from error
 
