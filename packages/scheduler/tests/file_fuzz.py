@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig
 
 from tercet.protocol.damage import damaged, damaged_json, damaged_safetensors, run_cases
 from tercet.protocol.values import LoRAAdapter, Task
@@ -50,10 +50,9 @@ def options(directory: Path) -> WorkerOptions:
     )
 
 
-def start(directory: Path, random: Random | None) -> str:
+def start(directory: Path, random: Random) -> str:
     """Read a damaged model as a scheduler does that starts with it, and ends with 2 and a line for a ValueError."""
-    if random is not None:
-        damage(directory, random)
+    damage(directory, random)
     named = ModelOptions(model=str(directory), device="cpu")
     try:
         found = find_model(named)
@@ -70,10 +69,10 @@ def start(directory: Path, random: Random | None) -> str:
 class Running:
     """A worker that serves while it is given damaged weights and adapters."""
 
-    def __init__(self, sample: Path, scratch: Path) -> None:
+    def __init__(self, sample: Path, scratch: Path, *, adapters: bool) -> None:
         self._sample = sample
         self._adapter = write_adapter(scratch / "adapter", sample)
-        self._worker = TpModelWorker(dataclasses.replace(options(sample), max_loras=1))
+        self._worker = TpModelWorker(dataclasses.replace(options(sample), max_loras=int(adapters)))
         self._run = Driver(self._worker.capacity, CoreConfig(token_budget=23), executor=self._worker)
         self._asked = 0
         self._first = self._ask()
@@ -120,9 +119,8 @@ class Running:
 def main(kind: str, scratch: Path, sample: Path, first: int, count: int, seconds: float) -> int:
     """Try seeds on copies of a model. Return the exit status."""
     torch.set_num_threads(1)
-    start(sample, None)  # imports what would be imported in the first cases
-    _ = AutoModelForCausalLM, AutoModelForImageTextToText
-    running = None if kind == "start" else Running(sample, scratch)
+    AutoConfig.from_pretrained(sample, local_files_only=True)  # imports what takes long, once and in unbounded memory
+    running = None if kind == "start" else Running(sample, scratch, adapters=kind == "adapter")
     read: Callable[[Path, Random], str] = start if running is None else getattr(running, kind)
 
     def case(random: Random) -> str:
