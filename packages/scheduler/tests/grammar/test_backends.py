@@ -51,6 +51,22 @@ def test_a_tokenizer_that_turns_out_to_be_useless_is_every_grammars_error(tmp_pa
             backend.compile(Grammar(GrammarKind.REGEX, "a+"))
 
 
+def test_whatever_a_backend_raises_of_a_tokenizer_is_every_grammars_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*_: object) -> Any:
+        raise KeyError("model")
+
+    shutil.copy(resolve_model("embedded") / "tokenizer.json", tmp_path)
+    monkeypatch.setitem(BACKENDS, "llguidance", make)
+    backend = grammar_backend("llguidance", tmp_path, 3072, [3])
+    assert backend is not None
+    for _ in range(2):
+        with pytest.raises(GrammarError, match=r"tokenizer\.json cannot be read: KeyError: 'model'"):
+            backend.compile(Grammar(GrammarKind.REGEX, "a+"))
+    assert grammar_backend("llguidance", tmp_path, 3072, []) is None
+
+
 def test_none_is_none_and_nonsense_is_refused() -> None:
     assert grammar_backend("none", resolve_model("embedded"), 3072, [3]) is None
     with pytest.raises(ValueError, match="no grammar backend 'grep'; there are llguidance, xgrammar and none"):

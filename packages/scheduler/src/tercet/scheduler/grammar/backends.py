@@ -10,7 +10,7 @@ from typing import Any
 from tercet.scheduler.grammar.guarded import GuardedBackend
 from tercet.scheduler.grammar.lazy import LazyBackend
 from tercet.scheduler.grammar.port import GrammarBackend
-from tercet.scheduler.model_files import MAX_TOKENIZER, read_file, reading
+from tercet.scheduler.model_files import MAX_TOKENIZER, ModelError, read_file, reading
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,12 @@ def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[i
         return None
 
     def make() -> GrammarBackend[Any]:
-        with reading(str(file)):
-            return BACKENDS[name](read_file(file, MAX_TOKENIZER).decode(), vocab_size, end_ids)
+        with reading("tokenizer.json"):
+            text = read_file(file, MAX_TOKENIZER).decode()
+            try:
+                return BACKENDS[name](text, vocab_size, end_ids)
+            except ValueError as error:  # whose words are for clients
+                raise ModelError(str(error)) from error
 
     if end_ids:
         return GuardedBackend(LazyBackend(f"{name} {version(name)}", end_ids, make))
