@@ -210,3 +210,26 @@ def test_sampling_defaults_are_the_models(files: dict[str, bytes]) -> None:
     config = b'{"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": "x", "do_sample": true}'
     assert ModelFiles({**files, "generation_config.json": config}).defaults == SamplingDefaults(0.6, 0.95, 20)
     assert ModelFiles(files).defaults == SamplingDefaults()
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (b'{"temperature": NaN}', "temperature is not a finite number"),
+        (b'{"temperature": 1e308}', r"generation_config\.json: .*temperature"),
+        (b'{"top_p": -1}', r"generation_config\.json: .*top_p"),
+        (b'{"top_k": 20.5}', r"generation_config\.json: .*top_k"),
+        (b'{"repetition_penalty": 0}', r"generation_config\.json: .*repetition_penalty"),
+    ],
+)
+def test_defaults_that_no_request_may_have_are_refused(files: dict[str, bytes], config: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        ModelFiles({**files, "generation_config.json": config})
+
+
+def test_what_a_file_raises_is_a_value_error_of_one_line(files: dict[str, bytes]) -> None:
+    for name in ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json"):
+        for content in (b"\xff", b"[" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900):
+            if name != "chat_template.jinja" or content == b"\xff":
+                with pytest.raises(ValueError, match=r"^[^\n]+$"):
+                    ModelFiles({**files, name: content})
