@@ -6,17 +6,22 @@ the forwards of all modules as a keyword. Weights come from safetensors alone, a
 """
 
 import logging
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from tercet.scheduler.executor.config_fields import Fields, wrong
 from tercet.scheduler.executor.model_config import DecoderShape, end_ids, saved_torch_dtype
-from tercet.scheduler.executor.trial import try_out
+from tercet.scheduler.executor.trial import text_length, trial_text, try_out
 from tercet.scheduler.model_files import ModelError, read_header, read_json, weight_files
+from tercet.scheduler.models.attention_masks import attention_of, probe_windows
 from tercet.scheduler.models.layer_ops import Batch
 from tercet.scheduler.models.registry import named_architecture
 
@@ -32,6 +37,7 @@ _REFUSED = {
     "quantization_config": "weights in few bits are read for architectures of Tercet's own only",
     "is_encoder_decoder": "models with an encoder and a decoder are not supported",
     "kv_lora_rank": "keys and values that are cached in a latent form are not supported",
+    "attn_temperature_tuning": "queries that are scaled by the place in a step are not supported",
 }
 _STRETCHED = ("dynamic", "longrope")
 """Rotary embeddings that change for all rows of a step when one of them grows past the length of training."""
@@ -41,7 +47,7 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
     """The shape of a model that transformers has a decoder for. Raises ModelError, for all others too."""
     config = read_json(directory / "config.json")
     theirs, architecture = _config(directory), named_architecture(config)
-    _class_of(theirs, architecture)
+    kind = _class_of(theirs, architecture)
     fields = _fields(theirs)
     heads = fields.count("num_attention_heads")
     generation = directory / "generation_config.json"
@@ -52,25 +58,56 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
         kv_heads=fields.count("num_key_value_heads", heads),
         head_dim=fields.count("head_dim", fields.count("hidden_size") // heads),
         vocab_size=fields.count("vocab_size"),
-        context_length=_context_length(fields),
+        context_length=_context_length(fields, _first_position(kind, theirs)),
         eos_token_ids=end_ids(ends, read_json(generation) if generation.is_file() else {}),
         dtype=saved_torch_dtype(config, dtype),
     )
 
 
 def load(directory: Path, shape: DecoderShape, device: torch.device, *, dummy: bool = False) -> "HuggingFaceCausalLM":
-    """The model of a directory, its weights those of the checkpoint or random ones. Raises ModelError."""
+    """Return the model of a directory, its weights those of the checkpoint or random ones.
+
+    Raises ModelError, also for a model whose logits are not those of a plain forward of transformers (`trial.py`).
+    """
     given: dict[str, Any] = {"dtype": shape.dtype, "attn_implementation": _registered()}
     config = _config(directory)
     kind = _class_of(config, shape.architecture)
-    if dummy:
-        with device:
-            model = kind._from_config(config, **given)
-    else:
-        for path in weight_files(directory):
-            read_header(path)  # says of whatever is no whole file what is wrong
+    with _reported(f"transformers cannot load {shape.architecture}"):
+        if dummy:
+            with device:
+                model = kind._from_config(config, **given)
+        else:
+            model = _from_weights(kind, directory, config, given)
+        model = model.to(device).requires_grad_(False).eval()
+    text = _trial_text(model, shape, device)
+    with torch.inference_mode(), _reported(f"{shape.architecture} cannot be run"):
+        windows = probe_windows(model, text, shape.context_length)
+    hosted = HuggingFaceCausalLM(model, windows, _first_position(kind, config))
+    try_out(hosted, shape, hosted.plain_logits, text)
+    logger.info("%s runs on transformers' own modules", shape.architecture)
+    return hosted
+
+
+def _from_weights(
+    kind: type["PreTrainedModel"], directory: Path, config: "PreTrainedConfig", given: dict[str, Any]
+) -> "PreTrainedModel":
+    """Return a model with the weights of a directory, and with nothing else that lies there.
+
+    transformers looks for other files, too, and merges an adapter that lies beside the weights. So it is shown a
+    directory of links to the files that are meant.
+    """
+    files = weight_files(directory)
+    for path in files:
+        read_header(path)  # raises ModelError for a file that is not whole
+    if (directory / "adapter_config.json").exists():
+        logger.warning("%s: the adapter beside the weights is not applied: adapters are loaded by name", directory)
+    index = directory / "model.safetensors.index.json"
+    with tempfile.TemporaryDirectory(prefix="tercet-weights-") as shown:
+        for path in [*files, index] if index.is_file() else files:
+            (Path(shown) / path.name).symlink_to(path.resolve())
+        (Path(shown) / "generation_config.json").write_text("{}")  # it looks for one
         model, found = kind.from_pretrained(
-            directory,
+            shown,
             config=config,
             local_files_only=True,
             use_safetensors=True,
@@ -78,30 +115,63 @@ def load(directory: Path, shape: DecoderShape, device: torch.device, *, dummy: b
             output_loading_info=True,
             **given,
         )
-        _check_fit(directory, found)
-    logger.info("%s runs on transformers' own modules", shape.architecture)
-    hosted = HuggingFaceCausalLM(model.to(device).requires_grad_(False).eval())
-    try_out(hosted, shape, device)
-    return hosted
+    _check_fit(directory, found)
+    return model
+
+
+@contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Raise ModelError, in one line, for whatever transformers raises but a lack of memory."""
+    try:
+        yield
+    except (ModelError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # each of its models raises what it likes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"{what}: {reason}") from error
+
+
+def _trial_text(model: "PreTrainedModel", shape: DecoderShape, device: torch.device) -> torch.Tensor:
+    """Return tokens that mean nothing to a model: no padding, no places of images."""
+    configs = [model.config.to_dict(), model.config.get_text_config(decoder=True).to_dict()]
+    named = {value for each in configs for name, value in each.items() if "token" in name and type(value) is int}
+    length = text_length(model.num_parameters(), shape.context_length, device)
+    return trial_text(length, shape.vocab_size, named).to(device)
+
+
+class _Step(NamedTuple):
+    """A step as it comes to the attention of a layer."""
+
+    batch: Batch
+    windows: dict[int, int]
 
 
 class HuggingFaceCausalLM(nn.Module):
-    """A `Model`. Body and head of a causal model are told apart, for the head is asked of some tokens only."""
+    """A `Model` made of a causal model of transformers, whose body and head run apart: the head for some tokens only.
 
-    def __init__(self, model: "PreTrainedModel") -> None:
+    `windows` are those of its layers (`attention_masks.py`); texts begin at position `first`.
+    """
+
+    def __init__(self, model: "PreTrainedModel", windows: dict[int, int], first: int = 0) -> None:
         super().__init__()
-        self.body = model.base_model
-        setattr(model, model.base_model_prefix, _Handed())
+        body = model.base_model
+        if body is model:
+            raise ModelError(f"{type(model).__name__} cannot be served: its head cannot run apart from its body")
+        self.body = body
+        self._windows = windows
+        self._first = first
+        self._given = _BodyOutput({name for name, _ in body.named_children()})
+        setattr(model, model.base_model_prefix, self._given)
         self.head = model
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         """[tokens], [tokens] -> [tokens, hidden]."""
         out = self.body(
             input_ids=input_ids[None],
-            position_ids=positions[None],
+            position_ids=positions[None] + self._first,
             use_cache=False,
             return_dict=True,
-            tercet_batch=batch,
+            tercet_step=_Step(batch, self._windows),
         )
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
@@ -111,12 +181,32 @@ class HuggingFaceCausalLM(nn.Module):
         logits: torch.Tensor = self.head(inputs_embeds=hidden[None], use_cache=False, return_dict=True).logits[0]
         return logits.float() if logits.device.type == "cpu" else logits
 
+    def plain_logits(self, text: torch.Tensor) -> torch.Tensor:
+        """[tokens] -> [tokens, vocab] of transformers' own forward of a whole text."""
+        model = self.head
+        setattr(model, model.base_model_prefix, self.body)
+        try:
+            with attention_of(model, "eager"):
+                logits: torch.Tensor = model(input_ids=text[None], use_cache=False, return_dict=True).logits[0]
+        finally:
+            setattr(model, model.base_model_prefix, self._given)
+        return logits
 
-class _Handed(nn.Module):
-    """Takes the place of a body: what it is given is what the body gave."""
+
+class _BodyOutput(nn.Module):
+    """A module in the place of a body, or of a part of one, that returns the hidden states that it is given."""
+
+    def __init__(self, parts: set[str]) -> None:
+        super().__init__()
+        self._parts = parts
+
+    def __getattr__(self, name: str) -> Any:
+        """Return itself for a part of the body: some heads call a decoder within it."""
+        parts = self.__dict__.get("_parts", ())
+        return self if name in parts else super().__getattr__(name)
 
     def forward(self, *_: object, inputs_embeds: torch.Tensor, **__: object) -> "_Given":
-        """In a form that heads of all models can read."""
+        """Return hidden states in a form that heads of all models can read."""
         return _Given(inputs_embeds)
 
 
@@ -130,7 +220,7 @@ class _Given:
         return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> None:
-        """Caches, attentions, losses of routers: none."""
+        """Return None for caches, attentions and losses of routers."""
         if name.startswith("__"):
             raise AttributeError(name)
 
@@ -153,27 +243,29 @@ def _attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    tercet_batch: Any = None,
+    tercet_step: _Step | None = None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention of one layer: [1, heads, tokens, head_dim] -> [1, tokens, heads, head_dim], and no weights.
 
-    `s_aux` are attention sinks. A step says itself who sees whom, so there is no mask.
+    `s_aux` are attention sinks. The step decides which tokens a token sees, so there is no mask.
     """
-    if tercet_batch is None or attention_mask is not None:
-        raise TypeError("its layers do not hand the step on, or have masks of their own")
+    if tercet_step is None:
+        raise TypeError("its layers do not pass keywords on to their attention")
+    if attention_mask is not None:
+        raise TypeError("its layers have masks of their own")
+    layer: Any = module.layer_idx
     q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
-    out = tercet_batch.attend(
-        module.layer_idx,
+    out = tercet_step.batch.attend(
+        layer,
         q,
         k,
         v,
         scale=q.shape[2] ** -0.5 if scaling is None else scaling,
-        window=sliding_window or 0,
+        window=tercet_step.windows.get(layer, 0),
         softcap=softcap or 0.0,
         sinks=s_aux,
     )
@@ -217,27 +309,46 @@ _READ = (
 
 
 def _fields(config: "PreTrainedConfig") -> Fields:
-    """What is read of a config, by the names that transformers gives to what families call otherwise."""
+    """Return the fields that are read, by the names that transformers gives to what families call otherwise."""
     text = config.get_text_config(decoder=True)
-    try:
-        values = {name: getattr(text, name, None) for name in _READ}
-    except ValueError as error:  # of layers that differ
-        raise ModelError(f"config.json: {error}") from error
+    values = {name: _field(text, name) for name in _READ}
     for name, reason in _REFUSED.items():
         if values[name] or getattr(config, name, None):
             raise wrong(name, reason)
     if strange := {*(values["layer_types"] or ())} - {"full_attention", "sliding_attention"}:
-        raise wrong("layer_types", f"{' and '.join(sorted(strange))} is not supported")
+        raise wrong("layer_types", f"{' and '.join(sorted(map(str, strange)))} is not supported")
     return Fields(values)
 
 
-def _context_length(fields: Fields) -> int:
-    """As long as no rotary embedding is stretched, of those of all types of layers."""
-    length = fields.count("max_position_embeddings")
+def _field(config: "PreTrainedConfig", name: str) -> Any:
+    """Return a field of a config, None if it has none. Raises ModelError for one that each layer has its own of."""
+    try:
+        return getattr(config, name, None)
+    except Exception as error:  # of a type that depends on the version
+        raise wrong(name, "layers that differ in it are not supported") from error
+
+
+def _first_position(kind: type["PreTrainedModel"], config: "PreTrainedConfig") -> int:
+    """Return the position of a text's first token.
+
+    Roberta and its kin count from behind the padding token: their embeddings have a method that does so.
+    """
+    module = sys.modules[kind.__module__]
+    counts = any(hasattr(each, "create_position_ids_from_input_ids") for each in vars(module).values())
+    padding = getattr(config.get_text_config(decoder=True), "pad_token_id", None)
+    return padding + 1 if counts and type(padding) is int and padding >= 0 else 0
+
+
+def _context_length(fields: Fields, first: int = 0) -> int:
+    """Return as many positions as there are from the `first` on, before any rotary embedding is stretched."""
+    length = fields.count("max_position_embeddings") - first
     rope = fields.values["rope_parameters"] or {}
     each = [rope] if "rope_type" in rope else rope.values()
-    stretched = [Fields(one) for one in each if one.get("rope_type") in _STRETCHED]
-    return min([length, *(one.count("original_max_position_embeddings", length) for one in stretched)])
+    stretched = [Fields(one) for one in each if isinstance(one, dict) and one.get("rope_type") in _STRETCHED]
+    length = min([length, *(one.count("original_max_position_embeddings", length) for one in stretched)])
+    if length < 1:
+        raise wrong("max_position_embeddings", f"there are none from position {first} on")
+    return length
 
 
 def _check_fit(directory: Path, found: dict[str, Any]) -> None:
