@@ -37,8 +37,8 @@ from tercet.scheduler.models.registry import is_ours
 from tools.tiny_configs import UnbuiltError, tiny_config
 
 _MEMORY = 8 * 2**30
-_SECONDS = 120
-_LARGEST = 20_000_000
+_SECONDS = 90
+_LARGEST = 60_000_000
 """Parameters of a small model."""
 _STEPS = 8
 _NEAR = 1e-3
@@ -113,9 +113,9 @@ def compared(actual: list[list[tuple[int, float]]], wanted: list[list[tuple[int,
     apart = 0.0
     for ours, theirs in zip(actual, wanted, strict=True):
         for step, ((token, score), (other, right)) in enumerate(zip(ours, theirs, strict=True)):
-            apart = max(apart, abs(score - right))
-            if not apart < _NEAR:
+            if not abs(score - right) < _NEAR:
                 return Verdict("WRONG", f"log-probability {score:.4f} instead of {right:.4f} at token {step}")
+            apart = max(apart, abs(score - right))
             if token != other:
                 break  # two tokens as likely as each other
     return Verdict("right", f"within {apart:.0e}")
@@ -136,9 +136,14 @@ def survey(wanted: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Verdict]]:
         yield model_type, Verdict(*json.loads(text)) if text else Verdict("WRONG", f"died with status {status}")
 
 
+def _stop(*_: object) -> None:
+    raise TimeoutError(f"it takes longer than {_SECONDS} s")
+
+
 def _run_apart(model_type: str, architecture: str, writing: int) -> None:
     """Judge a type and leave the process."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    signal.signal(signal.SIGALRM, _stop)
     signal.alarm(_SECONDS)
     try:
         verdict = judge(model_type, architecture)

@@ -74,7 +74,13 @@ _SIGHT: dict[str, Any] = {
 }
 """The same, of what does not read text."""
 _LATENT = {"num_key_value_heads": 4, "num_attention_heads": 4, "qk_head_dim": 16, "head_dim": 8}
+_SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 _MORE: dict[str, dict[str, Any]] = {
+    "qwen2_vl_text": _SECTIONS,
+    "qwen2_5_vl_text": _SECTIONS,
+    "glm4v_text": _SECTIONS,
+    "glm_ocr_text": _SECTIONS,
+    "paddleocr_vl_text": _SECTIONS,
     "axk1": _LATENT,
     "axk2": _LATENT,
     "deepseek_v32": _LATENT,
@@ -85,7 +91,8 @@ _MORE: dict[str, dict[str, Any]] = {
     "dots3_note": {"num_key_value_heads": 4},
     "dots3_note_text": {"num_key_value_heads": 4},
     "dbrx": {"n_heads": 4, "n_layers": 4, "max_seq_len": 256, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4}},
-    "blip-2": {"image_token_index": 290},
+    "zaya": {"num_experts_per_tok": 1},
+    "llama4_text": {"no_rope_layers": [0] * 4, "attention_chunk_size": 256, "floor_scale": 8, "attn_scale": 0.5},
 }
 """What types need beside, or otherwise."""
 
@@ -104,7 +111,9 @@ def _shrunk(kind: type[PreTrainedConfig], sizes: dict[str, Any], model_type: str
     known = _known(kind)
     given = {name: value for name, value in sizes.items() if name in known}
     for name, sub in (kind.sub_configs or {}).items():
-        if not inspect.isclass(sub) or not hasattr(sub, "model_type") or sub.__name__ == "AutoConfig":
+        if sub.__name__ == "AutoConfig":
+            sub = type(getattr(kind(), name, None))
+        if not issubclass(sub, PreTrainedConfig):
             continue
         reads = "text" in name or "decoder" in name or "llm" in name or "language" in name
         given[name] = _shrunk(sub, _SIZES if reads else _SIGHT, sub.model_type).to_dict()

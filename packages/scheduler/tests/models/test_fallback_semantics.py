@@ -82,7 +82,13 @@ def test_positions_before_the_first_are_not_served(tmp_path: Path) -> None:
     worker.close()
 
 
-LLAMA4 = {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 96, "head_dim": 16}
+LLAMA4 = {
+    "attn_temperature_tuning": False,
+    "attention_chunk_size": 8,
+    "num_local_experts": 2,
+    "intermediate_size_mlp": 96,
+    "head_dim": 16,
+}
 LFM2 = {"layer_types": ["conv", "full_attention"]}
 GEMMA4 = {
     "layer_types": ["sliding_attention", "full_attention"],
@@ -109,6 +115,11 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "Llama4TextConfig",
         SMALL | LLAMA4,
         "layer_types: chunked_attention is not supp",
+    ),
+    "scales by place": (
+        *("Llama4ForCausalLM", "Llama4TextConfig"),
+        SMALL | LLAMA4 | {"attn_temperature_tuning": True, "no_rope_layers": [0, 0]},
+        "attn_temperature_tuning: queries that are scaled by the place in a step",
     ),
     "masks of its own": (
         "DogeForCausalLM",
@@ -150,7 +161,7 @@ def test_an_adapter_beside_the_weights_is_not_merged(tmp_path: Path, caplog: pyt
     model = transformers.Starcoder2ForCausalLM.from_pretrained(tmp_path)
     alone, fingerprint = expected(tmp_path, 3), model_identity(tmp_path, "float32").weights
     adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
-    adapted.save_pretrained(tmp_path)
+    adapted.save_pretrained(str(tmp_path))
     assert (tmp_path / "adapter_config.json").is_file()
     assert expected(tmp_path, 3) != alone, "transformers merges it"
     worker = TpModelWorker(options(tmp_path))

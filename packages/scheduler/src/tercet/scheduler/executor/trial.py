@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
     text: int
     start: int
-    count: int
+    tokens: int
 
 
 def text_length(parameters: int, context_length: int, device: torch.device) -> int:
@@ -83,7 +83,7 @@ def try_out(model: Model, shape: DecoderShape, plain: PlainForward, text: torch.
             raise
         except _FAILURES as error:
             raise ModelError(f"{name} cannot run over a paged cache: {_one_line(error)}") from error
-        expected = torch.cat([wanted[row.text][row.start : row.start + row.count] for row in rows])
+        expected = torch.cat([wanted[row.text][row.start : row.start + row.tokens] for row in rows])
         _compare(name, how, actual, expected, exact=shape.dtype == torch.float32)
 
 
@@ -130,8 +130,8 @@ def _hidden(
 ) -> torch.Tensor:
     """Hidden states of the tokens of a step's rows, of whose texts those before are in the cache."""
     device = pool.device
-    counts, lengths = [row.count for row in rows], [row.start + row.count for row in rows]
-    each = [torch.arange(row.start, row.start + row.count, device=device) for row in rows]
+    counts, lengths = [row.tokens for row in rows], [row.start + row.tokens for row in rows]
+    each = [torch.arange(row.start, row.start + row.tokens, device=device) for row in rows]
     positions = torch.cat(each)
     table = torch.arange(pool.groups[0].pages, device=device).view(-1, len(texts)).T  # of each text
     chosen = table[[row.text for row in rows]].int()
@@ -145,7 +145,7 @@ def _hidden(
         host_query_lens=counts,
         host_kv_lens=lengths,
     )
-    ids = torch.cat([texts[row.text][row.start : row.start + row.count] for row in rows])
+    ids = torch.cat([texts[row.text][row.start : row.start + row.tokens] for row in rows])
     batch = ForwardBatch.planned(
         input_ids=ids,
         positions=positions,
@@ -170,12 +170,14 @@ class _Watched:
 
     def __init__(self, batch: ForwardBatch, shape: DecoderShape) -> None:
         self._batch = batch
+        self._name = shape.architecture
         self._expected = [shape.kv_heads, shape.head_dim]
         self.layers: list[int] = []
 
     def attend(self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
         for name, heads in (("keys", k), ("values", v)):
             if list(heads.shape[1:]) != self._expected:
-                raise ModelError(f"layer {layer_id} has {name} {list(heads.shape[1:])}, not {self._expected}")
+                shape = list(heads.shape[1:])
+                raise ModelError(f"{self._name}: layer {layer_id} has {name} {shape}, not {self._expected}")
         self.layers.append(layer_id)
         return self._batch.attend(layer_id, q, k, v, **how)

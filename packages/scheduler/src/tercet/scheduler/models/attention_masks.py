@@ -109,9 +109,9 @@ class _Probe:
         if attention_mask is None:  # no mask hides anything
             self.windows[layer] = _BIDIRECTIONAL
         else:
-            codes = attention_mask.unique().tolist()
-            known = len(codes) == 1 and codes[0] in self._given
-            self.windows[layer] = int(codes[0]) if known else _OWN
+            codes = {*attention_mask.flatten().tolist()}
+            known = len(codes) == 1 and codes <= self._given
+            self.windows[layer] = int(codes.pop()) if known else _OWN
         return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
     def _window_of(self, mask: Callable[..., Any], *, use_vmap: bool) -> int:

@@ -225,6 +225,10 @@ class _Given:
             raise AttributeError(name)
 
 
+_NO_EFFECT = ("position_ids", "cache_position", "token_type_ids")
+"""Tensors that attention is given by some models and does not read."""
+
+
 @cache
 def _registered() -> str:
     """The name of our attention, which transformers knows from here on."""
@@ -247,7 +251,7 @@ def _attend(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: object,
+    **more: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention of one layer: [1, heads, tokens, head_dim] -> [1, tokens, heads, head_dim], and no weights.
 
@@ -257,6 +261,8 @@ def _attend(
         raise TypeError("its layers do not pass keywords on to their attention")
     if attention_mask is not None:
         raise TypeError("its layers have masks of their own")
+    if strange := [name for name, value in more.items() if isinstance(value, torch.Tensor) and name not in _NO_EFFECT]:
+        raise TypeError(f"its attention is given {', '.join(strange)}, which is not supported")
     layer: Any = module.layer_idx
     q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
     out = tercet_step.batch.attend(
