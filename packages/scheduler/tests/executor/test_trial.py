@@ -129,7 +129,7 @@ def test_what_cannot_serve_is_refused(model: Attends, changes: dict[str, Any], m
 def test_texts_are_as_long_as_is_cheap() -> None:
     gpu = torch.device("cuda")
     assert text_length(10**6, 4096, CPU) == text_length(10**12, 4096, gpu) == LONGEST
-    assert 12 < text_length(13 * 10**9, 4096, CPU) < LONGEST
+    assert 12 < text_length(2 * 10**9, 4096, CPU) < LONGEST
     assert text_length(10**12, 4096, CPU) == 12
     assert text_length(10**6, 20, CPU) == 20
 

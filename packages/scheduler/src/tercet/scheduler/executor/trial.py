@@ -32,7 +32,7 @@ _SHORT = 4
 """Tokens of the other text's prompt."""
 _DECODES = 2
 _PAGE = 8
-_WORK = 1e12
+_WORK = 2e11
 """Floating-point operations of a forward that are cheap on a CPU."""
 _EXACT, _ROUNDED = 1e-2, 0.1
 """Relative errors of logits that rounding never reaches, in 32 and in 16 bits, and other text does."""
