@@ -1,6 +1,7 @@
 """The llguidance adapter over a tokenizer of its own: what it allows, forces, ends and refuses."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -180,3 +181,20 @@ def test_a_special_token_in_what_is_no_grammar_is_a_refusal(backend: LLGuidanceB
     for text in ('{"grammars": "<|im_end|>"}', '{"<|im_end|>": 1}', '{"<|im_end|>'):
         with pytest.raises(GrammarError):
             backend.compile(Grammar(GrammarKind.LARK, text))
+
+
+@pytest.mark.parametrize("rules", ["s: s s | s s s | A", "s: s s | A"])
+def test_the_work_for_a_token_is_bounded(rules: str, backend: LLGuidanceBackend, ids: Ids) -> None:
+    """Masks of an ambiguous grammar cost more with every token: the matcher has an error before that is much."""
+    matcher = backend.compile(Grammar(GrammarKind.LARK, f"start: s\n{rules}\nA: /[a-z ]/"))
+    [token] = ids("a")[-1:]
+    longest = 0.0
+    for _ in range(200):
+        began = time.thread_time()
+        allowed(backend, matcher)
+        longest = max(longest, time.thread_time() - began)
+        if matcher.error:
+            break
+        matcher.advance([token])
+    assert "Too many items" in matcher.error
+    assert longest < 0.5

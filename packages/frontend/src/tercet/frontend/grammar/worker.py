@@ -10,12 +10,14 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tercet.frontend.grammar.pipe import LENGTH, Check, Verdict, Vocabulary, decode_order, framed
+from tercet.protocol.grammar_limits import MOST_FORCED, PARSER_LIMITS, SECONDS_PER_TOKEN
 from tercet.protocol.values import Grammar, GrammarKind
 
 MEMORY = 512 * 1024 * 1024
@@ -25,10 +27,14 @@ _FIRST_OTHER = 3
 """Of the file descriptors, behind the standard ones."""
 _LONGEST_ERROR = 400
 _NOTHING = "it allows no answer"
-_WALK = 32
-"""Tokens of an answer that is begun on trial: much that cannot be followed shows in the first few."""
-_WALK_SECONDS = 0.25
+_COSTLY = "finding out which tokens may come next takes too long: make it less ambiguous"
+_FORCES = f"it leaves no choice about more than {MOST_FORCED} bytes of text at once"
+_WALK = 64
+"""Tokens of each answer that is begun on trial: much that cannot be followed, or costs too much, shows in the first."""
+_WALK_SECONDS = 0.5
 """Processor time after which a walk is given up: what has come so far can be followed."""
+_LEAST_JUDGED = 8
+"""Tokens from which on their mean cost is judged, the first left out: it pays for what is made once."""
 
 
 def main() -> None:
@@ -56,31 +62,59 @@ def main() -> None:
 
 
 def fault(grammar: Grammar, tokenizer: LLTokenizer) -> str:
-    """What is wrong with a grammar, found by compiling it and beginning an answer; empty if nothing."""
+    """Return why a grammar cannot be followed, found by compiling it and beginning answers; empty if it can."""
+    limits = LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
     try:
-        matcher = LLMatcher(tokenizer, source(grammar), log_level=0, limits=LLParserLimits(verbose_errors=False))
-        stuck = not matcher.is_error() and _is_stuck(matcher)
+        matcher = LLMatcher(tokenizer, source(grammar), log_level=0, limits=limits)
+        if matcher.is_error():
+            return _described(matcher)
+        return next(filter(None, (_walk_fault(matcher.deep_copy(), choose) for choose in (_at_random, _again))), "")
     except BaseException as error:  # a panic in Rust is no Exception
         return f"it cannot be compiled ({type(error).__name__})"
-    if matcher.is_error():
-        return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_LONGEST_ERROR] or _NOTHING
-    return _NOTHING if stuck else ""
 
 
-def _is_stuck(matcher: LLMatcher) -> bool:
-    """Whether an answer of tokens chosen by chance comes to where nothing is allowed; the matcher may have an error."""
-    chance, end = random.Random(0), time.process_time() + _WALK_SECONDS  # noqa: S311
-    for _ in range(_WALK):
+def _described(matcher: LLMatcher) -> str:
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_LONGEST_ERROR] or _NOTHING
+
+
+Choose = Callable[[random.Random, int, int], int]
+"""Picks one of the tokens of a mask, given the token before."""
+
+
+def _at_random(chance: random.Random, mask: int, before: int) -> int:  # noqa: ARG001
+    """Pick the next token allowed behind a place chosen by chance."""
+    skipped = chance.randrange(mask.bit_length())
+    later = mask >> skipped
+    return skipped + (later & -later).bit_length() - 1
+
+
+def _again(chance: random.Random, mask: int, before: int) -> int:
+    """Pick the token before, where it may come again: of ambiguous grammars that gives the most readings."""
+    return before if before >= 0 and mask >> before & 1 else _at_random(chance, mask, before)
+
+
+def _walk_fault(matcher: LLMatcher, choose: Choose) -> str:
+    """Return why an answer of chosen tokens cannot go on, or goes on at too high a cost; empty if it can."""
+    chance, begun, token = random.Random(0), time.process_time(), -1  # noqa: S311
+    paid = begun
+    for place in range(_WALK):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        if matcher.is_error() or not mask:
-            return True
-        later = mask >> (skipped := chance.randrange(mask.bit_length()))
-        skipped = chance.randrange(mask.bit_length())
-        later = mask >> skipped
-        matcher.consume_token(skipped + (later & -later).bit_length() - 1)
-        if matcher.is_error() or matcher.is_stopped() or time.process_time() > end:
+        if not mask and not matcher.is_error():
+            return _NOTHING
+        if not matcher.is_error():
+            matcher.consume_token(token := choose(chance, mask, token))
+        if not matcher.is_error() and len(matcher.compute_ff_bytes()) > MOST_FORCED:
+            return _FORCES
+        if matcher.is_error():
+            return _described(matcher)
+        now = time.process_time()
+        if place == 0:
+            paid = now
+        elif place >= _LEAST_JUDGED and now - paid > place * SECONDS_PER_TOKEN:
+            return _COSTLY
+        if matcher.is_stopped() or now - begun > _WALK_SECONDS:
             break
-    return False
+    return ""
 
 
 def source(grammar: Grammar) -> str:

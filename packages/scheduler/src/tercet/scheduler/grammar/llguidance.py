@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import msgspec
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, __version__
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, __version__
 
+from tercet.protocol.grammar_limits import PARSER_LIMITS
 from tercet.protocol.values import Grammar, GrammarKind
 from tercet.scheduler.grammar.port import GrammarError, Masks
 
@@ -67,7 +68,7 @@ class LLGuidanceBackend:
 
     def __init__(self, tokenizer: str, vocab_size: int, end_ids: Sequence[int]) -> None:
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_ids) or None)
-        self._executor = LLExecutor()
+        self._limits = LLParserLimits(**PARSER_LIMITS)
         added = msgspec.json.decode(tokenizer, type=_Tokenizer).added_tokens
         specials = [re.escape(each.content) for each in added if each.special and each.content]
         self._specials = re.compile("|".join(specials)) if specials else None
@@ -87,16 +88,16 @@ class LLGuidanceBackend:
         source = _source(grammar)
         if self._specials and self._specials.search(grammar.text.replace("\\", "")):
             source = _unforced(source)
-        matcher = LLGuidanceMatcher(LLMatcher(self._tokenizer, source, log_level=_SILENT))
+        matcher = LLGuidanceMatcher(LLMatcher(self._tokenizer, source, log_level=_SILENT, limits=self._limits))
         if matcher.error:
             raise GrammarError(matcher.error)
         return matcher
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], masks: Masks) -> None:
-        """Write the masks, in the threads of one executor."""
-        rows, words = masks.shape
-        jobs = [(matcher.native, row) for row, matcher in enumerate(matchers)]
-        self._executor.unsafe_compute_mask_ptr(jobs, masks.ctypes.data, 4 * words, rows)
+        """Write the masks."""
+        size = 4 * masks.shape[1]
+        for row, matcher in enumerate(matchers):
+            matcher.native.unsafe_compute_mask_ptr(masks.ctypes.data + row * size, size)
 
 
 def _source(grammar: Grammar) -> str:

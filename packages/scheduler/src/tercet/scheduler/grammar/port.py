@@ -72,5 +72,8 @@ class GrammarBackend(Protocol[M]):
         ...
 
     def fill(self, matchers: Sequence[M], masks: Masks) -> None:
-        """Write the mask of matcher i into row i, many in parallel threads; of one with an error, anything."""
+        """Write the mask of matcher i into row i, of one with an error anything. Other threads of Python run meanwhile.
+
+        All is computed in the thread that calls, whose processor time is therefore what it costs.
+        """
         ...

@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 from llguidance import LLTokenizer
-from xgrammar import BatchGrammarMatcher, GrammarCompiler, GrammarMatcher, TokenizerInfo, VocabType
+from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo, VocabType
 
 from tercet.protocol.values import Grammar
 from tercet.scheduler.grammar.port import GrammarError, Masks
@@ -76,7 +76,6 @@ class XGrammarBackend:
         self._named = {name.decode(errors="replace"): token for name, token in names.items()}
         self._tokens = TokenizerInfo(texts, VocabType.RAW, vocab_size=vocab_size, stop_token_ids=self._end_ids)
         self._compiler = GrammarCompiler(self._tokens, cache_enabled=False)
-        self._batch = BatchGrammarMatcher()
         said = np.array([bool(text) for text in texts] + [False] * (-vocab_size % 32))
         self._said = np.packbits(said, bitorder="little").view(np.int32)
 
@@ -101,9 +100,9 @@ class XGrammarBackend:
             raise GrammarError(_PLACE.sub("", str(error))) from error
 
     def fill(self, matchers: Sequence[XGrammarMatcher], masks: Masks) -> None:
-        """Write the masks, in xgrammar's threads; of one that has ended an empty one."""
-        open_rows = [row for row, each in enumerate(matchers) if not each.error and not each.finished]
+        """Write the masks; of a matcher that has ended an empty one."""
         masks[: len(matchers)] = 0
-        if open_rows:
-            self._batch.batch_fill_next_token_bitmask([matchers[row].native for row in open_rows], masks, open_rows)
-            masks &= self._said  # "any token but" is for xgrammar any number, too, that no token has
+        for row, each in enumerate(matchers):
+            if not each.error and not each.finished:
+                each.native.fill_next_token_bitmask(masks, row)
+        masks &= self._said  # "any token but" is for xgrammar any number, too, that no token has
