@@ -14,7 +14,7 @@ from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executors import EXECUTORS, build_torch
 from tercet.scheduler.found_model import Found
-from tercet.scheduler.ports import AdapterReader, Advance, Executor, GrammarReader, Pending, WeightsReader
+from tercet.scheduler.ports import AdapterReader, Advance, Executor, GrammarReader, LateMasks, Pending, WeightsReader
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -32,6 +32,10 @@ class FragileExecutor:
     @property
     def adapters(self) -> AdapterReader | None:
         return self._executor.adapters
+
+    @property
+    def late_masks(self) -> LateMasks | None:
+        return self._executor.late_masks
 
     @property
     def grammars(self) -> GrammarReader | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
-from tercet.scheduler.ports import AdapterReader, Executor, GrammarReader, Pending, WeightsReader
+from tercet.scheduler.ports import AdapterReader, Executor, GrammarReader, LateMasks, Pending, WeightsReader
 
 
 class _Announced:
@@ -37,6 +37,11 @@ class AnnouncingExecutor:
     def grammars(self) -> GrammarReader | None:
         """Where grammars are read."""
         return self._executor.grammars
+
+    @property
+    def late_masks(self) -> LateMasks | None:
+        """Who tells when choices whose masks were late can go on."""
+        return self._executor.late_masks
 
     @property
     def adapters(self) -> AdapterReader | None:

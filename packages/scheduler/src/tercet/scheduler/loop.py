@@ -18,10 +18,10 @@ from tercet.protocol.messages import (
 )
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
 from tercet.protocol.values import Grammar, Held, Load, LoRAAdapter, Phase
-from tercet.scheduler.core.config import Arrival, Drain, PeerGone, WeightsRead
+from tercet.scheduler.core.config import Arrival, Drain, MaskReady, PeerGone, WeightsRead
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.outbox import Outbox
-from tercet.scheduler.ports import AdapterReader, GrammarReader, Pending, Runner, WeightsReader
+from tercet.scheduler.ports import AdapterReader, GrammarReader, LateMasks, Pending, Runner, WeightsReader
 from tercet.scheduler.reading import of_adapters, of_grammars
 from tercet.scheduler.status import StatusBoard
 
@@ -73,6 +73,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         *,
         overlap: int = 0,
         grammars: GrammarReader | None = None,
+        late_masks: LateMasks | None = None,
         adapters: AdapterReader | None = None,
         weights: WeightsReader | None = None,
         prepare: Callable[[], bool] = lambda: False,
@@ -86,6 +87,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._clock = clock
         self._overlap = overlap
         self._grammars = of_grammars(grammars, core.grammars)
+        self._late_masks = late_masks
         self._adapters = of_adapters(adapters, core.adapters)
         self._forget = (lambda _: None) if adapters is None else adapters.forget
         self._weights = weights
@@ -108,7 +110,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def turn(self) -> None:
         """Take what arrived, start the next step, finish the oldest."""
         core, outbox, in_flight = self._core, self._outbox, self._in_flight
-        news = [*outbox.flush(), *self._grammars.news(), *self._adapters.news(), *self._looked_at()]
+        news = [*outbox.flush(), *self._grammars.news(), *self._adapters.news(), *self._come_late(), *self._looked_at()]
         if self.draining and self._board.drain():
             news.append(Arrival("", Drain()))
         arrivals = [*news, *self._arrivals(0 if news else self._wait())]
@@ -139,7 +141,15 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     @property
     def _reads(self) -> bool:
         """Whether something is being read, of which there will be news."""
-        return self._grammars.busy or self._adapters.busy or (self._weights is not None and self._weights.busy)
+        others = (self._late_masks, self._weights)
+        return self._grammars.busy or self._adapters.busy or any(each is not None and each.busy for each in others)
+
+    def _come_late(self) -> list[Arrival]:
+        return (
+            []
+            if self._late_masks is None
+            else [Arrival("", MaskReady(*each)) for each in self._late_masks.take_ready()]
+        )
 
     def _looked_at(self) -> list[Arrival]:
         return [] if self._weights is None else [Arrival("", WeightsRead(*each)) for each in self._weights.take_read()]

@@ -78,6 +78,22 @@ class AdapterReader(Reader[LoRAAdapter], Protocol):
         ...
 
 
+class LateMasks(Protocol):
+    """See `tercet.scheduler.executor.slot_grammars`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take_ready` has something to tell, now or later."""
+        ...
+
+    def take_ready(self, wait: float = 0.0) -> Collection[tuple[int, int]]:
+        """Return (slot, step) of choices that sat out since that step and can be planned again; each is told once.
+
+        Waits so many seconds for the first.
+        """
+        ...
+
+
 class WeightsReader(Protocol):
     """See `tercet.scheduler.weights_desk`."""
 
@@ -106,6 +122,11 @@ class Executor(Runner[Plan, StepResult], Protocol):
     @property
     def grammars(self) -> GrammarReader | None:
         """What must be read before it can be planned goes there first."""
+        ...
+
+    @property
+    def late_masks(self) -> LateMasks | None:
+        """Who tells when choices whose masks were late can go on; None where no grammars are followed."""
         ...
 
     @property

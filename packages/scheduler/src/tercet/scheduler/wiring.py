@@ -162,6 +162,7 @@ class SchedulerProcess:
             core if log is None else RecordingScheduler(core, log),
             AnnouncingExecutor(executor, lambda path: self._announce(replace(found, weights=Path(path)), limits)),
             grammars=executor.grammars,
+            late_masks=executor.late_masks,
             adapters=executor.adapters,
             weights=executor.weights,
             prepare=executor.prepare,

@@ -78,6 +78,13 @@ class GrammarRead(msgspec.Struct, frozen=True, tag=True):
     fault: str = ""
 
 
+class MaskReady(msgspec.Struct, frozen=True, tag=True):
+    """The choice in a slot, whose mask was late in a step, can be planned again."""
+
+    slot: int
+    step: int
+
+
 class AdapterPending(msgspec.Struct, frozen=True, tag=True):
     """An adapter is being read: admit no choice that has it."""
 
@@ -106,7 +113,7 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 Asked = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq
 """What frontends ask of a core, of whichever kind: each answers also what only the other can do."""
-Obstacle = PeerBlocked | PeerDrained | GrammarPending | GrammarRead | AdapterPending | AdapterRead
+Obstacle = PeerBlocked | PeerDrained | GrammarPending | GrammarRead | MaskReady | AdapterPending | AdapterRead
 """Events by which choices must not be planned for now, and those by which they may be again."""
 CoreMessage = Asked | PeerGone | Obstacle | WeightsRead | Drain
 

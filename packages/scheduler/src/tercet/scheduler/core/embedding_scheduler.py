@@ -34,6 +34,7 @@ from tercet.scheduler.core.config import (
     Drain,
     GrammarPending,
     GrammarRead,
+    MaskReady,
     PeerBlocked,
     PeerDrained,
     PeerGone,
@@ -106,7 +107,7 @@ class EmbeddingScheduler:
                     self.blocked_peers.discard(peer)
                 case Drain():
                     self.draining = True
-                case GrammarPending() | GrammarRead() | AdapterPending() | AdapterRead() | WeightsRead():
+                case GrammarPending() | GrammarRead() | MaskReady() | AdapterPending() | AdapterRead() | WeightsRead():
                     pass  # a vector follows no grammar and has no adapter, and an encoder keeps its weights
                 case _:
                     assert_never(message)

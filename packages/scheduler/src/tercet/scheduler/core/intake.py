@@ -71,7 +71,8 @@ class Intake:
             },
             outputs,
         )
-        fresh = []
+        fresh: list[Req] = []
+        number = self._arrivals
         for index, output_ids in known.items():
             kept = held.get(index)
             if kept is not None and kept.finish is None:
@@ -81,7 +82,7 @@ class Intake:
                 if kept.sent < kept.output_tokens:
                     outputs.emit(kept)
             else:
-                fresh.append(self._new(request, source, index, output_ids, at))
+                fresh.append(self._new(request, source, index, output_ids, at, number))
         self._roster.add(fresh)
         asked = self._asked.finish(request.rid)
         for req in fresh:
@@ -129,9 +130,15 @@ class Intake:
                 self._roster.end(req, FinishReason(FinishType.ABORT), None)
 
     def _new(
-        self, request: TokenizedGenerateReqInput, source: str, index: int, output_ids: Sequence[int], at: float
+        self,
+        request: TokenizedGenerateReqInput,
+        source: str,
+        index: int,
+        output_ids: Sequence[int],
+        at: float,
+        number: int,
     ) -> Req:
-        req = Req(request, source, index, output_ids, self._arrivals, at)
+        req = Req(request, source, index, output_ids, self._arrivals, at, number)
         self._arrivals += 1
         sampling = request.sampling
         req.end = req.prompt_tokens + sampling.max_new_tokens

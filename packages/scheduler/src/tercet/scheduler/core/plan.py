@@ -48,6 +48,8 @@ class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: bool = False
     adapter: int = -1
     """The place of the choice's adapter; -1 is none."""
+    request: int = 0
+    """Equal for the choices of one request, which share the time that their grammar may take."""
 
 
 class AdapterLoad(msgspec.Struct, frozen=True):
@@ -126,3 +128,5 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Rows whose choice cannot go on as its grammar wants, and what its client is told."""
     fault: str = ""
     """Why the weights that the plan names could not be loaded, in one line. The model has those that it had."""
+    deferred: list[int] = []
+    """Rows that sampled nothing because the grammar's mask was late. Their choices sit out until a `MaskReady`."""

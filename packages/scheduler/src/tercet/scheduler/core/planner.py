@@ -11,6 +11,7 @@ from tercet.scheduler.core.config import (
     CoreConfig,
     GrammarPending,
     GrammarRead,
+    MaskReady,
     Obstacle,
     PeerBlocked,
     PeerDrained,
@@ -100,6 +101,10 @@ class Planner:
                 self.pending_grammars.add(grammar)
             case GrammarRead(grammar=grammar):
                 self.pending_grammars.discard(grammar)
+            case MaskReady(slot, step):
+                for req in self.running:
+                    if req.slot == slot and req.late == step:
+                        req.late = -1
             case AdapterPending(adapter):
                 self.pending_adapters.add(adapter)
             case AdapterRead(adapter=adapter):
@@ -317,6 +322,7 @@ class Planner:
                 top_logprobs=-1 if logprobs is None else logprobs.top,
                 prompt_logprobs=req.to_score,
                 adapter=req.place,
+                request=req.request,
             )
         )
         forming.add(req, step)

@@ -43,6 +43,7 @@ class Req:
         "in_flight",
         "index",
         "last_step",
+        "late",
         "leader",
         "length",
         "logprobs",
@@ -58,6 +59,7 @@ class Req:
         "prompt_logprobs",
         "prompt_tokens",
         "published",
+        "request",
         "resumed",
         "rid",
         "room",
@@ -84,10 +86,13 @@ class Req:
         output_ids: Sequence[int],
         arrival: int,
         arrived: float = 0.0,
+        number: int = -1,
     ) -> None:
+        """`number` is equal for choices of one request; that of its arrival by default."""
         self.rid = request.rid
         self.index = index
         self.arrival = arrival
+        self.request = arrival if number < 0 else number
         self.arrived = arrived
         self.tokens = unpack_array(request.input_ids)
         self.prompt_tokens = len(self.tokens)
@@ -155,12 +160,21 @@ class Req:
         self.unsure = False
         """Whether what is in flight must be known before more is planned, since more than one token may come of it."""
         self.last_step = -1
+        self.late = -1
+        """The step in which its grammar's mask was late: nothing is planned before the mask is there. -1 for none."""
         self.published = False
         self.steady = False
         self.measured = 0
         self.measured_at = -1
         if not self.scored:
             self.prompt_logprobs = []
+
+    def sit_out(self, step: int) -> None:
+        """Compute the last known token again, once the mask that was late in `step` is there: nothing was sampled."""
+        self.late = step
+        self.length = len(self.tokens)
+        self.computed = self.length - 1
+        self.steady = False
 
     @property
     def output_tokens(self) -> int:
@@ -180,7 +194,7 @@ class Req:
     @property
     def has_work(self) -> bool:
         """Whether a plan could compute something for it now."""
-        if self.finish is not None or self.computed >= self.length or self.awaits_result:
+        if self.finish is not None or self.computed >= self.length or self.awaits_result or self.late >= 0:
             return False
         return self.length < self.end or not self.prefilled
 

@@ -32,6 +32,7 @@ from tercet.scheduler.core.config import (
     Drain,
     GrammarPending,
     GrammarRead,
+    MaskReady,
     Obstacle,
     PeerBlocked,
     PeerDrained,
@@ -124,7 +125,13 @@ class Scheduler:
                     if self.paused_by == message.peer:
                         self.paused_by = ""
                 case (
-                    PeerBlocked() | PeerDrained() | GrammarPending() | GrammarRead() | AdapterPending() | AdapterRead()
+                    PeerBlocked()
+                    | PeerDrained()
+                    | GrammarPending()
+                    | GrammarRead()
+                    | MaskReady()
+                    | AdapterPending()
+                    | AdapterRead()
                 ):
                     self._heed(message, outputs)
                 case WeightsRead():
@@ -303,7 +310,9 @@ class Scheduler:
         if not req.published and computed >= req.prompt_tokens:
             req.scored = True
             self.roster.publish(req, computed)
-        if row.sample:
+        if index in result.deferred:
+            req.sit_out(result.step)
+        elif row.sample:
             self._append_all(req, result, index, outputs)
         elif computed >= req.end:
             self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
@@ -317,6 +326,8 @@ class Scheduler:
 
     def _error(self, result: StepResult, index: int) -> FinishReason | None:
         """Why a row that sampled has nothing to go on with; None if it has."""
+        if index in result.deferred:
+            return None
         if index in result.errors:
             return FinishReason(FinishType.ERROR, message=result.errors[index], code="invalid_grammar")
         token, vocab_size = result.token_ids[index], self.capacity.vocab_size
@@ -351,4 +362,11 @@ class Scheduler:
 
 def _special(result: StepResult) -> set[int]:
     """Rows of which a result says more than a token."""
-    return {*result.logprobs, *result.prompt_logprobs, *result.forced, *result.complete, *result.errors}
+    return {
+        *result.logprobs,
+        *result.prompt_logprobs,
+        *result.forced,
+        *result.complete,
+        *result.errors,
+        *result.deferred,
+    }

@@ -133,7 +133,7 @@ class ModelRunner:
         sampling_rows = inputs.sampling_rows
         slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
         assumed = [*map(plan.assumed.get, sampling_rows)] if plan.assumed else []
-        guided = self._grammars.begin(slots, assumed) if self._grammars else None  # fills masks meanwhile
+        guided = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None  # fills masks meanwhile
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         hidden = self._forward(inputs, lora)
         ahead = Ahead(slots.tolist(), assumed) if assumed and self._sampler.penalises(slots) else None
@@ -212,7 +212,7 @@ class ModelRunner:
             self._model.compute_logits(_some(hidden, rows)),
             _some(slots, rows),
             _some(inputs.output_positions, rows),
-            None if guided is None else lambda: guided.masks.result()[rows],
+            None if guided is None else lambda: guided.masks()[rows],
             sent_positions=_some(inputs.sent_positions, rows),
             ahead=ahead,
             first=rows.start,

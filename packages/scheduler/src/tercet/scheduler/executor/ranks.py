@@ -17,6 +17,7 @@ from tercet.scheduler.executor.follower_process import OnEnd
 from tercet.scheduler.executor.followers import Followers
 from tercet.scheduler.executor.parallel import Telling, collectives_of
 from tercet.scheduler.executor.rank_messages import Forced, Prepare, Step
+from tercet.scheduler.executor.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.tp_worker import PendingStep, TpModelWorker
 from tercet.scheduler.executor.weights import Progress
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -87,6 +88,11 @@ class Ranks:
     def grammars(self) -> GrammarDesk | None:
         """Where grammars are read before they are planned: here alone."""
         return self._worker.grammars
+
+    @property
+    def late_masks(self) -> SlotGrammars | None:
+        """Who tells when choices whose masks were late can go on: here alone."""
+        return self._worker.late_masks
 
     @property
     def adapters(self) -> AdapterDesk | None:

@@ -88,6 +88,7 @@ class StepOutput:
             complete=[rows[index] for index in outcome.complete],
             errors={rows[index]: error for index, error in outcome.errors.items()},
             fault=self._fault,
+            deferred=[rows[index] for index in outcome.deferred],
         )
 
     def _token_logprobs(self, token_ids: list[int]) -> dict[int, Logprobs]:

@@ -130,6 +130,11 @@ class TpModelWorker:
         return None if self._grammars is None else self._grammars.desk
 
     @property
+    def late_masks(self) -> SlotGrammars | None:
+        """Who tells when choices whose masks were late can go on."""
+        return self._grammars
+
+    @property
     def adapters(self) -> AdapterDesk | None:
         """Where adapters are read before they are planned; None where none can be run."""
         return self._desk

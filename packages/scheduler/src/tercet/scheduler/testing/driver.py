@@ -16,7 +16,7 @@ from tercet.protocol.values import (
     unpack_floats,
     unpack_ints,
 )
-from tercet.scheduler.core.config import Arrival, CoreConfig, CoreMessage
+from tercet.scheduler.core.config import Arrival, CoreConfig, CoreMessage, MaskReady
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
@@ -26,6 +26,8 @@ from tercet.scheduler.testing.fake_executor import FakeExecutor
 
 FRONTEND = "frontend-0"
 DETOKENIZER = "detokenizer-0"
+
+_LONGEST_WAIT = 60.0
 
 Choice = tuple[str, int]
 """(rid, index)"""
@@ -113,6 +115,9 @@ class Driver:
 
     def step(self) -> bool:
         """One turn of the loop; False when there was nothing to do."""
+        late = self.executor.late_masks
+        if late is not None and late.busy:
+            self.send(*(MaskReady(*each) for each in late.take_ready()))
         plan = self.core.schedule()
         self.check()
         if plan is not None:
@@ -122,6 +127,10 @@ class Driver:
             self._take(self.core.commit(self.in_flight.popleft().result()))
             self.check()
             return True
+        if plan is None and late is not None and late.busy:
+            ready = late.take_ready(_LONGEST_WAIT)
+            self.send(*(MaskReady(*each) for each in ready))
+            return bool(ready)
         return plan is not None
 
     def run(self, limit: int = 20_000) -> int:

@@ -48,9 +48,11 @@ class Done:
     """A step that is already finished."""
 
     value: StepResult
+    on_result: Callable[[], None] = lambda: None
 
     def result(self) -> StepResult:
         """The result."""
+        self.on_result()
         return self.value
 
 
@@ -80,6 +82,27 @@ class FakeAdapters:
 
     def forget(self, adapter: LoRAAdapter) -> None:
         """The same."""
+
+
+class FakeLateMasks:
+    """Masks that are there as soon as somebody asks, unless they are held back."""
+
+    def __init__(self) -> None:
+        self.held_back = False
+        """While it is set, no mask comes."""
+        self.waiting: list[tuple[int, int]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a mask was late."""
+        return bool(self.waiting)
+
+    def take_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:  # noqa: ARG002
+        """Return (slot, step) of all, unless they are held back."""
+        if self.held_back:
+            return []
+        ready, self.waiting = self.waiting, []
+        return ready
 
 
 @dataclass
@@ -127,13 +150,17 @@ class FakeExecutor:
         before_step: Callable[[Plan], None] | None = None,
         grammar: ScriptedGrammar | None = None,
         weights: str = "",
+        defers: Callable[[Plan, Row], bool] = lambda _, __: False,
     ) -> None:
+        """`defers` says of a row that samples, of a choice with a grammar, that its mask is late."""
         self.weights = WeightsDesk(_check_directory)
         self._loaded = weights
         self._capacity = capacity
         self._verify = verify
         self._before_step = before_step
         self._grammar = grammar
+        self._defers = defers
+        self._late = FakeLateMasks()
         self._slots: dict[int, _Slot] = {}
         self._adapters: dict[int, LoRAAdapter] = {}
         """By place."""
@@ -149,6 +176,11 @@ class FakeExecutor:
     def grammars(self) -> None:
         """Nothing has to be read."""
         return
+
+    @property
+    def late_masks(self) -> FakeLateMasks:
+        """Whose masks were late, as `defers` says."""
+        return self._late
 
     @property
     def adapters(self) -> FakeAdapters | None:
@@ -182,7 +214,15 @@ class FakeExecutor:
                 continue
             for offset in range(self._capacity.page_size):
                 self._cache[copy.target, offset] = self._cache.get((copy.source, offset), -1)
-        return Done(self._result(plan))
+        late: list[tuple[int, int]] = []
+        result = self._result(plan)
+        late += [(plan.rows[index].slot, plan.step) for index in result.deferred]
+
+        def tell() -> None:
+            self._late.waiting += late
+            late.clear()
+
+        return Done(result, tell)
 
     def close(self) -> None:
         """End the thread that looks at weights."""
@@ -226,6 +266,11 @@ class FakeExecutor:
                 result.prompt_logprobs[index] = Logprobs(pack_floats(told))
             if not row.sample:
                 result.token_ids.append(-1)
+            elif slot.init.sampling.grammar is not None and index not in plan.assumed and self._defers(plan, row):
+                result.token_ids.append(-1)
+                result.deferred.append(index)
+                if chain is not None:
+                    chain.right = False
             elif chain is None or chain.right:
                 result.token_ids.append(self._sample(slot, index, result, chain))
             else:

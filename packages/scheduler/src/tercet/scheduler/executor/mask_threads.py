@@ -1,0 +1,273 @@
+"""`MaskThreads`: threads that compute token masks, in which a slow grammar delays no other request's masks.
+
+Jobs begin in quick threads. One that takes long marks its request as slow and its thread becomes a slow thread, of low
+priority, which a new quick thread replaces. Further jobs of slow requests run in slow threads, one at a time, those of
+the request first that has used the least processor time. Nothing ends a job from outside: the caller decides how long
+to wait and what a request may spend.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+QUICK_THREADS = 4
+SLOW_THREADS = 1
+MOST_THREADS = 32
+SLOW_SECONDS = 0.002
+"""Processor time from which on a job that somebody waits for makes its request slow."""
+_PROBATION_PER_SECOND = 1000
+_LONGEST_PROBATION = 128
+_NICENESS = 10
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+
+class Account:
+    """The processor time of one request: all its choices together. Changed under the lock of `MaskThreads`."""
+
+    __slots__ = ("__weakref__", "probation", "seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Of jobs that are done."""
+        self.tokens = 0
+        """Output tokens that the jobs were for."""
+        self.probation = 0
+        """Jobs until the request counts as quick again."""
+
+    @property
+    def slow(self) -> bool:
+        """Whether its jobs run in slow threads, and no step waits for them."""
+        return self.probation > 0
+
+
+class Job(Generic[T]):
+    """Work for an account, and its result."""
+
+    __slots__ = ("_clock", "_error", "_result", "account", "begun", "done", "thread", "work")
+
+    def __init__(self, account: Account, work: Callable[[], T]) -> None:
+        self.account = account
+        self.work = work
+        self.done = threading.Event()
+        self.thread: _Thread | None = None
+        """The one that runs it now."""
+        self.begun = 0.0
+        self._clock: Clock | None = None
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work; `result` raises what it raises."""
+        try:
+            self._result = self.work()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> T:
+        """Return what the work gave, once it is done."""
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+    def start(self, thread: "_Thread") -> None:
+        """Begin to count processor time, in the thread that will run the job."""
+        self.thread, self._clock = thread, thread.clock
+        self.begun = thread.clock()
+
+    def seconds(self) -> float:
+        """Return the processor time used so far by a job that runs; 0 for others."""
+        return self._clock() - self.begun if self._clock is not None and self.thread is not None else 0.0
+
+
+class MaskThreads:
+    """Threads in two lanes. Every method may be called in any thread."""
+
+    def __init__(self, quick: int = QUICK_THREADS, slow: int = SLOW_THREADS) -> None:
+        self._slow_lane = slow
+        self._changed = threading.Condition()
+        self._quick: deque[Job[Any]] = deque()
+        self._slow: list[Job[Any]] = []
+        self._threads: set[_Thread] = set()
+        self._closed = False
+        with self._changed:
+            for _ in range(quick):
+                self._start(slow=False)
+
+    @property
+    def active(self) -> int:
+        """Return the number of threads."""
+        return len(self._threads)
+
+    def submit(self, account: Account, work: Callable[[], T]) -> Job[T]:
+        """Queue work; it runs even if nobody waits for it, unless `cancel` finds it still waiting."""
+        job = Job(account, work)
+        with self._changed:
+            self._queue(job)
+            self._changed.notify_all()
+        return job
+
+    def cancel(self, job: Job[T]) -> None:
+        """Give up a job. One that runs goes on, in a thread that counts no longer and ends with it."""
+        with self._changed:
+            if job in self._quick:
+                self._quick.remove(job)
+            elif job in self._slow:
+                self._slow.remove(job)
+            elif job.thread is not None:
+                self._demote(job.thread)
+                job.thread.lost = True
+                self._refill()
+
+    def wait(self, jobs: Sequence[Job[Any]], seconds: float) -> None:
+        """Wait for jobs of quick requests, no longer than `seconds`. Those that hold the others up become slow."""
+        end = time.monotonic() + seconds
+        for job in jobs:
+            if not job.account.slow and not job.done.wait(max(0.0, end - time.monotonic())):
+                break
+        else:
+            return
+        with self._changed:
+            for thread in [each for each in self._threads if not each.slow and each.job is not None]:
+                if thread.job is not None and (used := thread.job.seconds()) >= SLOW_SECONDS:
+                    self._judge(thread.job.account, used)
+                    self._demote(thread)
+            self._refill()
+            self._changed.notify_all()
+
+    def await_any(self, jobs: Sequence[Job[Any]], seconds: float) -> None:
+        """Wait until one of the jobs is done, no longer than `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: any(job.done.is_set() for job in jobs), seconds)
+
+    def spent(self, job: Job[T]) -> float:
+        """Return the processor time of a job's account, what the job has used so far included."""
+        with self._changed:
+            return job.account.seconds + job.seconds()
+
+    def close(self) -> None:
+        """End all threads; those that run something end after it."""
+        with self._changed:
+            self._closed = True
+            self._quick.clear()
+            self._slow.clear()
+            idle = [each for each in self._threads if each.job is None]
+            self._changed.notify_all()
+        for each in idle:
+            each.join()
+
+    def _queue(self, job: Job[T]) -> None:
+        lane = self._slow if job.account.slow else self._quick
+        lane.append(job)
+        if job.account.slow:
+            self._refill()
+
+    def _start(self, *, slow: bool) -> None:
+        thread = _Thread(self._serve, slow=slow)
+        self._threads.add(thread)
+        thread.start()
+
+    def _serve(self, thread: "_Thread") -> None:
+        """Run jobs until the pool closes or has a thread of this kind too many."""
+        while True:
+            with self._changed:
+                while (job := self._next(thread)) is None:
+                    if self._closed or self._surplus(thread):
+                        self._threads.discard(thread)
+                        return
+                    self._changed.wait()
+                thread.job = job
+                job.start(thread)
+            job.run()
+            with self._changed:
+                used = job.seconds()
+                job.account.seconds += used
+                if used >= SLOW_SECONDS and job.account.slow:
+                    self._judge(job.account, used)
+                elif job.account.probation:
+                    job.account.probation -= 1
+                thread.job = job.thread = None
+                job.done.set()
+                self._changed.notify_all()
+
+    def _next(self, thread: "_Thread") -> Job[Any] | None:
+        if self._closed or thread.lost:
+            return None
+        if thread.slow:
+            if self._surplus(thread) or not self._slow:
+                return None
+            job = min(self._slow, key=lambda each: each.account.seconds)
+            self._slow.remove(job)
+            return job
+        while self._quick:
+            job = self._quick.popleft()
+            if not job.account.slow:
+                return job
+            self._slow.append(job)
+            self._refill()
+            self._changed.notify_all()
+        return None
+
+    def _surplus(self, thread: "_Thread") -> bool:
+        return thread.lost or (
+            thread.slow and sum(each.slow and not each.lost for each in self._threads) > self._slow_lane
+        )
+
+    def _demote(self, thread: "_Thread") -> None:
+        """Make a quick thread a slow one, and let another take its place."""
+        if thread.slow:
+            return
+        thread.lower()
+        if len(self._threads) < MOST_THREADS:
+            self._start(slow=False)
+
+    def _refill(self) -> None:
+        """Start a slow thread where there are too few."""
+        lane = sum(each.slow and not each.lost for each in self._threads)
+        if lane < self._slow_lane and len(self._threads) < MOST_THREADS:
+            self._start(slow=True)
+
+    @staticmethod
+    def _judge(account: Account, seconds: float) -> None:
+        """Make a request slow, for longer the more time a job took."""
+        masks = min(_LONGEST_PROBATION, 1 + int(seconds * _PROBATION_PER_SECOND))
+        account.probation = max(account.probation, masks)
+
+
+class _Thread(threading.Thread):
+    """A thread of one lane. It does not keep the process alive: what runs in it may never end."""
+
+    def __init__(self, serve: "Callable[[_Thread], None]", *, slow: bool) -> None:
+        super().__init__(name="masks", daemon=True)
+        self._serve = serve
+        self.slow = slow
+        self.lost = False
+        """Whether its job was given up."""
+        self.job: Job[Any] | None = None
+        self.clock: Clock = time.monotonic
+
+    def run(self) -> None:
+        """Serve."""
+        self.clock = _thread_clock()
+        if self.slow:
+            self.lower()
+        self._serve(self)
+
+    def lower(self) -> None:
+        """Become slow: give way to all other threads. There is no way back without privileges."""
+        self.slow = True
+        if sys.platform == "linux" and self.native_id is not None:
+            os.setpriority(os.PRIO_PROCESS, self.native_id, _NICENESS)
+
+
+def _thread_clock() -> Clock:
+    """Return a clock of this thread's processor time for other threads to read; of real time where there is none."""
+    if sys.platform != "linux":
+        return time.monotonic
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    return lambda: time.clock_gettime(clock)
