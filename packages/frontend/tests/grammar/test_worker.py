@@ -1,55 +1,126 @@
-"""The trial of a grammar: what it refuses for its cost, and what it lets pass."""
+"""Whatever is given to a worker, it answers, or it ends."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLTokenizer
+from tokenizers import Tokenizer
 
-from tercet.frontend.grammar.limits import MAX_TAGS
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.grammar.compiler import to_grammar
+from tercet.frontend.grammar.pipe import LENGTH, Check, Order, Vocabulary, decode_verdict, framed
+from tercet.frontend.grammar.spec import Choice, Constraint, Ebnf, JsonSchema, Lark, Regex, Tokens
 from tercet.frontend.grammar.worker import fault
-from tercet.protocol.grammar_limits import MOST_FORCED
-from tercet.protocol.values import Grammar, GrammarKind, ModelLimits
+from tercet.protocol.values import Grammar, GrammarKind
 
-AMBIGUOUS = {
-    "two and three": "start: s\ns: s s | s s s | A\nA: /[a-z ]/",
-    "two": "start: s\ns: s s | A\nA: /[a-z ]/",
-    "nullable": "start: s\ns: a s a s a | \na: A?\nA: /[a-z ]/",
-    "by chance later": 'start: "x"{9} s\ns: s s | s s s | A\nA: /[a-z ]/',
-}
-USUAL = {
-    "sums": 'start: e\ne: e "+" e | e "*" e | "(" e ")" | N\nN: /[0-9]+/',
-    "words": 'start: w (" " w)* "."\nw: C+\nC: /[a-z]/',
-    "lists": 'start: "[" (v ("," v)*)? "]"\nv: start | /[0-9]{1,9}/',
-    "object": 'start: %json {"type": "object"}',
-}
+TOKENS = Tokens(added={"<think>": 324}, eos=[321])
+
+words = st.sampled_from([*"ab09.*+?()[]{}|\\^$-,:/\"'\n é🙂", "(?", "\\d", "\\p{L}", "{2}", "{1,3}", "[^", "::=", "%"])
+texts = st.lists(words, max_size=8).map("".join)
+values = st.none() | st.booleans() | st.integers(-3, 70) | st.floats(allow_nan=False, allow_infinity=False) | texts
+names = st.sampled_from(["a", "b", "not", ""])
+kinds = st.sampled_from(["object", "array", "string", "integer", "number", "boolean", "null", "rhyme"])
 
 
-@pytest.fixture(scope="module")
-def vocabulary(files: dict[str, bytes], limits: ModelLimits) -> LLTokenizer:
-    return LLTokenizer(
-        files["tokenizer.json"].decode(), n_vocab=limits.vocab_size, eos_token=list(limits.eos_token_ids) or None
+def schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """JSON schemas, more often sensible than not."""
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "type": kinds | st.lists(kinds, max_size=2) | values,
+            "properties": st.dictionaries(names, inner, max_size=2) | values,
+            "required": st.lists(names, max_size=2) | values,
+            "additionalProperties": inner | values,
+            "items": inner | st.lists(inner, max_size=2),
+            "prefixItems": st.lists(inner, max_size=2),
+            "anyOf": st.lists(inner, max_size=2),
+            "oneOf": st.lists(inner, max_size=2),
+            "allOf": st.lists(inner, max_size=2),
+            "enum": st.lists(values, max_size=3),
+            "const": values,
+            "pattern": texts,
+            "format": st.sampled_from(["date", "uuid", "iri"]),
+            "minimum": values,
+            "maximum": values,
+            "minLength": values,
+            "maxItems": values,
+            "minProperties": values,
+            "$ref": st.sampled_from(["#", "#/$defs/a", "#/nowhere", "http://elsewhere"]) | values,
+            "$defs": st.dictionaries(names, inner, max_size=1),
+        },
     )
 
 
-def lark(text: str) -> Grammar:
-    return Grammar(GrammarKind.LARK, text)
+constraints: st.SearchStrategy[Constraint] = st.one_of(
+    texts.map(lambda text: Regex(pattern=text)),
+    texts.map(lambda text: Ebnf(text=f"root ::= {text}")),
+    texts.map(lambda text: Lark(text=f"start: {text}")),
+    st.lists(texts, max_size=3).map(lambda options: Choice(options=options)),
+    st.recursive(st.booleans() | schemas(st.just({})), schemas, max_leaves=4).map(
+        lambda schema: JsonSchema(schema=schema)
+    ),
+)
 
 
-@pytest.mark.parametrize("name", AMBIGUOUS)
-def test_what_costs_more_with_every_token_is_refused(name: str, vocabulary: LLTokenizer) -> None:
-    found = fault(lark(AMBIGUOUS[name]), vocabulary)
-    assert "Too many items" in found or "takes too long" in found
+@pytest.fixture(scope="session")
+def native(tokenizer: Tokenizer) -> LLTokenizer:
+    return LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=TOKENS.eos)
 
 
-@pytest.mark.parametrize("name", USUAL)
-def test_usual_grammars_pass(name: str, vocabulary: LLTokenizer) -> None:
-    assert fault(lark(USUAL[name]), vocabulary) == ""
+@settings(max_examples=200, deadline=None)
+@given(constraint=constraints)
+def test_any_constraint_compiles_or_is_refused(native: LLTokenizer, constraint: Constraint) -> None:
+    with contextlib.suppress(BadRequestError):
+        assert len(fault(to_grammar(constraint, TOKENS), native)) <= 400
 
 
-def test_as_many_tags_as_there_may_be_pass(vocabulary: LLTokenizer) -> None:
-    tags = " | ".join(f'"<tool{index}>" %json {{"type": "object"}} "</tool{index}>"' for index in range(MAX_TAGS // 4))
-    assert fault(lark(f"start: (t FREE)*\nFREE: /[^<]*/\nt: {tags}"), vocabulary) == ""
+class Worker:
+    """The process itself, spoken to as a frontend does."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tercet.frontend.grammar.worker"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, order: Order) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(framed(order))
+        self.process.stdin.flush()
+        size = int.from_bytes(self.process.stdout.read(LENGTH), "little")
+        return decode_verdict(self.process.stdout.read(size)).error
 
 
-@pytest.mark.parametrize(("length", "refused"), [(MOST_FORCED // 2, False), (MOST_FORCED + 100, True)])
-def test_what_forces_too_long_a_text_is_refused(length: int, refused: bool, vocabulary: LLTokenizer) -> None:
-    found = fault(lark(f'start: ("a" | "b") "{"lorem " * (length // 6)}"'), vocabulary)
-    assert ("leaves no choice" in found) is refused
+@pytest.fixture
+def worker(files: dict[str, bytes], tokenizer: Tokenizer) -> Iterator[Worker]:
+    running = Worker()
+    size = tokenizer.get_vocab_size()
+    assert running.ask(Vocabulary(tokenizer_json=files["tokenizer.json"], vocab_size=size, eos=TOKENS.eos)) == ""
+    yield running
+    running.process.kill()
+    running.process.communicate()
+
+
+def test_the_process_ends_with_its_input(worker: Worker) -> None:
+    assert worker.ask(Check(grammar=Grammar(GrammarKind.REGEX, "a"), seconds=1)) == ""
+    worker.process.communicate(timeout=60)
+    assert worker.process.returncode == 0
+
+
+def test_a_check_that_nobody_can_wait_for_ends_all_the_same(worker: Worker) -> None:
+    """As when the frontend is killed in the middle of it."""
+    bomb = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 99999999}))
+    worker.process.communicate(framed(Check(grammar=bomb, seconds=0.2)), timeout=120)
+    assert worker.process.returncode != 0
+
+
+def test_processor_time_is_counted_for_each_check_alone(worker: Worker) -> None:
+    for number in range(40):
+        many = Grammar(GrammarKind.REGEX, "|".join(f"[a-z]{{{number + 1}}}{each}" for each in range(60)))
+        assert worker.ask(Check(grammar=many, seconds=0.5)) == ""

@@ -114,7 +114,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
             """Rank 0 as `Ranks` runs it."""
 
             grammars, close, prepare, capacity = worker.grammars, worker.close, worker.prepare, worker.capacity
-            adapters, weights = worker.adapters, worker.weights
+            adapters, weights, late_masks = worker.adapters, worker.weights, worker.late_masks
 
             def submit(self, plan: Plan) -> Any:
                 orders.put(Step(plan=plan, forced=[*forced]))

@@ -97,23 +97,35 @@ def begun(grammars: SlotGrammars, step: int, slots: Sequence[int], assumed: Sequ
     return rows
 
 
+def wait_for(grammars: SlotGrammars, *slots: int) -> None:
+    """Wait until the masks of slots are there: this machine may be busy."""
+    for slot in slots:
+        guide = grammars._guides[slot]
+        assert guide is not None
+        assert guide.job is not None
+        assert guide.job.done.wait(LONG)
+
+
 def test_a_late_mask_leaves_the_others_theirs_and_is_used_when_it_is_there(made: Made) -> None:
     grammars, backend = made()
     grammars.introduce([init(0, SLOW, 0), init(1, QUICK, 1)])
     rows = begun(grammars, 5, [0, 1, 2])
     assert backend.begun.wait(LONG)
+    wait_for(grammars, 1)
     assert rows.masks().tolist() == [[0], [3], [-1]]
     outcome = rows.settle([-1, 0, 6], [2, 2, 2])
     assert (outcome.deferred, outcome.errors, outcome.complete) == ([0], {}, [])
     assert grammars.busy
     assert grammars.take_ready() == []
     rows = begun(grammars, 6, [1])
+    wait_for(grammars, 1)
     assert rows.masks().tolist() == [[6]]
     assert not rows.settle([1], [3]).deferred
     backend.go.set()
     assert grammars.take_ready(LONG) == [(0, 5)]
     assert not grammars.busy
     rows = begun(grammars, 7, [0, 1])
+    wait_for(grammars, 1)
     assert rows.masks().tolist() == [[3], [12]]
     assert not rows.settle([1, 2], [2, 4]).deferred
     assert backend.filled == [[]], "the mask that was late was not computed again"
@@ -152,7 +164,7 @@ def test_other_guesses_than_those_of_a_late_mask_sit_out(later: list[int | None]
         assert grammars.take_ready() == [(0, 1)], "nothing has to be waited for"
     else:
         rows = begun(grammars, 2, [0])
-        grammars.threads.await_any([grammars._guides[0].job], LONG)  # type: ignore[union-attr,list-item]
+        wait_for(grammars, 0)
         assert rows.masks().tolist() == [[12 if right else 6]]
 
 
@@ -196,5 +208,6 @@ def test_a_slot_that_another_takes_gives_up_the_mask_in_flight(made: Made) -> No
     grammars.introduce([init(0, QUICK, 1, [0, 1])])
     assert not grammars.busy
     rows = begun(grammars, 1, [0])
+    wait_for(grammars, 0)
     assert rows.masks().tolist() == [[12]]
     assert not rows.settle([2], [4]).deferred

@@ -1,8 +1,6 @@
 """Limits on the work of a grammar: a frontend tries grammars under those that a scheduler follows them under."""
 
-from collections.abc import Mapping
-
-PARSER_LIMITS: Mapping[str, int] = {
+PARSER_LIMITS: dict[str, int] = {
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,

@@ -10,8 +10,10 @@ import resource
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import BinaryIO
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -29,12 +31,12 @@ _LONGEST_ERROR = 400
 _NOTHING = "it allows no answer"
 _COSTLY = "finding out which tokens may come next takes too long: make it less ambiguous"
 _FORCES = f"it leaves no choice about more than {MOST_FORCED} bytes of text at once"
-_WALK = 64
+_WALK = 128
 """Tokens of each answer that is begun on trial: much that cannot be followed, or costs too much, shows in the first."""
 _WALK_SECONDS = 0.5
 """Processor time after which a walk is given up: what has come so far can be followed."""
-_LEAST_JUDGED = 8
-"""Tokens from which on their mean cost is judged, the first left out: it pays for what is made once."""
+_JUDGED = 9
+"""Tokens whose median cost is judged: some pay for what is made once."""
 
 
 def main() -> None:
@@ -96,8 +98,9 @@ def _again(chance: random.Random, mask: int, before: int) -> int:
 def _walk_fault(matcher: LLMatcher, choose: Choose) -> str:
     """Return why an answer of chosen tokens cannot go on, or goes on at too high a cost; empty if it can."""
     chance, begun, token = random.Random(0), time.process_time(), -1  # noqa: S311
-    paid = begun
-    for place in range(_WALK):
+    costs: deque[float] = deque(maxlen=_JUDGED)
+    before = begun
+    for _ in range(_WALK):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if not mask and not matcher.is_error():
             return _NOTHING
@@ -108,9 +111,9 @@ def _walk_fault(matcher: LLMatcher, choose: Choose) -> str:
         if matcher.is_error():
             return _described(matcher)
         now = time.process_time()
-        if place == 0:
-            paid = now
-        elif place >= _LEAST_JUDGED and now - paid > place * SECONDS_PER_TOKEN:
+        costs.append(now - before)
+        before = now
+        if len(costs) == _JUDGED and median(costs) > SECONDS_PER_TOKEN:
             return _COSTLY
         if matcher.is_stopped() or now - begun > _WALK_SECONDS:
             break
