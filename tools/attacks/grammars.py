@@ -108,6 +108,7 @@ async def _stops(url: str, key: str) -> None:
 
 
 ATTACKS = (
+    Attack("no constraint, n = 16 (for comparison)", _chats(1, 16)),
     Attack("ambiguous grammar in Lark, 4 at a time", _chats(guided_grammar=_LARK)),
     Attack("ambiguous grammar in Lark, n = 16", _chats(1, 16, guided_grammar=_LARK)),
     Attack("ambiguous grammar in GBNF, 4 at a time", _chats(guided_grammar=_GBNF)),
