@@ -17,13 +17,13 @@ from tercet.detokenizer.loop import DetokenizerLoop
 from tercet.detokenizer.outbox import Outbox as TextOutbox
 from tercet.detokenizer.status import StatusBoard as TextBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
-from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController
-from tercet.frontend.routing_policy import RoundRobin
-from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.protocol.codec import Frame
-from tercet.protocol.events import Delivery, PeerEvent, PeerReady, PeerUp
-from tercet.protocol.messages import (
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.policies import RoundRobin
+from tercet.frontend.routing.router import DataParallelController
+from tercet.protocol.membership.events import Delivery, PeerEvent, PeerReady, PeerUp
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.messages import (
     BatchStrOutput,
     BatchTokenIDOutput,
     Heartbeat,
@@ -32,8 +32,8 @@ from tercet.protocol.messages import (
     TokenizedGenerateReqInput,
     TokenizerFiles,
 )
+from tercet.protocol.messages.values import ModelIdentity, ModelLimits, Role
 from tercet.protocol.testing import ScriptedClock
-from tercet.protocol.values import ModelIdentity, ModelLimits, Role
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.scheduler import Scheduler

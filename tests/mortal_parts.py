@@ -12,17 +12,16 @@ from tercet.detokenizer.loop import SETTLE_SECONDS, DetokenizerLoop
 from tercet.detokenizer.outbox import Outbox as TextOutbox
 from tercet.detokenizer.status import StatusBoard as TextBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
-from tercet.frontend.grammar.checker import GrammarChecker
-from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController
-from tercet.frontend.routing_policy import POLICIES
-from tercet.frontend.served_model import ServedModel
-from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.protocol.awake import AwakeClock
-from tercet.protocol.codec import Frame
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.policies import POLICIES
+from tercet.frontend.routing.router import DataParallelController
+from tercet.frontend.structured_output.checker import GrammarChecker
 from tercet.protocol.config import NodeConfig
-from tercet.protocol.events import Delivery
-from tercet.protocol.messages import (
+from tercet.protocol.membership.events import Delivery
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.messages import (
     DetokenizerInbox,
     FrontendInbox,
     Heartbeat,
@@ -32,12 +31,13 @@ from tercet.protocol.messages import (
     TokenizerFiles,
     TokenizerFilesReq,
 )
-from tercet.protocol.switchboard import Answer, unanswered
+from tercet.protocol.messages.values import Grammar, ModelIdentity, ModelLimits, Role, Task
+from tercet.protocol.node_core import Answer, unanswered
+from tercet.protocol.system.clock import AwakeClock
 from tercet.protocol.testing import ScriptedClock
-from tercet.protocol.values import Grammar, ModelIdentity, ModelLimits, Role, Task
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult
-from tercet.scheduler.core.embedding_scheduler import EmbeddingScheduler
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
+from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler

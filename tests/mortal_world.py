@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tercet.frontend.embedding.batch import EmbeddingBatch
-from tercet.frontend.embedding.request import EmbeddingRequest, TokenInput
 from tercet.frontend.errors import ApiError, ModelNotFoundError, UnavailableError
-from tercet.frontend.generate_request import GenerateRequest, TokenPrompt
-from tercet.frontend.generation import Generation
-from tercet.protocol.testing import ScriptedClock
-from tercet.protocol.values import (
+from tercet.frontend.manager.embedding_batch import EmbeddingBatch
+from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.request import GenerateRequest, TokenPrompt
+from tercet.frontend.model.embedding_request import EmbeddingRequest, TokenInput
+from tercet.protocol.messages.values import (
     FinishReason,
     Grammar,
     GrammarKind,
@@ -25,6 +24,7 @@ from tercet.protocol.values import (
     SamplingParams,
     unpack_floats,
 )
+from tercet.protocol.testing import ScriptedClock
 from tests.mortal_parts import (
     NAMES,
     TICK,

@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import UnionType
 
-from tercet.protocol.channel import Connection, Inbox, Outbox, Received
-from tercet.protocol.codec import Frame
 from tercet.protocol.config import NodeConfig
-from tercet.protocol.endpoints import bind_address
-from tercet.protocol.messages import Heartbeat, Message
-from tercet.protocol.resolver import Resolver
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.messages import Heartbeat, Message
+from tercet.protocol.messages.values import Role
+from tercet.protocol.node_core import Answer, Switchboard
 from tercet.protocol.sockets import GOODBYE_TIME, Sockets
-from tercet.protocol.switchboard import Answer, Switchboard
-from tercet.protocol.values import Role
-from tercet.protocol.waiter import Waiter
+from tercet.protocol.transport.channel import Connection, Inbox, Outbox, Received
+from tercet.protocol.transport.endpoints import bind_address
+from tercet.protocol.transport.poller import Waiter
+from tercet.protocol.transport.resolver import Resolver
 
 QUEUE = 60
 """Messages that wait at either end of a connection."""

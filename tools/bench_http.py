@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from tercet.frontend.bench.client import Target
-from tercet.frontend.bench.load import put_load
-from tercet.frontend.bench.workload import Workload, prompts, words_of
+from tercet.frontend.cli.bench.client import Target
+from tercet.frontend.cli.bench.load import put_load
+from tercet.frontend.cli.bench.workload import Workload, prompts, words_of
 from tools.bench_peers import Server, machine, peers_of, running, seconds
 
 STREAMS = Workload(concurrency=64, requests=64, input_tokens=16, output_tokens=400)

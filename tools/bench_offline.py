@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 
-from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

@@ -25,9 +25,9 @@ from typing import Any
 
 import psutil
 
-from tercet.frontend.bench.client import Target
-from tercet.frontend.bench.load import put_load
-from tercet.frontend.bench.workload import WORKLOADS, Workload, prompts, words_of
+from tercet.frontend.cli.bench.client import Target
+from tercet.frontend.cli.bench.load import put_load
+from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, words_of
 
 OURS = "tercet"
 OURS_INT8 = f"{OURS} int8"

@@ -5,7 +5,7 @@ python tools/bench_serving.py [W1 ...] --url URL [--json]; --help lists the rest
 
 import sys
 
-from tercet.frontend.bench.command import app
+from tercet.frontend.cli.bench.command import app
 
 if __name__ == "__main__":
     sys.exit(app(["serve", *sys.argv[1:]]))

@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from tercet.kernels.native.linear import Quantization
-from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
+from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

@@ -14,9 +14,9 @@ from statistics import median
 import torch
 
 from benchmarks.micro.cpu import MODELS
-from tercet.protocol.values import LoRAAdapter, SamplingParams, pack_ints
+from tercet.protocol.messages.values import LoRAAdapter, SamplingParams, pack_ints
 from tercet.scheduler.core.plan import AdapterLoad, PageUpdate, Plan, Row, SlotInit
-from tercet.scheduler.executor.adapter_files import Adapter
+from tercet.scheduler.executor.lora.adapter_files import Adapter
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.lora import LayerAdapter, LoRABank

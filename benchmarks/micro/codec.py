@@ -5,8 +5,8 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
-from tercet.protocol.codec import Codec, encode
-from tercet.protocol.messages import (
+from tercet.protocol.messages.codec import Codec, encode
+from tercet.protocol.messages.messages import (
     AbortReq,
     BatchTokenIDOutput,
     ControlReply,
@@ -18,8 +18,8 @@ from tercet.protocol.messages import (
     SchedulerInbox,
     TokenizedGenerateReqInput,
 )
+from tercet.protocol.messages.values import Phase, Role, SamplingParams, pack_ints, unpack_ints
 from tercet.protocol.node import NodeConfig, PeerUp, ThreadNode
-from tercet.protocol.values import Phase, Role, SamplingParams, pack_ints, unpack_ints
 
 Row = tuple[str, float, str, float | None]
 

@@ -13,8 +13,8 @@ from statistics import median
 
 import torch
 
-from tercet.scheduler.executor.parallel import TorchCollectives
-from tercet.scheduler.executor.shared_memory import SharedMemoryCollectives
+from tercet.scheduler.executor.ranks.collectives import TorchCollectives
+from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
 
 Measured = tuple[str, float, str, float | None]
 """(what, measured, unit, target or None)"""

@@ -18,10 +18,10 @@ import torch.nn.functional as F  # noqa: N812
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.torch_native import TorchNativeAttention
-from tercet.kernels.check import make_batch
 from tercet.kernels.native.library import available_cores, load_library
 from tercet.kernels.native.linear import PackedLinear, pack_linear
-from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.kernels.tools.check import make_batch
+from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

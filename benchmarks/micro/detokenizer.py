@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages import BatchTokenIDOutput, DecodeSpec, DetokenizerInbox, Opening
-from tercet.protocol.values import pack_ints
+from tercet.protocol.messages.messages import BatchTokenIDOutput, DecodeSpec, DetokenizerInbox, Opening
+from tercet.protocol.messages.values import pack_ints
 
 Row = tuple[str, float, str, float]
 """(what, measured, unit, target)"""

@@ -14,10 +14,10 @@ from statistics import median
 import torch
 import transformers
 
-from tercet.protocol.values import Task, unpack_floats
+from tercet.protocol.messages.values import Task, unpack_floats
 from tercet.scheduler.core.config import Arrival, CoreConfig
-from tercet.scheduler.core.embedding_plan import EncoderCapacity
-from tercet.scheduler.core.embedding_scheduler import EmbeddingScheduler
+from tercet.scheduler.core.embedding.plan import EncoderCapacity
+from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.testing import FakeEncoder, embedding_request
 

@@ -21,8 +21,8 @@ import psutil
 
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.config import NodeConfig
-from tercet.protocol.events import Delivery
-from tercet.protocol.messages import (
+from tercet.protocol.membership.events import Delivery
+from tercet.protocol.messages.messages import (
     BatchStrOutput,
     DetokenizerInbox,
     Heartbeat,
@@ -33,7 +33,7 @@ from tercet.protocol.messages import (
     TokenizerFiles,
     TokenizerFilesReq,
 )
-from tercet.protocol.values import FinishReason, FinishType, ModelIdentity, ModelLimits, Phase, Role, pack_ints
+from tercet.protocol.messages.values import FinishReason, FinishType, ModelIdentity, ModelLimits, Phase, Role, pack_ints
 from tercet.scheduler.model_files import resolve_model, tokenizer_files
 
 Row = tuple[str, float, str, float | None]

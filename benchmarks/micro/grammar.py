@@ -19,7 +19,7 @@ from statistics import median
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tercet.protocol.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.executor.tp_worker import TpModelWorker

@@ -8,8 +8,8 @@ import random
 import time
 from statistics import median
 
-from tercet.protocol.messages import TokenizedGenerateReqInput
-from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.protocol.messages.messages import TokenizedGenerateReqInput
+from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.executor.tp_worker import TpModelWorker

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from tercet.frontend.fleet import SchedulerPeer
-from tercet.frontend.prefix_tree import PrefixTree
-from tercet.frontend.routing_policy import POLICIES, RoutingPolicy
-from tercet.protocol.messages import BatchTokenIDOutput, Heartbeat, TokenizedGenerateReqInput
-from tercet.protocol.values import ModelLimits, Phase, pack_ints
+from tercet.frontend.routing.peers import SchedulerPeer
+from tercet.frontend.routing.policies import POLICIES, RoutingPolicy
+from tercet.frontend.routing.prefix_tree import PrefixTree
+from tercet.protocol.messages.messages import BatchTokenIDOutput, Heartbeat, TokenizedGenerateReqInput
+from tercet.protocol.messages.values import ModelLimits, Phase, pack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.micro.cpu import MODELS
-from tercet.protocol.messages import BatchTokenIDOutput
-from tercet.protocol.values import unpack_ints
+from tercet.protocol.messages.messages import BatchTokenIDOutput
+from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.executor.tp_worker import TpModelWorker

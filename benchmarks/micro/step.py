@@ -10,7 +10,7 @@ from typing import Any
 
 from tercet.kernels.native.abi import SIGNATURES
 from tercet.kernels.native.library import load_library
-from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet.protocol.values import Role
+from tercet.protocol.messages.values import Role
 from tests.chaos.judge import Ids
 from tests.chaos.load import Job, Load
 from tests.chaos.parts import Parts, watched

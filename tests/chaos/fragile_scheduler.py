@@ -8,13 +8,13 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tercet.protocol.values import unpack_ints
+from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.__main__ import main
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
-from tercet.scheduler.executors import EXECUTORS, build_torch
-from tercet.scheduler.found_model import Found
+from tercet.scheduler.executor_factory import EXECUTORS, build_torch
 from tercet.scheduler.ports import AdapterReader, Advance, Executor, GrammarReader, LateMasks, Pending, WeightsReader
+from tercet.scheduler.resolved_model import Found
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
 

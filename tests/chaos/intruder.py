@@ -12,10 +12,10 @@ from typing import Any, cast
 import msgspec
 import zmq
 
-from tercet.protocol.codec import Envelope, encode_envelope
-from tercet.protocol.messages import DetokenizerInbox, FrontendInbox, Heartbeat, SchedulerInbox
+from tercet.protocol.messages.codec import Envelope, encode_envelope
+from tercet.protocol.messages.messages import DetokenizerInbox, FrontendInbox, Heartbeat, SchedulerInbox
+from tercet.protocol.messages.values import Phase, Role, pack_floats, pack_ints
 from tercet.protocol.node import NodeConfig, PeerDown, PeerUp, ThreadNode
-from tercet.protocol.values import Phase, Role, pack_floats, pack_ints
 
 GOLDEN = Path(__file__).parents[2] / "packages/protocol/tests/golden/wire-1.1.txt"
 INBOXES: dict[Role, UnionType] = {

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from tercet.protocol import sockets
-from tercet.protocol.channel import Outbox
-from tercet.protocol.codec import Frame
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.transport.channel import Outbox
 
 LOST = 0.01
 

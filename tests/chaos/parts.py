@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import psutil
 
-from tercet.protocol.messages import Heartbeat, SupervisorInbox
+from tercet.protocol.messages.messages import Heartbeat, SupervisorInbox
+from tercet.protocol.messages.values import Load, Phase, Role
 from tercet.protocol.node import NodeConfig, PeerDown, PeerReady, PeerUp, ThreadNode
-from tercet.protocol.values import Load, Phase, Role
 from tests.server_process import Server
 
 BACK = 60.0

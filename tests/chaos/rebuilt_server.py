@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tercet.frontend import cli
-from tercet.frontend.launch import Part, local_parts
-from tercet.frontend.serve_config import ServeConfig
-from tercet.frontend.server import serve
-from tercet.protocol.values import Role
+from tercet.frontend.cli import main as cli
+from tercet.frontend.supervisor.launch import Part, local_parts
+from tercet.frontend.supervisor.options import ServeConfig
+from tercet.frontend.supervisor.serve import serve
+from tercet.protocol.messages.values import Role
 
 
 def rebuilt(part: Part, program: str, roles: Collection[Role]) -> Part:

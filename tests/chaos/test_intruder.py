@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tercet.protocol.values import Role
+from tercet.protocol.messages.values import Role
 from tests.chaos.blow import failures
 from tests.chaos.conftest import References, Table
 from tests.chaos.intruder import Intruder

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from tercet.frontend.operations import OPERATIONS
+from tercet.frontend.api.docs.operations import OPERATIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 SECTIONS: dict[str, str] = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))

@@ -5,7 +5,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from tercet.frontend.serve_config import CHOICES, SchedulerOptions
+from tercet.frontend.supervisor.options import CHOICES, SchedulerOptions
 from tercet.kernels.attention.select import backend_names
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.config import PolicyName

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tercet.detokenizer.config import DetokenizerConfig
-from tercet.frontend.config import HttpConfig
+from tercet.frontend.config.config import HttpConfig
 from tercet.scheduler.config import ProcessOptions
 from tests.deploy_files import (
     DEPLOY,

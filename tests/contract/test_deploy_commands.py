@@ -5,7 +5,7 @@ from cyclopts import App
 
 from tercet.detokenizer.__main__ import app as detokenizer_app
 from tercet.frontend.__main__ import app as frontend_app
-from tercet.frontend.cli import app as tercet_app
+from tercet.frontend.cli.main import app as tercet_app
 from tercet.scheduler.__main__ import app as scheduler_app
 from tests.deploy_files import commands
 

@@ -21,7 +21,7 @@ HEAVY = {"torch", "transformers", "triton", "safetensors", "tercet.scheduler", "
 API = Path(__file__).with_name("public_api.txt")
 API_MODULES = (
     "protocol/src/tercet/protocol/*.py",
-    "frontend/src/tercet/frontend/engine.py",
+    "frontend/src/tercet/frontend/engine/engine.py",
     "scheduler/src/tercet/scheduler/ports.py",
     "scheduler/src/tercet/scheduler/testing/*.py",
     "kernels/src/tercet/kernels/attention/api.py",
@@ -118,9 +118,9 @@ def run(code: str) -> str:
         "tercet.frontend",
         "tercet.frontend.__main__",
         "tercet.frontend.wiring",
-        "tercet.frontend.cli",
-        "tercet.frontend.server",
-        "tercet.frontend.engine",
+        "tercet.frontend.cli.main",
+        "tercet.frontend.supervisor.serve",
+        "tercet.frontend.engine.engine",
         "tercet.detokenizer",
         "tercet.detokenizer.__main__",
         "tercet.detokenizer.loop",

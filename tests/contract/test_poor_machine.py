@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-TERCET = "import sys; from tercet.frontend.command import main; sys.exit(main())"
+TERCET = "import sys; from tercet.frontend.cli.command import main; sys.exit(main())"
 PROGRAMS = {
     "tercet": ("-c", TERCET),
     "tercet-frontend": ("-m", "tercet.frontend"),

@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from tercet.scheduler.executor import encoder_fields, quantized_fields
-from tercet.scheduler.executor.adapter_config import ADAPTER
+from tercet.scheduler.executor.lora.adapter_config import ADAPTER
 from tercet.scheduler.file_fields import FileFields
+from tercet.scheduler.models.config import encoder_fields, quantized_fields
 from tercet.scheduler.sentence_fields import (
     MODULE,
     NORMALIZE,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet.protocol.keys import write_keys
+from tercet.protocol.transport.keys import write_keys
 
 PARTS = ("frontend", "scheduler", "detokenizer")
 EXIT_CONFIG = 2

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-import tercet.protocol.values
-from tercet.protocol.values import WIRE_VERSION
+import tercet.protocol.messages.values
+from tercet.protocol.messages.values import WIRE_VERSION
 from tests.part_process import PartProcess, complete, healthy, listener, until
 
-PROTOCOL = Path(tercet.protocol.values.__file__).parent
+PROTOCOL = Path(tercet.protocol.messages.values.__file__).parent
 MAJOR, MINOR = WIRE_VERSION
 OLD, NEW, ALIEN = f"{MAJOR}.{MINOR}", f"{MAJOR}.{MINOR + 1}", f"{MAJOR + 1}.0"
 
 LAUNCHER = """
 import json, runpy, sys
-from tercet.protocol.switchboard import Switchboard
+from tercet.protocol.node_core import Switchboard
 
 part, counters = sys.argv.pop(1), sys.argv.pop(1)
 close = Switchboard.close

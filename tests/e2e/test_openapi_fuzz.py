@@ -8,7 +8,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tercet.frontend.operations import OPERATIONS
+from tercet.frontend.api.docs.operations import OPERATIONS
 from tests.server_process import Server
 
 EXAMPLES = settings(

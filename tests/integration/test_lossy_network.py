@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tercet.frontend.counters import Outcome
-from tercet.frontend.generate_request import GenerateRequest, TokenPrompt
-from tercet.frontend.generation import Generation
-from tercet.protocol.values import FinishReason, SamplingParams
+from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.request import GenerateRequest, TokenPrompt
+from tercet.frontend.routing.counters import Outcome
+from tercet.protocol.messages.values import FinishReason, SamplingParams
 from tests.lossy_world import Closed, Fate, Name, World, tokenizer_file
 
 TWO_SECONDS = 40

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from tokenizers import Tokenizer
 
-from tercet.protocol.values import FinishType, pack_floats, pack_ints, unpack_floats
-from tercet.scheduler.core.embedding_plan import EncodeRow
+from tercet.protocol.messages.values import FinishType, pack_floats, pack_ints, unpack_floats
+from tercet.scheduler.core.embedding.plan import EncodeRow
 from tercet.scheduler.testing import FakeEncoder, FakeExecutor
 from tests.lossy_world import tokenizer_file
 from tests.mortal_parts import CAPACITY, ENCODES, SchedulerPart, script

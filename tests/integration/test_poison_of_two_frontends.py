@@ -8,16 +8,16 @@ import pytest
 from tokenizers import Tokenizer
 
 from tercet.frontend.errors import ServerError
-from tercet.frontend.generate_request import GenerateRequest, TokenPrompt
-from tercet.frontend.generation import Generation
-from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController
-from tercet.frontend.routing_policy import RoundRobin
-from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.protocol.events import PeerDown, PeerReady, PeerUp
-from tercet.protocol.messages import Ready, TokenizerFiles
+from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.request import GenerateRequest, TokenPrompt
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.policies import RoundRobin
+from tercet.frontend.routing.router import DataParallelController
+from tercet.protocol.membership.events import PeerDown, PeerReady, PeerUp
+from tercet.protocol.messages.messages import Ready, TokenizerFiles
+from tercet.protocol.messages.values import ModelIdentity, ModelLimits, Role, SamplingParams, unpack_ints
 from tercet.protocol.testing import ScriptedClock
-from tercet.protocol.values import ModelIdentity, ModelLimits, Role, SamplingParams, unpack_ints
 from tercet.scheduler.core.plan import Capacity, Plan
 from tercet.scheduler.testing import FakeExecutor, small_capacity
 from tercet.scheduler.testing.fake_executor import Done

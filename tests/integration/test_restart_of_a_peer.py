@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from tercet.protocol.config import NodeConfig
-from tercet.protocol.events import Delivery, PeerDown, PeerUp
-from tercet.protocol.links import LinkState
-from tercet.protocol.messages import Heartbeat, SupervisorInbox
+from tercet.protocol.membership.events import Delivery, PeerDown, PeerUp
+from tercet.protocol.membership.links import LinkState
+from tercet.protocol.messages.messages import Heartbeat, SupervisorInbox
+from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.testing import ScriptedClock
-from tercet.protocol.values import Phase, Role
 from tests.pretended_network import Network, PretendedBoard
 
 DIRECTORY = "ipc:///pretended"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tercet.frontend.bench.client import BenchError, Target, complete
+from tercet.frontend.cli.bench.client import BenchError, Target, complete
 from tools.attacks.attack import Attack
 from tools.attacks.victim import Service, watch
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from tercet.frontend.bench.client import BenchError, Target, complete
+from tercet.frontend.cli.bench.client import BenchError, Target, complete
 
 _TOKENS = 64
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tercet.protocol.values import LoRAAdapter, SamplingParams, pack_ints, unpack_floats
+from tercet.protocol.messages.values import LoRAAdapter, SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import AdapterLoad, PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
 from tercet.scheduler.executor.model_runner import Replays

@@ -7,13 +7,13 @@ import torch
 
 from tercet.kernels.attention.latent import latent_backend_names
 from tercet.kernels.attention.select import backend_names
-from tercet.kernels.attention.verifying import Case, case_trouble, grid
-from tercet.kernels.bench import Figure, ceilings, figures
-from tercet.kernels.check import OPS, Pair, check_attention, check_latent, verdict
 from tercet.kernels.errors import UnavailableBackendError
-from tercet.kernels.triton.checks import CHECKS
-from tercet.kernels.triton.figures import fused_figures
-from tercet.scheduler.executor.shortage import release_cached
+from tercet.kernels.tools.bench import Figure, ceilings, figures
+from tercet.kernels.tools.check import OPS, Pair, check_attention, check_latent, verdict
+from tercet.kernels.tools.triton_benchmarks import fused_figures
+from tercet.kernels.tools.triton_checks import CHECKS
+from tercet.kernels.tools.verification import Case, case_trouble, grid
+from tercet.scheduler.device.oom import release_cached
 from tools.gpu_stages.processes import NOT_RUN, words
 from tools.gpu_stages.scale import Results, Scale
 

@@ -13,7 +13,7 @@ import torch
 from tools.gpu_stages.scale import Request, Results, Scale, Shape, model_directory, random_requests, sharing_requests
 
 MakeEngine = Callable[..., AbstractContextManager[Any]]
-"""`tercet.frontend.engine.Engine`, or what stands in for it."""
+"""`tercet.frontend.engine.engine.Engine`, or what stands in for it."""
 
 Peer = Callable[[Path, Scale, Sequence[Request]], Results]
 """Another engine: answers requests to the model of a directory, which has random weights."""

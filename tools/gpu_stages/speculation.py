@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from tercet.protocol.values import SamplingParams, unpack_floats
+from tercet.protocol.messages.values import SamplingParams, unpack_floats
 from tercet.scheduler.core.plan import Plan, SlotInit
 from tercet.scheduler.testing.quantized_checkpoints import write_checkpoint
 from tools.gpu_stages.given_tokens import LEAST, count_replays, far_from, record_graphs, verdict, wrong_of

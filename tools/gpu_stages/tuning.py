@@ -16,27 +16,24 @@ from tercet.kernels.attention import triton_latent
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.kernels.attention.latent import LatentBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
-from tercet.kernels.bench import PAGE_SIZE, measure_recorded
-from tercet.kernels.check import Pair, make_batch, verdict
 from tercet.kernels.errors import DeviceFailedError
 from tercet.kernels.ops import logprobs as logprobs_reference
-from tercet.kernels.ops import quantised as quantised_reference
+from tercet.kernels.ops import quantized as quantised_reference
 from tercet.kernels.ops import sampling as sampling_reference
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import store_kv
-from tercet.kernels.triton import (
-    dequantise,
-    embedding,
-    largest,
-    logprobs,
-    quantised,
-    quantised_row,
-    rope,
-    sampling,
-)
-from tercet.kernels.triton.figures import QUANTISED
+from tercet.kernels.tools.bench import PAGE_SIZE, measure_recorded
+from tercet.kernels.tools.check import Pair, make_batch, verdict
+from tercet.kernels.tools.triton_benchmarks import QUANTISED
+from tercet.kernels.triton import embedding
+from tercet.kernels.triton.attention import rope
 from tercet.kernels.triton.launch import Tiling
+from tercet.kernels.triton.linear import dequantize as dequantise
+from tercet.kernels.triton.linear import quantized as quantised
+from tercet.kernels.triton.linear import quantized_gemv as quantised_row
+from tercet.kernels.triton.sampling import argmax as largest
+from tercet.kernels.triton.sampling import logprobs, sampling
 from tools.gpu_stages.kernels import ceilings_of
 from tools.gpu_stages.processes import NOT_RUN, gathered, words
 from tools.gpu_stages.scale import Results, Scale

@@ -10,13 +10,13 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.device.oom import release_cached
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.model_runner import Model, Replays
-from tercet.scheduler.executor.shortage import release_cached
 from tercet.scheduler.executor.slot_tables import StepInputs
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

@@ -14,7 +14,7 @@ quicken()
 @pytest.fixture(scope="module")
 def short_stages() -> Iterator[None]:
     """Stages measure each thing by one call, and check a few."""
-    from tercet.kernels.triton.checks import CHECKS  # where there is no triton, no test asks for this
+    from tercet.kernels.tools.triton_checks import CHECKS  # where there is no triton, no test asks for this
     from tools.tests.tiny import peer
 
     def once(run: Any, device: torch.device, budget: float = 0.0) -> float:
@@ -22,15 +22,15 @@ def short_stages() -> Iterator[None]:
         return 0.5
 
     with pytest.MonkeyPatch.context() as patch:
-        for where in ("tercet.kernels.bench", "tercet.kernels.triton.figures"):
+        for where in ("tercet.kernels.tools.bench", "tercet.kernels.tools.triton_benchmarks"):
             patch.setattr(f"{where}.HEADS", 2)
             patch.setattr(f"{where}.KV_HEADS", 1)
-        patch.setattr("tercet.kernels.bench.VOCAB", 64)
-        patch.setattr("tercet.kernels.bench.measure", once)
+        patch.setattr("tercet.kernels.tools.bench.VOCAB", 64)
+        patch.setattr("tercet.kernels.tools.bench.measure", once)
         patch.setattr("tools.gpu_stages.kernels.CHECKS", {"triton embedding": CHECKS["triton embedding"]})
-        patch.setattr("tercet.kernels.attention.verifying._HEAD_DIMS", (8,))
-        patch.setattr("tercet.kernels.attention.verifying._PAGE_SIZES", (4,))
-        patch.setattr("tercet.kernels.attention.verifying._ROWS", [(1, 9), (3, 5)])
+        patch.setattr("tercet.kernels.tools.verification._HEAD_DIMS", (8,))
+        patch.setattr("tercet.kernels.tools.verification._PAGE_SIZES", (4,))
+        patch.setattr("tercet.kernels.tools.verification._ROWS", [(1, 9), (3, 5)])
         patch.setattr("tools.gpu_stages.executor.SETTLING", 2)
         patch.setattr("tools.gpu_stages.serving.continuous_batching", peer)
         yield

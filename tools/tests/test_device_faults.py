@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("triton", reason="the GPU path needs it")
 
-from tercet.kernels.attention.verifying import Case
-from tercet.kernels.check import OPS
+from tercet.kernels.tools.check import OPS
+from tercet.kernels.tools.verification import Case
 from tercet.kernels.triton import missing_triton
 from tools.gpu_stages import kernels, quantised
 from tools.gpu_stages.table import table

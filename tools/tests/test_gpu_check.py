@@ -16,8 +16,8 @@ pytest.importorskip("triton", reason="the GPU path needs it")
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
-from tercet.kernels.bench import ceilings
-from tercet.kernels.ops.quantised import QuantisedWeight, dequantise
+from tercet.kernels.ops.quantized import QuantisedWeight, dequantise
+from tercet.kernels.tools.bench import ceilings
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.models.layer_ops import TritonLayerOps
@@ -254,7 +254,7 @@ def test_a_weight_that_is_put_in_full_wrongly_is_found(monkeypatch: pytest.Monke
     def slightly(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
         return dequantise(replace(weight, scales=weight.scales * 1.01), dtype)
 
-    monkeypatch.setattr("tercet.scheduler.executor.quantized_checkpoints.dequantise", slightly)
+    monkeypatch.setattr("tercet.scheduler.models.weights.quantized_checkpoints.dequantise", slightly)
     *_, last = quantised.compare(TINY)
     kinds = {name: form.kind for name, form in quantised._COMPARED.items()}
     assert last["wrong"] == sorted(name for name, kind in kinds.items() if kind not in ("", "mxfp4"))

@@ -9,8 +9,11 @@ import pytest
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
-from tercet.kernels.triton import embedding, largest, missing_triton, rope, sampling
+from tercet.kernels.triton import embedding, missing_triton
+from tercet.kernels.triton.attention import rope
 from tercet.kernels.triton.launch import Tiling
+from tercet.kernels.triton.sampling import argmax as largest
+from tercet.kernels.triton.sampling import sampling
 from tools.gpu_stages import tuning
 from tools.gpu_stages.scale import Results
 from tools.tests.tiny import CPU, TINY

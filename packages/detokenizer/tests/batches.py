@@ -2,8 +2,8 @@
 
 import msgspec
 
-from tercet.protocol.messages import BatchTokenIDOutput, DecodeSpec, Opening
-from tercet.protocol.values import FinishReason, pack_ints
+from tercet.protocol.messages.messages import BatchTokenIDOutput, DecodeSpec, Opening
+from tercet.protocol.messages.values import FinishReason, pack_ints
 
 
 def batch(ids: list[int], position: int = 0, finish: FinishReason | None = None) -> BatchTokenIDOutput:

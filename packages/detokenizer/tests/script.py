@@ -8,8 +8,8 @@ import msgspec
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages import BatchStrOutput, BatchTokenIDOutput, DecodeSpec, Opening
-from tercet.protocol.values import FinishReason, Logprobs, pack_ints, unpack_ints
+from tercet.protocol.messages.messages import BatchStrOutput, BatchTokenIDOutput, DecodeSpec, Opening
+from tercet.protocol.messages.values import FinishReason, Logprobs, pack_ints, unpack_ints
 
 
 @dataclass

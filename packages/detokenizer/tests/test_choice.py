@@ -5,8 +5,8 @@ import pytest
 
 from tercet.detokenizer.choice import MAX_PROMPT_TAIL, MAX_STOP_CHARS, MAX_STOPS, Plan
 from tercet.detokenizer.errors import SpecError
-from tercet.protocol.messages import DecodeSpec
-from tercet.protocol.values import pack_ints
+from tercet.protocol.messages.messages import DecodeSpec
+from tercet.protocol.messages.values import pack_ints
 
 
 def spec(stop: list[str], tail: int = 0) -> bytes:

@@ -7,8 +7,16 @@ from hypothesis import strategies as st
 
 from packages.detokenizer.tests.script import Row, Script, batch
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages import DecodeSpec, TextOpening
-from tercet.protocol.values import FinishReason, FinishType, Logprobs, Resume, pack_floats, pack_ints, unpack_ints
+from tercet.protocol.messages.messages import DecodeSpec, TextOpening
+from tercet.protocol.messages.values import (
+    FinishReason,
+    FinishType,
+    Logprobs,
+    Resume,
+    pack_floats,
+    pack_ints,
+    unpack_ints,
+)
 
 LENGTH = FinishReason(FinishType.LENGTH)
 

@@ -14,16 +14,16 @@ from tercet.detokenizer.outbox import Outbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages import (
+from tercet.protocol.messages.messages import (
     AbortReq,
     BatchStrOutput,
     Message,
     TokenizerFiles,
     TokenizerFilesReq,
 )
+from tercet.protocol.messages.values import FinishReason, FinishType, Phase, Role, pack_ints, unpack_ints
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
 from tercet.protocol.testing import FakeNode, ScriptedClock
-from tercet.protocol.values import FinishReason, FinishType, Phase, Role, pack_ints, unpack_ints
 
 DONE = FinishReason(FinishType.LENGTH)
 

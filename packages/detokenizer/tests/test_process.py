@@ -14,7 +14,7 @@ import pytest
 
 from packages.detokenizer.tests.batches import batch
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages import (
+from tercet.protocol.messages.messages import (
     BatchStrOutput,
     FrontendInbox,
     Heartbeat,
@@ -23,8 +23,8 @@ from tercet.protocol.messages import (
     TokenizerFiles,
     TokenizerFilesReq,
 )
+from tercet.protocol.messages.values import FinishReason, FinishType, Phase, Role
 from tercet.protocol.node import Delivery, NodeConfig, PeerDown, PeerReady, PeerUp, ThreadNode
-from tercet.protocol.values import FinishReason, FinishType, Phase, Role
 
 
 class Peers:

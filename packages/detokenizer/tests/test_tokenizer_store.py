@@ -4,7 +4,7 @@ import hashlib
 
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages import TokenizerFiles
+from tercet.protocol.messages.messages import TokenizerFiles
 
 
 def read(store: TokenizerStore, scheduler: str, vocabulary: Vocabulary) -> str:

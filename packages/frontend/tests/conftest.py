@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tercet.frontend.testing import FakeEngine, Script, Served, Token
-from tercet.protocol.messages import TokenizedGenerateReqInput
-from tercet.protocol.values import ModelLimits
+from tercet.protocol.messages.messages import TokenizedGenerateReqInput
+from tercet.protocol.messages.values import ModelLimits
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

@@ -4,7 +4,7 @@ import json
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from tercet.protocol.values import ModelLimits, Task
+from tercet.protocol.messages.values import ModelLimits, Task
 
 WORDS = ["a", "cat", "dog", "sat", "on", "the", "mat", "rain", "fell", "query", ":", "[", "]", "sep", "##s"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 
 from tercet.frontend.errors import ApiError
-from tercet.frontend.generate_request import ChatPrompt
-from tercet.frontend.served_model import ModelFiles
+from tercet.frontend.manager.request import ChatPrompt
+from tercet.frontend.model.served_model import ModelFiles
 from tercet.protocol.damage import damaged, damaged_json, run_cases
 
 _MESSAGES = [{"role": "user", "content": "Grüße <|im_end|> 🙂"}]

@@ -10,7 +10,7 @@ import pytest
 
 from tercet.frontend import database as module
 from tercet.frontend.database import Database, StoreError
-from tercet.frontend.keys import resume_for
+from tercet.frontend.http.auth import resume_for
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 from cyclopts import App
 
-from tercet.frontend.config import FrontendConfig
-from tercet.protocol.messages import (
+from tercet.frontend.config.config import FrontendConfig
+from tercet.protocol.messages.messages import (
     BatchStrOutput,
     ControlReply,
     FrontendInbox,
@@ -34,8 +34,7 @@ from tercet.protocol.messages import (
     TokenizerFiles,
     TokenizerFilesReq,
 )
-from tercet.protocol.node import NodeConfig, PeerDown, PeerReady, ThreadNode
-from tercet.protocol.values import (
+from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
     LoRAAdapter,
@@ -45,6 +44,7 @@ from tercet.protocol.values import (
     Role,
     pack_ints,
 )
+from tercet.protocol.node import NodeConfig, PeerDown, PeerReady, ThreadNode
 
 
 def parse(*arguments: str) -> FrontendConfig:

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from tercet.kernels import check
 from tercet.kernels.__main__ import main
 from tercet.kernels.attention.latent import latent_backend_names
 from tercet.kernels.attention.select import backend_names
-from tercet.kernels.bench import Figure
 from tercet.kernels.errors import BusyDeviceError, UnavailableBackendError
-from tercet.kernels.native import checks
-from tercet.kernels.native.figures import native_figures
 from tercet.kernels.native.library import Library, load_library, missing_library
 from tercet.kernels.native.linear import PackedLinear, pack_linear
+from tercet.kernels.tools import check
+from tercet.kernels.tools import native_checks as checks
+from tercet.kernels.tools.bench import Figure
+from tercet.kernels.tools.native_benchmarks import native_figures
 from tercet.kernels.triton import missing_triton
 
 
@@ -109,9 +109,9 @@ def test_bench_measures_every_figure_against_its_ceiling(
         called.append(run)
         return 0.5
 
-    monkeypatch.setattr("tercet.kernels.bench.measure", once)
-    monkeypatch.setattr("tercet.kernels.native.figures.measure", once)
-    monkeypatch.setattr("tercet.kernels.bench.VOCAB", 1000)
+    monkeypatch.setattr("tercet.kernels.tools.bench.measure", once)
+    monkeypatch.setattr("tercet.kernels.tools.native_benchmarks.measure", once)
+    monkeypatch.setattr("tercet.kernels.tools.bench.VOCAB", 1000)
     small = partial(native_figures, width=64, rotated=1, hidden=128, batches=(1, 8))
     monkeypatch.setattr("tercet.kernels.__main__.native_figures", small)
     monkeypatch.setattr("tercet.kernels.__main__.default_device", lambda: cpu)
@@ -141,7 +141,7 @@ def test_check_sees_a_wrong_native_linear_and_decoder(
 
 @pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 def test_native_figures_count_what_is_read_and_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.native.figures.measure", lambda *_: 1.0)
+    monkeypatch.setattr("tercet.kernels.tools.native_benchmarks.measure", lambda *_: 1.0)
     found = {
         (each.name, each.unit): each.amount for each in native_figures(width=64, rotated=1, hidden=128, batches=(8,))
     }

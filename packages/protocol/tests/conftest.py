@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tercet.protocol.keys import write_keys
-from tercet.protocol.security import Security
+from tercet.protocol.messages.values import Role
 from tercet.protocol.testing import Network
-from tercet.protocol.values import Role
+from tercet.protocol.transport.keys import write_keys
+from tercet.protocol.transport.security import Security
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -10,10 +10,10 @@ import pytest
 
 from tercet.protocol.aio import BATCH, AsyncNode
 from tercet.protocol.errors import ChannelError
-from tercet.protocol.messages import AbortReq, BatchStrOutput, FrontendInbox, Heartbeat, Ready
+from tercet.protocol.messages.messages import AbortReq, BatchStrOutput, FrontendInbox, Heartbeat, Ready
+from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.node import Delivery, PeerDown, PeerReady, PeerUp
 from tercet.protocol.testing import Listener, Network
-from tercet.protocol.values import Phase, Role
 
 
 class Frontend:

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tercet.protocol.channel import Bounds, Inbox
 from tercet.protocol.config import Dial, NodeConfig
-from tercet.protocol.keys import write_keys
-from tercet.protocol.messages import AbortReq, Heartbeat
+from tercet.protocol.membership.peers import UNSAID_TIME
+from tercet.protocol.messages.messages import AbortReq, Heartbeat
+from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.node import PeerDown, PeerUp, ThreadNode
-from tercet.protocol.peers import UNSAID_TIME
-from tercet.protocol.security import Security
 from tercet.protocol.testing import INBOXES, Listener
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.transport.channel import Bounds, Inbox
+from tercet.protocol.transport.keys import write_keys
+from tercet.protocol.transport.security import Security
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16) + b"\x00" + bytes(31)
 """ZMTP 3.1 with the NULL mechanism, https://rfc.zeromq.org/spec/37."""
@@ -175,12 +175,12 @@ def test_no_sender_makes_us_hold_more_than_the_bounds(tmp_path: Path) -> None:
 STARVED = """
 import resource, sys
 from tercet.protocol.config import Dial, NodeConfig
-from tercet.protocol.keys import write_keys
-from tercet.protocol.messages import Heartbeat, SchedulerInbox
+from tercet.protocol.transport.keys import write_keys
+from tercet.protocol.messages.messages import Heartbeat, SchedulerInbox
 from tercet.protocol.node import PeerUp, ThreadNode
-from tercet.protocol.security import Security
+from tercet.protocol.transport.security import Security
 from tercet.protocol.testing import Listener
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.messages.values import Phase, Role
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 security = Security.load(sys.argv[1] + "/scheduler", Role.SCHEDULER)

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import zmq
 
-from tercet.protocol.codec import Envelope, encode, encode_envelope
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import AddressError, ChannelError, NodeFailed
-from tercet.protocol.messages import (
+from tercet.protocol.messages.codec import Envelope, encode, encode_envelope
+from tercet.protocol.messages.messages import (
     AbortReq,
     BatchTokenIDOutput,
     ControlReply,
@@ -26,10 +26,10 @@ from tercet.protocol.messages import (
     TokenizerFiles,
     TokenizerFilesReq,
 )
+from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
-from tercet.protocol.sources import PER_PEER
 from tercet.protocol.testing import Listener, Network
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.transport.sources import PER_PEER
 
 FRONTEND, SCHEDULER, DETOKENIZER, SUPERVISOR = Role.FRONTEND, Role.SCHEDULER, Role.DETOKENIZER, Role.SUPERVISOR
 

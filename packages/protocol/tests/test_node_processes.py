@@ -9,18 +9,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tercet.protocol.messages import Heartbeat
+from tercet.protocol.messages.messages import Heartbeat
+from tercet.protocol.messages.values import Role
 from tercet.protocol.node import PeerDown, PeerUp
 from tercet.protocol.testing import Listener, Network
-from tercet.protocol.values import Role
 
 FRONTEND, SCHEDULER = Role.FRONTEND, Role.SCHEDULER
 
 CHILD = """
 import sys, time
-from tercet.protocol.messages import Heartbeat, SchedulerInbox
+from tercet.protocol.messages.messages import Heartbeat, SchedulerInbox
 from tercet.protocol.node import NodeConfig, ThreadNode
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.messages.values import Phase, Role
 config = NodeConfig(Role.SCHEDULER, "scheduler-0", "ipc://" + sys.argv[1])
 ThreadNode(config, SchedulerInbox, lambda peer: Heartbeat(phase=Phase.STEP)).start()
 print("up", flush=True)

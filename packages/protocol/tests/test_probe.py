@@ -6,12 +6,12 @@ import pytest
 
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import AddressError, ChannelError
-from tercet.protocol.messages import Heartbeat, Ready
+from tercet.protocol.messages.messages import Heartbeat, Ready
+from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.node import ThreadNode
 from tercet.protocol.probe import probe
-from tercet.protocol.security import Security
 from tercet.protocol.testing import INBOXES, Network
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.transport.security import Security
 
 SCHEDULER = Role.SCHEDULER
 

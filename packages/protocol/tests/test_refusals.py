@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from packages.protocol.tests.world import World, hello
-from tercet.protocol.messages import Goodbye, Hello, Introduce
-from tercet.protocol.peers import REFUSED_PAUSE, PeerTable
-from tercet.protocol.values import Role
+from tercet.protocol.membership.peers import REFUSED_PAUSE, PeerTable
+from tercet.protocol.messages.messages import Goodbye, Hello, Introduce
+from tercet.protocol.messages.values import Role
 
 FRONTEND, SCHEDULER, DETOKENIZER = Role.FRONTEND, Role.SCHEDULER, Role.DETOKENIZER
 

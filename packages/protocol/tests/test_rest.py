@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from tercet.protocol import pulse
 from tercet.protocol.aio import AsyncNode
-from tercet.protocol.messages import AbortReq, FrontendInbox, Heartbeat, Ready
+from tercet.protocol.membership import heartbeat_timer as pulse
+from tercet.protocol.messages.messages import AbortReq, FrontendInbox, Heartbeat, Ready
+from tercet.protocol.messages.values import Load, Phase, Role
 from tercet.protocol.node import Delivery, PeerDown, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.testing import Listener, Network
-from tercet.protocol.values import Load, Phase, Role
 
 FRONTEND, SCHEDULER = Role.FRONTEND, Role.SCHEDULER
 INTERVAL, REST = 0.1, 0.3
@@ -95,9 +95,9 @@ def test_an_idle_part_that_hangs_is_found_within_the_silence_that_is_borne(netwo
 
 CHILD = """
 import sys, time
-from tercet.protocol.messages import Heartbeat, SchedulerInbox
+from tercet.protocol.messages.messages import Heartbeat, SchedulerInbox
 from tercet.protocol.node import NodeConfig, ThreadNode
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.messages.values import Phase, Role
 config = NodeConfig(Role.SCHEDULER, "scheduler-0", "ipc://" + sys.argv[1])
 ThreadNode(config, SchedulerInbox, lambda peer: Heartbeat(phase=Phase.IDLE)).start()
 print("up", flush=True)

@@ -7,11 +7,11 @@ import pytest
 
 from packages.protocol.tests.world import START, World
 from tercet.protocol.aio import AsyncNode
-from tercet.protocol.messages import FrontendInbox, Heartbeat, SchedulerInbox
+from tercet.protocol.messages.messages import FrontendInbox, Heartbeat, SchedulerInbox
+from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.node import NodeConfig, ThreadNode
 from tercet.protocol.search import PATIENCE, Search
 from tercet.protocol.testing import ScriptedClock
-from tercet.protocol.values import Phase, Role
 
 SPEC = "ipc:///run/supervisor.*"
 

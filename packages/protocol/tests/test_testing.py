@@ -2,10 +2,10 @@
 
 import pytest
 
-from tercet.protocol.messages import AbortReq, Ready
+from tercet.protocol.messages.messages import AbortReq, Ready
+from tercet.protocol.messages.values import Role
 from tercet.protocol.node import Delivery, PeerUp, Sender
 from tercet.protocol.testing import FakeAsyncNode, FakeNode, Listener, Network, ScriptedClock
-from tercet.protocol.values import Role
 
 
 def test_a_fake_node_is_fed_and_drained() -> None:

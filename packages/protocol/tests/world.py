@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from itertools import count
 
-from tercet.protocol.events import PeerDown, PeerEvent, PeerReady, PeerUp
-from tercet.protocol.links import Close, Effect, Refused, Say
-from tercet.protocol.messages import Goodbye, Hello, Introduce, Ready
-from tercet.protocol.peers import PeerTable
-from tercet.protocol.values import Role
+from tercet.protocol.membership.events import PeerDown, PeerEvent, PeerReady, PeerUp
+from tercet.protocol.membership.links import Close, Effect, Refused, Say
+from tercet.protocol.membership.peers import PeerTable
+from tercet.protocol.messages.messages import Goodbye, Hello, Introduce, Ready
+from tercet.protocol.messages.values import Role
 
 START = 1000.0
 _incarnations = count(1)

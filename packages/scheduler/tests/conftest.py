@@ -342,7 +342,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 @pytest.fixture
 def other_devices() -> Iterator[None]:
     """A test that says which devices there are: they are looked for anew in it, and after it."""
-    from tercet.scheduler.executor.devices import first_gpu
+    from tercet.scheduler.device.devices import first_gpu
 
     first_gpu.cache_clear()
     yield

@@ -17,14 +17,14 @@ import torch
 from transformers import AutoConfig
 
 from tercet.protocol.damage import damaged, damaged_json, damaged_safetensors, run_cases
-from tercet.protocol.values import LoRAAdapter, Task
+from tercet.protocol.messages.values import LoRAAdapter, Task
 from tercet.scheduler.config import ModelOptions
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.executor.adapter_files import AdapterError
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
+from tercet.scheduler.executor.lora.adapter_files import AdapterError
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.found_model import find_model, identity_of
+from tercet.scheduler.resolved_model import find_model, identity_of
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
 

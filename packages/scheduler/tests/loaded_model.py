@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.packed import Packed
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.weights.weights import load_weights
 
 
 def load(directory: Path, *, dequantised: bool = False) -> CausalLM:

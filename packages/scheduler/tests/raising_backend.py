@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tercet.protocol.values import Grammar
+from tercet.protocol.messages.values import Grammar
 from tercet.scheduler.grammar.port import GrammarBackend, Masks, Matcher
 
 

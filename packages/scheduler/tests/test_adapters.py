@@ -10,12 +10,12 @@ import torch
 
 from packages.scheduler.tests.test_generation import PROMPTS, TOKENS
 from tercet.kernels.native.library import missing_library
-from tercet.protocol.values import LoRAAdapter
+from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.core.config import AdapterPending, AdapterRead, CoreConfig
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.ranks import Ranks
+from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
 

@@ -1,8 +1,8 @@
 import pytest
 
 from tercet.scheduler.config import ConfigError, ModelOptions, ScheduleOptions
-from tercet.scheduler.executor import devices
-from tercet.scheduler.found_model import on_gpu
+from tercet.scheduler.device import devices
+from tercet.scheduler.resolved_model import on_gpu
 
 
 @pytest.mark.parametrize(("gpu", "expected"), [(False, (64, 512, 0)), (True, (256, 8192, 1))])

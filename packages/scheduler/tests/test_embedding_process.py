@@ -13,12 +13,12 @@ import torch
 import transformers
 
 from packages.scheduler.tests.conftest import write_tokenizer
-from tercet.protocol.messages import BatchEmbeddingOutput, Rejected, TokenizerFiles, TokenizerFilesReq
+from tercet.protocol.messages.messages import BatchEmbeddingOutput, Rejected, TokenizerFiles, TokenizerFilesReq
+from tercet.protocol.messages.values import ModelLimits, Role, Task, unpack_floats, unpack_ints
 from tercet.protocol.node import PeerDown, PeerReady
 from tercet.protocol.testing import Listener, Network
-from tercet.protocol.values import ModelLimits, Role, Task, unpack_floats, unpack_ints
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
-from tercet.scheduler.encoders import ENCODERS
+from tercet.scheduler.encoder_factory import ENCODERS
 from tercet.scheduler.model_files import ModelError, model_identity
 from tercet.scheduler.model_task import read_sentences, task_of
 from tercet.scheduler.testing import embedding_request, request

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tercet.protocol.messages import PauseGenerationReq
+from tercet.protocol.messages.messages import PauseGenerationReq
 from tercet.scheduler.core.config import Arrival, CoreConfig, PeerBlocked, PeerDrained
 from tercet.scheduler.core.plan import Row
 from tercet.scheduler.core.scheduler import Scheduler

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from tercet.kernels.native.library import missing_library
-from tercet.protocol.values import FinishReason, FinishType, Resume, pack_ints
+from tercet.protocol.messages.values import FinishReason, FinishType, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.testing import Driver, request
 
 Reference = Callable[..., Any]

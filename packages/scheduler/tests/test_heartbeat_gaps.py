@@ -16,10 +16,10 @@ import pytest
 import transformers
 
 from packages.scheduler.tests.conftest import write_tokenizer
-from tercet.protocol.messages import BatchTokenIDOutput, Heartbeat, TokenizedGenerateReqInput
+from tercet.protocol.messages.messages import BatchTokenIDOutput, Heartbeat, TokenizedGenerateReqInput
+from tercet.protocol.messages.values import Load, Role
 from tercet.protocol.node import PeerReady, ThreadNode
 from tercet.protocol.testing import Network
-from tercet.protocol.values import Load, Role
 from tercet.scheduler.testing import request
 
 BOUND = 0.5

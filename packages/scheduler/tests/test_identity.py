@@ -7,12 +7,12 @@ from typing import Literal
 
 import pytest
 
-from tercet.protocol.values import Task
+from tercet.protocol.messages.values import Task
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
-from tercet.scheduler.executor import devices
-from tercet.scheduler.executors import build_torch
-from tercet.scheduler.found_model import Found, identity_of
+from tercet.scheduler.device import devices
+from tercet.scheduler.executor_factory import build_torch
 from tercet.scheduler.model_files import model_identity
+from tercet.scheduler.resolved_model import Found, identity_of
 
 
 def test_the_dtype_of_the_cache_decides_what_fits_and_who_may_take_over(checkpoints: Callable[[str], Path]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from tercet.protocol.messages import BatchTokenIDOutput, Message, Rejected
+from tercet.protocol.messages.messages import BatchTokenIDOutput, Message, Rejected
+from tercet.protocol.messages.values import Grammar, GrammarKind, Held, Load, Phase, Role
 from tercet.protocol.node import Delivery, PeerDown
-from tercet.protocol.values import Grammar, GrammarKind, Held, Load, Phase, Role
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Plan, StepResult

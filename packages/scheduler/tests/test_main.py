@@ -201,7 +201,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_a_model_is_fetched(listen: st
 BUSY = """
 from tercet.kernels.errors import BusyDeviceError
 from tercet.scheduler.__main__ import main
-from tercet.scheduler.executor import devices
+from tercet.scheduler.device import devices
 
 def missing_gpu(_):
     raise BusyDeviceError("GPU 0 cannot be used now: it is busy")

@@ -1,4 +1,4 @@
-from tercet.protocol.messages import Message, Rejected
+from tercet.protocol.messages.messages import Message, Rejected
 from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.core.config import Arrival, PeerBlocked, PeerDrained
 from tercet.scheduler.outbox import KEPT_FOR, MOST_KEPT, Outbox

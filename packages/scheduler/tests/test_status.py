@@ -1,7 +1,7 @@
-from tercet.protocol.awake import AwakeClock
-from tercet.protocol.pulse import is_stuck
+from tercet.protocol.membership.heartbeat_timer import is_stuck
+from tercet.protocol.messages.values import Held, Load, Phase
+from tercet.protocol.system.clock import AwakeClock
 from tercet.protocol.testing import ScriptedClock
-from tercet.protocol.values import Held, Load, Phase
 from tercet.scheduler.status import StatusBoard
 
 

@@ -13,13 +13,21 @@ from tokenizers import Tokenizer
 
 from packages.scheduler.tests.raising_backend import Bomb
 from tercet.kernels.native.library import missing_library
-from tercet.protocol.values import FinishReason, FinishType, Grammar, GrammarKind, LogprobParams, Resume, pack_ints
+from tercet.protocol.messages.values import (
+    FinishReason,
+    FinishType,
+    Grammar,
+    GrammarKind,
+    LogprobParams,
+    Resume,
+    pack_ints,
+)
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.slot_grammars import FAILED
+from tercet.scheduler.executor.sampling.slot_grammars import FAILED
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.backends import BACKENDS
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.testing import Driver, request
 
 Serve = Callable[..., "Server"]

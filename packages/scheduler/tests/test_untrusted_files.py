@@ -16,20 +16,20 @@ from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.executor.test_replaced_weights import alone, ask, other_weights, refusal, serving, update
 from packages.scheduler.tests.models.test_hugging_face import make
-from tercet.protocol.messages import ControlReply
-from tercet.protocol.values import LoRAAdapter
+from tercet.protocol.messages.messages import ControlReply
+from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.__main__ import EXIT_CONFIG, main
 from tercet.scheduler.core.plan import Plan
-from tercet.scheduler.executor.adapter_desk import AdapterDesk
-from tercet.scheduler.executor.adapter_files import Adapter
-from tercet.scheduler.executor.ranks import Ranks
+from tercet.scheduler.executor.lora.adapter_files import Adapter
+from tercet.scheduler.executor.lora.loader import AdapterDesk
+from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
+from tercet.scheduler.executor.weights_loader import WeightsDesk
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import FileTooLargeError, ModelError, read_file, read_header, reading
 from tercet.scheduler.reading_threads import ReadingThreads, ReadTimeoutError
 from tercet.scheduler.testing import Driver
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
-from tercet.scheduler.weights_desk import WeightsDesk
 
 Checkpoints = Callable[[str], Path]
 LARGE = "9" * 401
@@ -204,7 +204,7 @@ def test_a_huge_context_takes_no_more_memory_than_there_is(checkpoints: Checkpoi
 
 
 def test_a_shorter_longrope_rotates_as_the_longer_one_does(checkpoints: Checkpoints) -> None:
-    from tercet.scheduler.executor.model_config import ModelConfig, shortened
+    from tercet.scheduler.models.config.model_config import ModelConfig, shortened
     from tercet.scheduler.models.registry import build_model
 
     config = ModelConfig.load(checkpoints("phi3_longrope"))

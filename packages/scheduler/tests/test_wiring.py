@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tercet.protocol.messages import (
+from tercet.protocol.messages.messages import (
     BatchTokenIDOutput,
     ContinueGenerationReq,
     ControlReply,
@@ -26,18 +26,18 @@ from tercet.protocol.messages import (
     TokenizerFilesReq,
     UpdateWeightsFromDiskReq,
 )
+from tercet.protocol.messages.values import Phase, Role, unpack_ints
 from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.probe import probe
 from tercet.protocol.testing import Listener, Network
-from tercet.protocol.values import Phase, Role, unpack_ints
-from tercet.scheduler import found_model
+from tercet.scheduler import resolved_model as found_model
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.event_log import read_events, replay
-from tercet.scheduler.executors import EXECUTORS, build_fake
-from tercet.scheduler.found_model import find_model, identity_of
+from tercet.scheduler.executor_factory import EXECUTORS, build_fake
 from tercet.scheduler.model_files import tokenizer_files
 from tercet.scheduler.ports import Executor
+from tercet.scheduler.resolved_model import find_model, identity_of
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 from tercet.scheduler.wiring import SchedulerProcess
 
@@ -222,7 +222,7 @@ def test_a_process_that_loads_leaves_at_once(
 
 FETCHED_FOR_EVER = """
 import time
-from tercet.scheduler import found_model
+from tercet.scheduler import resolved_model as found_model
 from tercet.scheduler.__main__ import main
 
 found_model.resolve_model = lambda name: time.sleep(600)
@@ -277,7 +277,7 @@ TOLD_TO_LEAVE_IN_VAIN = """
 import signal
 import threading
 from tercet.scheduler import wiring
-from tercet.scheduler.executors import EXECUTORS
+from tercet.scheduler.executor_factory import EXECUTORS
 from tercet.scheduler.__main__ import main
 
 told, leave = threading.Event(), wiring.SchedulerProcess._leave

@@ -17,8 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from tercet.protocol.lifecycle import exit_with_parent, on_signals
-from tercet.protocol.messages import (
+from tercet.protocol.messages.messages import (
     AbortReq,
     BatchStrOutput,
     BatchTokenIDOutput,
@@ -35,8 +34,7 @@ from tercet.protocol.messages import (
     TokenizerFiles,
     TokenizerFilesReq,
 )
-from tercet.protocol.node import NodeConfig, ThreadNode
-from tercet.protocol.values import (
+from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
     Load,
@@ -48,6 +46,8 @@ from tercet.protocol.values import (
     pack_ints,
     unpack_ints,
 )
+from tercet.protocol.node import NodeConfig, ThreadNode
+from tercet.protocol.system.process import exit_with_parent, on_signals
 
 WORDS = ["one", "two", "three", "four", "five", "[UNK]"]
 

@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from tercet.frontend.engine import Engine, EngineError
-from tercet.frontend.launch import Part
-from tercet.frontend.serve_config import ServeConfig
-from tercet.protocol.values import Role
+from tercet.frontend.engine.engine import Engine, EngineError
+from tercet.frontend.supervisor.launch import Part
+from tercet.frontend.supervisor.options import ServeConfig
+from tercet.protocol.messages.values import Role
 
 
 def make_parts(config: ServeConfig, directory: Path) -> list[Part]:

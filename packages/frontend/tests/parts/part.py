@@ -28,10 +28,10 @@ import threading
 import time
 from pathlib import Path
 
-from tercet.protocol.lifecycle import exit_with_parent, on_signals
-from tercet.protocol.messages import Heartbeat, Progress, Ready, SupervisorInbox
+from tercet.protocol.messages.messages import Heartbeat, Progress, Ready, SupervisorInbox
+from tercet.protocol.messages.values import ModelLimits, Phase, Role, Task
 from tercet.protocol.node import NodeConfig, PeerUp, ThreadNode
-from tercet.protocol.values import ModelLimits, Phase, Role, Task
+from tercet.protocol.system.process import exit_with_parent, on_signals
 
 
 def answer(fd: int) -> None:

@@ -4,11 +4,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tercet.frontend.launch import Part
-from tercet.frontend.serve_config import ConfigError, FrontendOptions, ServeConfig, ServeOptions
-from tercet.frontend.server import serve
-from tercet.protocol.streams import prepare_streams
-from tercet.protocol.values import Role
+from tercet.frontend.supervisor.launch import Part
+from tercet.frontend.supervisor.options import ConfigError, FrontendOptions, ServeConfig, ServeOptions
+from tercet.frontend.supervisor.serve import serve
+from tercet.protocol.messages.values import Role
+from tercet.protocol.system.streams import prepare_streams
 
 PART = Path(__file__).with_name("part.py")
 

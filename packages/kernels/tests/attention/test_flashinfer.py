@@ -13,7 +13,7 @@ from tercet.kernels.attention.flashinfer import FlashInferAttention, GraphMemory
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import graph_backend, is_verified
 from tercet.kernels.attention.torch_native import TorchNativeAttention
-from tercet.kernels.check import make_batch
+from tercet.kernels.tools.check import make_batch
 
 CPU = torch.device("cpu")
 DECODES = [(1, 9), (1, 4), (1, 17)]

@@ -10,9 +10,9 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.latent import LatentBackend, LatentSizes, latent_backend, latent_backend_names
 from tercet.kernels.attention.reference import ReferenceLatent
 from tercet.kernels.attention.torch_native import TorchNativeLatent
-from tercet.kernels.check import make_batch
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import missing_library
+from tercet.kernels.tools.check import make_batch
 from tercet.kernels.triton import missing_triton
 
 CPU = torch.device("cpu")

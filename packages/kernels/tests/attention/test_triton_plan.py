@@ -7,7 +7,7 @@ import torch
 
 from tercet.kernels.attention import triton_plan
 from tercet.kernels.attention.triton_plan import TritonPlan
-from tercet.kernels.check import make_batch
+from tercet.kernels.tools.check import make_batch
 
 
 class Tiles:

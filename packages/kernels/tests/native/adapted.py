@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from tercet.kernels.attention.reference import ReferenceAttention
-from tercet.kernels.check import make_batch
-from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, LayerAdapters, NativeDecoder
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear, pack_linears
 from tercet.kernels.native.mixture import Mixture
+from tercet.kernels.native_decoder import DecoderLayer, DecoderWeights, LayerAdapters, NativeDecoder
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.linear import linear_int4, linear_int8, quantise_int4, quantise_weight
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Run, add_lora
@@ -20,6 +19,7 @@ from tercet.kernels.ops.moe import Routing
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import store_kv
+from tercet.kernels.tools.check import make_batch
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB, EPS, PAGE_SIZE = 48, 56, 6, 2, 12, 31, 1e-5, 4
 RANK = 64

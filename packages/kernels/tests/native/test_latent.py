@@ -6,8 +6,8 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.cpu import CpuLatent
 from tercet.kernels.attention.torch_native import TorchNativeLatent
-from tercet.kernels.check import make_batch
 from tercet.kernels.native.library import Library
+from tercet.kernels.tools.check import make_batch
 
 CPU = torch.device("cpu")
 PAGE = 8

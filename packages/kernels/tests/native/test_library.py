@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tercet.kernels.attention.cpu import rows_of
-from tercet.kernels.check import make_batch
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native import abi
 from tercet.kernels.native.library import FOLDER, LEVELS, Library, available_cores, best_level, load_library
 from tercet.kernels.native.linear import pack_linear
 from tercet.kernels.native.ops import NativeOps
+from tercet.kernels.tools.check import make_batch
 
 needs_library = pytest.mark.skipif(not (FOLDER / "libtercet_portable.so").is_file(), reason="there was no compiler")
 

@@ -25,9 +25,9 @@ from packages.kernels.tests.native.adapted import (
     run_plain,
     table_of,
 )
-from tercet.kernels.native.decoder import LayerAdapters
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import Quantization
+from tercet.kernels.native_decoder import LayerAdapters
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.lora import LoRARows, Run
 

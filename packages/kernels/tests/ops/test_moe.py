@@ -3,7 +3,7 @@ import torch
 
 from tercet.kernels.ops.activation import clamped_and_mul
 from tercet.kernels.ops.moe import ExpertBiases, QuantisedExperts, Routing, fused_moe, route
-from tercet.kernels.ops.quantised import Format, dequantise, quantise
+from tercet.kernels.ops.quantized import Format, dequantise, quantise
 
 
 def token_by_token(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
-from tercet.kernels.ops.quantised import dequantise, quantise
+from tercet.kernels.ops.quantized import dequantise, quantise
 
 X, RESIDUAL, FULL, BIAS, SCALES = (torch.randn(shape) for shape in [(3, 64), (3, 64), (10, 64), (10,), (64,)])
 

@@ -16,8 +16,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from tercet.kernels.triton.launches import CASES
-from tercet.kernels.triton.relaunch import launch
+from tercet.kernels.tools.launch_specs import CASES
+from tercet.kernels.triton.launch_cache import launch
 
 OPERATIONS = ("moe, prefill", "moe, mxfp4, prefill", "sample, filters", "likeliest", "logprobs", "penalties")
 """That run outside of graphs: those of a layer of a prefill, and those of a step's sampling."""

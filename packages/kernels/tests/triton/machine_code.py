@@ -10,7 +10,7 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compile_source
 
 from tercet.kernels.triton.activation import gated
-from tercet.kernels.triton.paged_attention import merge_if_last
+from tercet.kernels.triton.attention.paged_attention import merge_if_last
 
 
 @triton.jit

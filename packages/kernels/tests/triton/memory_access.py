@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tercet.kernels.triton
-from tercet.kernels.triton.compiling import Compiled, compile_case
+from tercet.kernels.tools.compiling import Compiled, compile_case
 
 _KERNELS = Path(tercet.kernels.triton.__file__).parent
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tercet.protocol.messages import ControlReply, LoadLoRAAdapterReq, UnloadLoRAAdapterReq
-from tercet.protocol.values import FinishType, LoRAAdapter, Resume, pack_ints
+from tercet.protocol.messages.messages import ControlReply, LoadLoRAAdapterReq, UnloadLoRAAdapterReq
+from tercet.protocol.messages.values import FinishType, LoRAAdapter, Resume, pack_ints
 from tercet.scheduler.core.config import AdapterPending, AdapterRead, Arrival, CoreConfig, PeerGone
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler

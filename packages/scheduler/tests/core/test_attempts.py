@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tercet.protocol.messages import AbortReq, BatchTokenIDOutput, ContinueGenerationReq, PauseGenerationReq
-from tercet.protocol.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints, unpack_ints
+from tercet.protocol.messages.messages import AbortReq, BatchTokenIDOutput, ContinueGenerationReq, PauseGenerationReq
+from tercet.protocol.messages.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints, unpack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerGone
 from tercet.scheduler.testing import Driver, request, small_capacity
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tercet.protocol.messages import AbortReq
-from tercet.protocol.values import Grammar, GrammarKind, LoRAAdapter, Resume, pack_ints
-from tercet.scheduler.core.accounts import Account
+from tercet.protocol.messages.messages import AbortReq
+from tercet.protocol.messages.values import Grammar, GrammarKind, LoRAAdapter, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig, GrammarPending, PeerBlocked, PolicyName
 from tercet.scheduler.core.fair_share import MOST_SKIPPED, FairShare
+from tercet.scheduler.core.token_counters import Account
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tercet.protocol.messages import Rejected
-from tercet.protocol.values import Grammar, GrammarKind, LogprobParams, Resume
+from tercet.protocol.messages.messages import Rejected
+from tercet.protocol.messages.values import Grammar, GrammarKind, LogprobParams, Resume
 from tercet.scheduler.core.config import (
     CoreConfig,
     GrammarPending,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tercet.protocol.messages import AbortReq
-from tercet.protocol.values import FinishReason, FinishType, Grammar, GrammarKind, LogprobParams
+from tercet.protocol.messages.messages import AbortReq
+from tercet.protocol.messages.values import FinishReason, FinishType, Grammar, GrammarKind, LogprobParams
 from tercet.scheduler.core.config import Arrival, CoreConfig, MaskReady
 from tercet.scheduler.core.plan import Plan, Row
 from tercet.scheduler.core.scheduler import Scheduler

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tercet.protocol.messages import AbortReq
-from tercet.protocol.values import Resume, pack_ints
+from tercet.protocol.messages.messages import AbortReq
+from tercet.protocol.messages.values import Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import StepResult
 from tercet.scheduler.testing import Driver, request, small_capacity

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tercet.protocol.messages import BatchTokenIDOutput
-from tercet.protocol.values import unpack_ints
+from tercet.protocol.messages.messages import BatchTokenIDOutput
+from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.outputs import Outputs, SteadyRows
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.testing import request

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tercet.protocol.messages import (
+from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
     FlushCacheReq,
@@ -24,7 +24,7 @@ from tercet.protocol.messages import (
     ReadyAlone,
     TokenizedGenerateReqInput,
 )
-from tercet.protocol.values import (
+from tercet.protocol.messages.values import (
     FinishType,
     Grammar,
     GrammarKind,

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tercet.protocol.messages import (
+from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
     ControlReply,
@@ -11,7 +11,7 @@ from tercet.protocol.messages import (
     PauseGenerationReq,
     ReadyAlone,
 )
-from tercet.protocol.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints
+from tercet.protocol.messages.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.plan import Row, StepResult
 from tercet.scheduler.testing import Driver, request, small_capacity

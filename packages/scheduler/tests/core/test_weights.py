@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tercet.protocol.messages import ControlReply, PauseGenerationReq, UpdateWeightsFromDiskReq
-from tercet.protocol.values import LoRAAdapter, Resume, pack_ints
+from tercet.protocol.messages.messages import ControlReply, PauseGenerationReq, UpdateWeightsFromDiskReq
+from tercet.protocol.messages.values import LoRAAdapter, Resume, pack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, WeightsRead
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay

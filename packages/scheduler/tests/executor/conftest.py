@@ -17,7 +17,7 @@ from tercet.kernels.ops import sampler_ops
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.sampler import SamplingOps
+from tercet.scheduler.executor.sampling.sampler import SamplingOps
 
 quicken()
 
@@ -104,7 +104,7 @@ def ops(request: pytest.FixtureRequest) -> Iterator[SamplingOps]:
     """On each backend that runs here."""
     with np.errstate(all="ignore"):  # the interpreter's numpy warns where a GPU would say inf
         if request.param == "triton":
-            from tercet.kernels.triton import sampler_ops as fused_ops
+            from tercet.kernels.triton.sampling import sampler_ops as fused_ops
 
             yield fused_ops
         else:

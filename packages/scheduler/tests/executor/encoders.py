@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import transformers
 
-from tercet.protocol.values import pack_ints, unpack_floats
-from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeRow
+from tercet.protocol.messages.values import pack_ints, unpack_floats
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeRow
 from tercet.scheduler.executor.encoder_worker import EncoderWorker
 
 VOCAB_SIZE = 97

@@ -16,21 +16,22 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 from tercet.kernels.attention import triton, triton_latent, triton_plan
-from tercet.kernels.triton import compiling, sampler_ops
-from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.kernels.tools import compiling
+from tercet.kernels.triton.sampling import sampler_ops
+from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
-from tercet.scheduler.executor.adapters import Adapters
+from tercet.scheduler.device.staging import Array, Uploads, pack_into, starts, unpack
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.latent_backends import OverLatents
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.executor.lora.adapters import Adapters
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.rehearsal import ordinary_plans
-from tercet.scheduler.executor.uploads import Array, Uploads, pack_into, starts, unpack
-from tercet.scheduler.executor.weights import dummy_weights
+from tercet.scheduler.executor.warmup import ordinary_plans
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layer_ops import TritonLayerOps, use_ops
 from tercet.scheduler.models.lora import LoRABank
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.weights.weights import dummy_weights
 
 CPU = torch.device("cpu")
 SLOTS, STEP, CONTEXT, STEPS = 40, 1500, 6000, 120

@@ -22,17 +22,17 @@ from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.bitmask import pack_bitmask
 from tercet.kernels.triton import missing_triton
-from tercet.protocol.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
+from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor import cuda_graphs
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.sampler import Sampler
+from tercet.scheduler.executor.sampling.sampler import Sampler
+from tercet.scheduler.executor.sampling.slot_grammars import GuidedRows, Outcome, SlotGrammars
 from tercet.scheduler.executor.shrinking import ShrinkingModel
-from tercet.scheduler.executor.slot_grammars import GuidedRows, Outcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
-from tercet.scheduler.executor.uploads import Array
 from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps
 
 

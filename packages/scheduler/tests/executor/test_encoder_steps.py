@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from packages.scheduler.tests.executor.encoders import LENGTHS, Make, close, some_inputs, vectors_of
-from tercet.protocol.values import Task, pack_ints, unpack_floats
-from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeRow
+from tercet.protocol.messages.values import Task, pack_ints, unpack_floats
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeRow
+from tercet.scheduler.device.staging import Uploads
 from tercet.scheduler.executor import encoder_worker
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker, PendingVectors
-from tercet.scheduler.executor.uploads import Uploads
 from tercet.scheduler.models.packed import Packed
 
 

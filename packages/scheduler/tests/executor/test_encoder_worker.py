@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.executor.encoders import Make, close, some_inputs, vectors_of
-from tercet.protocol.values import Task, pack_ints
-from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeRow
+from tercet.protocol.messages.values import Task, pack_ints
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeRow
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.model_files import ModelError, read_header
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
-from tercet.protocol.values import Grammar, GrammarKind, SamplingParams, pack_ints
+from tercet.protocol.messages.values import Grammar, GrammarKind, SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.slot_tables import StepInputs

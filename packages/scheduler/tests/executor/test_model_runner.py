@@ -9,7 +9,7 @@ from torch import nn
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.rope import apply_rope, rope_cache
-from tercet.protocol.values import Logprobs, SamplingParams, pack_ints, unpack_floats, unpack_ints
+from tercet.protocol.messages.values import Logprobs, SamplingParams, pack_ints, unpack_floats, unpack_ints
 from tercet.scheduler.core.plan import PageCopy, PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_runner import ModelRunner

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from tercet.kernels.native.library import missing_library
-from tercet.protocol.pulse import is_stuck
+from tercet.protocol.membership.heartbeat_timer import is_stuck
+from tercet.protocol.messages.values import SamplingParams, Task, pack_ints
 from tercet.protocol.testing import ScriptedClock
-from tercet.protocol.values import SamplingParams, Task, pack_ints
-from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeRow
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeRow
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.executor.pacing import LONGEST_CALL, PacedModel, tell_layers

@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.models.test_hugging_face import make
 from tercet.kernels.native.library import missing_library
-from tercet.protocol.messages import ControlReply, PauseGenerationReq, UpdateWeightsFromDiskReq
-from tercet.protocol.values import Task
+from tercet.protocol.messages.messages import ControlReply, PauseGenerationReq, UpdateWeightsFromDiskReq
+from tercet.protocol.messages.values import Task
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig, WeightsRead
-from tercet.scheduler.executor.ranks import Ranks
+from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.executors import build_torch
-from tercet.scheduler.found_model import Found
+from tercet.scheduler.executor_factory import build_torch
+from tercet.scheduler.resolved_model import Found
 from tercet.scheduler.testing import Driver, request
 
 PROMPT = [*range(3, 40)]

@@ -12,13 +12,13 @@ import torch
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.bitmask import pack_bitmask
-from tercet.protocol.values import Logprobs, SamplingParams, pack_ints, unpack_floats
+from tercet.protocol.messages.values import Logprobs, SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
+from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.penalty_counts import PenaltyCounts
-from tercet.scheduler.executor.sampler import Sampled, TokenLogprobs, joined
-from tercet.scheduler.executor.slot_grammars import GuidedRows, Outcome, SlotGrammars
-from tercet.scheduler.executor.uploads import Array
+from tercet.scheduler.executor.sampling.penalty_counts import PenaltyCounts
+from tercet.scheduler.executor.sampling.sampler import Sampled, TokenLogprobs, joined
+from tercet.scheduler.executor.sampling.slot_grammars import GuidedRows, Outcome, SlotGrammars
 
 VOCAB, STEPS = 50, 5
 CPU = torch.device("cpu")

@@ -60,7 +60,7 @@ def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog:
 
 
 def test_a_limit_is_forgotten(attending: Any, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.scheduler.executor.shortage._FORGOTTEN_AFTER", 3)
+    monkeypatch.setattr("tercet.scheduler.device.oom._FORGOTTEN_AFTER", 3)
     device = Small(attending, 10)
     model = ShrinkingModel(device, lambda: None)
     given = steps()

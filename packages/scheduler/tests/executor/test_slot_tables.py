@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tercet.protocol.values import SamplingParams, pack_ints
+from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Row, SlotInit
 from tercet.scheduler.executor.slot_tables import SlotTables
 

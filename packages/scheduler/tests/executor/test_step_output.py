@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from packages.scheduler.tests.executor.scarce_memory import take_memory
+from packages.scheduler.tests.device.scarce_memory import take_memory
 from tercet.scheduler.executor import step_output
 from tercet.scheduler.executor.step_output import start_copies
 

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
+from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
-from tercet.scheduler.executor.device_memory import available_bytes
+from tercet.scheduler.device.device_memory import available_bytes
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tercet.protocol.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.grammar import backends
 from tercet.scheduler.grammar.backends import BACKENDS, grammar_backend
 from tercet.scheduler.grammar.llguidance import LLGuidanceBackend

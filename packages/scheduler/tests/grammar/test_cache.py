@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tercet.protocol.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.grammar import cache
 from tercet.scheduler.grammar.cache import GrammarCache
 from tercet.scheduler.grammar.port import GrammarError, Masks

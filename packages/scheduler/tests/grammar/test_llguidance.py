@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tercet.protocol.grammar_limits import PARSER_LIMITS
-from tercet.protocol.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.grammar.llguidance import LLGuidanceBackend, LLGuidanceMatcher
 from tercet.scheduler.grammar.port import GrammarError
 from tercet.scheduler.model_files import resolve_model

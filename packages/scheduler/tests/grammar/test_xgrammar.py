@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tercet.protocol.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.grammar.llguidance import LLGuidanceBackend
 from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, Matcher
 from tercet.scheduler.model_files import resolve_model

@@ -11,8 +11,8 @@ import torch
 
 from packages.scheduler.tests.models.test_families import load
 from packages.scheduler.tests.models.test_lora import MOST, TOKENS, Adapted, adapted, attached, peft_logits
-from tercet.scheduler.executor.adapter_config import ADAPTER, AdapterConfig
-from tercet.scheduler.executor.adapter_files import AdapterError
+from tercet.scheduler.executor.lora.adapter_config import ADAPTER, AdapterConfig
+from tercet.scheduler.executor.lora.adapter_files import AdapterError
 from tercet.scheduler.file_fields import FileFields, Only
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.testing.lora_checkpoints import write_adapter

@@ -19,23 +19,23 @@ from packages.scheduler.tests.models.test_hugging_face import assert_alike, chan
 from tercet.kernels.attention.torch_native import TorchNativeLatent
 from tercet.kernels.native.library import missing_library
 from tercet.kernels.ops import sampler_ops
-from tercet.protocol.values import unpack_floats
+from tercet.protocol.messages.values import unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.latent_backends import OverLatents, over_latents
 from tercet.scheduler.executor.loading import shape_of
-from tercet.scheduler.executor.model_config import ModelConfig, parse_config
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.rehearsal import rehearse
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.executor.weights import dummy_weights, load_weights
+from tercet.scheduler.executor.warmup import rehearse
 from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
 from tercet.scheduler.models.latent_attention import HeadProjections
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.moe import Router
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.shard import Shard
+from tercet.scheduler.models.weights.weights import dummy_weights, load_weights
 from tercet.scheduler.testing.quantized_checkpoints import Grain, write_checkpoint
 from tercet.scheduler.testing.thread_ranks import on_ranks
 

@@ -15,12 +15,12 @@ from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.latent_backends import over_latents
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.rope_config import RopeConfig
-from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.config.rope_config import RopeConfig
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.norms import CentredNorm
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.weights.weights import load_weights
 
 Reference = Callable[..., Any]
 PAGE_SIZE, MAX_PAGES = 4, 20

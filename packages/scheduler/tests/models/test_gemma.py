@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from packages.scheduler.tests.models.test_hugging_face import SHAPE, assert_alike, expected, generate, options
-from tercet.scheduler.executor.model_config import ModelConfig, parse_config
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
 from tercet.scheduler.models.gemma import GemmaLayer
 
 TEXT = {

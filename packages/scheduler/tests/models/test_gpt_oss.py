@@ -16,13 +16,13 @@ from packages.scheduler.tests.loaded_model import load
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.moe import QuantisedExperts
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.executor.model_config import ModelConfig, parse_config
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.executor.weights import dummy_weights
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError, saved_dtype
+from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.weights.weights import dummy_weights
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.mxfp4_checkpoints import QUANTIZATION, write_mxfp4
 

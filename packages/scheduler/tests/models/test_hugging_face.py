@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tercet.kernels.native.library import missing_library
-from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
+from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

@@ -16,17 +16,21 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.device import default_device
 from tercet.kernels.ops import sampler_ops
-from tercet.kernels.triton import expert_rows, linear, missing_triton, quantised_row, rope
-from tercet.kernels.triton import sampler_ops as fused_ops
-from tercet.protocol.values import SamplingParams, pack_ints, unpack_floats
+from tercet.kernels.triton import missing_triton
+from tercet.kernels.triton.attention import rope
+from tercet.kernels.triton.linear import linear
+from tercet.kernels.triton.linear import quantized_gemv as quantised_row
+from tercet.kernels.triton.moe import moe_gemv_quantized as expert_rows
+from tercet.kernels.triton.sampling import sampler_ops as fused_ops
+from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.latent_backends import over_latents
-from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps, layer_ops, use_ops
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
 from tercet.scheduler.testing.quantized_checkpoints import KINDS, Grain, write_checkpoint
 

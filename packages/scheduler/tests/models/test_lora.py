@@ -17,11 +17,10 @@ from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Run
 from tercet.kernels.ops.projection import Norm
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
-from tercet.protocol.values import LoRAAdapter
-from tercet.scheduler.executor.adapter_files import Adapter, AdapterError, read_adapter
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.weights import load_weights
+from tercet.protocol.messages.values import LoRAAdapter
+from tercet.scheduler.executor.lora.adapter_files import Adapter, AdapterError, read_adapter
 from tercet.scheduler.models import lora
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import TorchLayerOps
 from tercet.scheduler.models.lora import AdaptedProjection, LoRABank
@@ -29,6 +28,7 @@ from tercet.scheduler.models.native import NativeCausalLM
 from tercet.scheduler.models.native_linear import use_native_projections
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.shard import Shard
+from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.lora_checkpoints import ALL_LINEAR, write_adapter
 from tercet.scheduler.testing.thread_ranks import on_ranks
 

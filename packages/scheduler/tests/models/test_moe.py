@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.loaded_model import logits
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.weights import dummy_weights, load_weights
 from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layer_ops import TorchLayerOps, use_ops
 from tercet.scheduler.models.layers import GatedMLP
 from tercet.scheduler.models.moe import MixtureOfExperts
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.weights.weights import dummy_weights, load_weights
 
 Checkpoints = Callable[[str], Path]
 

@@ -10,14 +10,14 @@ from torch import nn
 
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.linear import Quantization
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import Batch
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.moe import MixtureOfExperts
 from tercet.scheduler.models.native_linear import NativeLinear, use_native_linears, use_native_projections
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.weights.weights import load_weights
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 

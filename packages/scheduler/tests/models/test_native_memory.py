@@ -14,10 +14,10 @@ import torch
 
 from packages.scheduler.tests.conftest import MIXTURES
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.native import NativeCausalLM
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.weights.weights import load_weights
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 

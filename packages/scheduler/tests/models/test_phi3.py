@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from packages.scheduler.tests.models.test_families import Paged, load, some_tokens
 from packages.scheduler.tests.models.test_families import expected as expected_logits
 from packages.scheduler.tests.models.test_hugging_face import assert_alike, expected, generate, options
-from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.weights.weights import load_weights
 
 Checkpoints = Callable[[str], Path]
 

@@ -19,7 +19,7 @@ from packages.scheduler.tests.models.reference_grid import (
     changes,
     rope_changes,
 )
-from tercet.scheduler.executor.field_support import support_of
+from tercet.scheduler.models.config.field_support import support_of
 
 LISTS: dict[str, Any] = tomllib.loads(
     (Path(__file__).parents[4] / "tools/reference_fields/transformers-decoders.toml").read_text()

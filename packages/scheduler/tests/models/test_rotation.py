@@ -9,12 +9,12 @@ import torch
 
 from packages.scheduler.tests.models.test_families import Paged, some_tokens
 from tercet.kernels.ops.rope import rope_cache
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.weights import load_weights
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layers import Rotary
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.rotation import head_order, over_whole_heads
+from tercet.scheduler.models.weights.weights import load_weights
 
 
 def loaded(config: ModelConfig, directory: Path) -> CausalLM:

@@ -9,8 +9,8 @@ import pytest
 from packages.scheduler.tests.models.test_families import Paged, load, some_tokens
 from packages.scheduler.tests.models.test_hugging_face import assert_alike, expected, generate, options
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.executor.weights import load_weights
 from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.weights.weights import load_weights
 
 Checkpoints = Callable[[str], Path]
 

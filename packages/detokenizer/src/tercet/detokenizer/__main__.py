@@ -17,16 +17,16 @@ from tercet.detokenizer.loop import DetokenizerLoop
 from tercet.detokenizer.outbox import Outbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
-from tercet.protocol.awake import AwakeClock
 from tercet.protocol.errors import AddressError, ChannelError, KeysError
-from tercet.protocol.file_limit import raise_file_limit
-from tercet.protocol.lifecycle import exit_with_parent, on_signals
-from tercet.protocol.messages import DetokenizerInbox, Heartbeat
+from tercet.protocol.messages.messages import DetokenizerInbox, Heartbeat
+from tercet.protocol.messages.values import Role
 from tercet.protocol.node import NodeConfig, ThreadNode, unanswered
 from tercet.protocol.probe import probe as ask
-from tercet.protocol.security import Security
-from tercet.protocol.streams import part_streams
-from tercet.protocol.values import Role
+from tercet.protocol.system.clock import AwakeClock
+from tercet.protocol.system.file_limit import raise_file_limit
+from tercet.protocol.system.process import exit_with_parent, on_signals
+from tercet.protocol.system.streams import part_streams
+from tercet.protocol.transport.security import Security
 
 EXIT_CONFIG = 2
 """Exit status for options that cannot work: starting again would not help."""

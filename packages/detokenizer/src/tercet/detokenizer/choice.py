@@ -7,9 +7,9 @@ from tercet.detokenizer.decode_status import TextStream, text_stream
 from tercet.detokenizer.errors import SpecError
 from tercet.detokenizer.stop import StopMatcher, StopStrings
 from tercet.detokenizer.vocabulary import PieceTable, Vocabulary
-from tercet.protocol.codec import decode_spec
 from tercet.protocol.errors import DecodeError
-from tercet.protocol.values import FinishReason, FinishType, unpack_ints
+from tercet.protocol.messages.codec import decode_spec
+from tercet.protocol.messages.values import FinishReason, FinishType, unpack_ints
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096

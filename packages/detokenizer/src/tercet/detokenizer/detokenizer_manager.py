@@ -9,8 +9,8 @@ from tercet.detokenizer.errors import MalformedBatchError, SpecError
 from tercet.detokenizer.rows import Columns, TextRows
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages import BatchStrOutput, BatchTokenIDOutput, Opening
-from tercet.protocol.values import FinishReason, FinishType, Held, pack_ints
+from tercet.protocol.messages.messages import BatchStrOutput, BatchTokenIDOutput, Opening
+from tercet.protocol.messages.values import FinishReason, FinishType, Held, pack_ints
 
 logger = logging.getLogger(__name__)
 

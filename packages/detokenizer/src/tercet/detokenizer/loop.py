@@ -10,9 +10,9 @@ from tercet.detokenizer.errors import TokenizerError
 from tercet.detokenizer.outbox import Outbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
-from tercet.protocol.messages import AbortReq, BatchTokenIDOutput, Ready, TokenizerFiles, TokenizerFilesReq
+from tercet.protocol.messages.messages import AbortReq, BatchTokenIDOutput, Ready, TokenizerFiles, TokenizerFilesReq
+from tercet.protocol.messages.values import Role
 from tercet.protocol.node import Delivery, PeerDown, PeerUp, Sender
-from tercet.protocol.values import Role
 
 logger = logging.getLogger(__name__)
 

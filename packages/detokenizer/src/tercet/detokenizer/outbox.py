@@ -3,7 +3,7 @@
 import logging
 from collections import Counter, deque
 
-from tercet.protocol.messages import BatchStrOutput
+from tercet.protocol.messages.messages import BatchStrOutput
 from tercet.protocol.node import Sender
 
 logger = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 from collections import defaultdict
 
 from tercet.detokenizer.errors import MalformedBatchError
-from tercet.protocol.messages import BatchStrOutput, BatchTokenIDOutput, TextOpening
-from tercet.protocol.values import FinishReason, Logprobs, pack_ints, unpack_ints
+from tercet.protocol.messages.messages import BatchStrOutput, BatchTokenIDOutput, TextOpening
+from tercet.protocol.messages.values import FinishReason, Logprobs, pack_ints, unpack_ints
 
 _ONE_TOKEN_EACH: dict[int, bytes] = {}
 """Number of rows to the offsets of that many one-token rows: comparing bytes is quicker than checking numbers."""

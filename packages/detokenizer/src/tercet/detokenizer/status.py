@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
-from tercet.protocol.messages import Heartbeat
-from tercet.protocol.values import Load, Phase
+from tercet.protocol.messages.messages import Heartbeat
+from tercet.protocol.messages.values import Load, Phase
 
 
 class StatusBoard:

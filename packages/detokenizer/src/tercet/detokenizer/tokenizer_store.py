@@ -5,7 +5,7 @@ import logging
 
 from tercet.detokenizer.errors import TokenizerError
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages import TokenizerFiles
+from tercet.protocol.messages.messages import TokenizerFiles
 
 logger = logging.getLogger(__name__)
 

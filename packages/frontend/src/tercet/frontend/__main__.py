@@ -8,8 +8,8 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from tercet.frontend.__about__ import __version__
-from tercet.frontend.config import FrontendConfig
-from tercet.protocol.streams import part_streams
+from tercet.frontend.config.config import FrontendConfig
+from tercet.protocol.system.streams import part_streams
 
 EXIT_CONFIG = 2
 """Exit status for options that cannot work: starting again would not help."""
@@ -21,14 +21,14 @@ app = App(name="tercet-frontend", version=__version__, help="Serve the OpenAI AP
 def serve(config: FrontendConfig = FrontendConfig()) -> None:
     """Serve HTTP clients with the schedulers and detokenizers named, until told to stop."""
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from tercet.protocol.lifecycle import exit_with_parent, settling_in
+    from tercet.protocol.system.process import exit_with_parent, settling_in
 
     with settling_in():
         import uvloop
 
         from tercet.frontend.wiring import Frontend
         from tercet.protocol.errors import ProtocolError
-        from tercet.protocol.file_limit import raise_file_limit
+        from tercet.protocol.system.file_limit import raise_file_limit
 
     async def run() -> None:
         await Frontend(config).run()

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from tercet.frontend.config import StoreConfig
-from tercet.frontend.keys import current_visitor
-from tercet.frontend.rotation import Rotation
-from tercet.protocol.private_files import make_private_directory, open_private
+from tercet.frontend.config.config import StoreConfig
+from tercet.frontend.http.auth import current_visitor
+from tercet.frontend.round_robin import Rotation
+from tercet.protocol.system.private_files import make_private_directory, open_private
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,13 @@
 """What clients come back for, put together: stored responses, work in the background, conversations and sessions."""
 
-from tercet.frontend.conversations.store import ConversationStore
+from tercet.frontend.api.responses.background import Background
+from tercet.frontend.api.responses.conversation_store import ConversationStore
+from tercet.frontend.api.responses.draft import Drafter
+from tercet.frontend.api.responses.store import ResponseStore
+from tercet.frontend.api.sglang.session_store import SessionStore
+from tercet.frontend.chat.planner import TurnPlanner
 from tercet.frontend.database import Database
-from tercet.frontend.responses.background import Background
-from tercet.frontend.responses.draft import Drafter
-from tercet.frontend.responses.store import ResponseStore
-from tercet.frontend.sessions.store import SessionStore
-from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.frontend.turn.plan import TurnPlanner
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
 
 class Kept:

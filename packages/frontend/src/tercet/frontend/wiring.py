@@ -7,29 +7,29 @@ import logging
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
-from tercet.frontend.adapter_names import AdaptersInFile
 from tercet.frontend.adapter_text import read_adapters
-from tercet.frontend.app import build_app
-from tercet.frontend.config import FrontendConfig
+from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.config.config import FrontendConfig
 from tercet.frontend.database import Database
-from tercet.frontend.http_server import HttpServer
 from tercet.frontend.kept import Kept
-from tercet.frontend.launch import is_own
-from tercet.frontend.listener import is_local, listening_socket, url_of
-from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController
-from tercet.frontend.routing_policy import POLICIES
-from tercet.frontend.tenants import Tenants
-from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.frontend.turn.plan import TurnPlanner
+from tercet.frontend.lora.store import AdaptersInFile
+from tercet.frontend.manager.quota import Tenants
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.policies import POLICIES
+from tercet.frontend.routing.router import DataParallelController
+from tercet.frontend.server.app import build_app
+from tercet.frontend.server.listener import is_local, listening_socket, url_of
+from tercet.frontend.server.uvicorn_server import HttpServer
+from tercet.frontend.supervisor.launch import is_own
 from tercet.protocol.aio import AsyncNode
-from tercet.protocol.awake import AwakeClock
 from tercet.protocol.config import Dial, NodeConfig
-from tercet.protocol.endpoints import check_peer_id
-from tercet.protocol.events import Delivery
-from tercet.protocol.messages import FrontendInbox, Heartbeat, Ready
-from tercet.protocol.security import Security
-from tercet.protocol.values import Role
+from tercet.protocol.membership.events import Delivery
+from tercet.protocol.messages.messages import FrontendInbox, Heartbeat, Ready
+from tercet.protocol.messages.values import Role
+from tercet.protocol.system.clock import AwakeClock
+from tercet.protocol.transport.endpoints import check_peer_id
+from tercet.protocol.transport.security import Security
 
 logger = logging.getLogger(__name__)
 

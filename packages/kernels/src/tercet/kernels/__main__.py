@@ -10,13 +10,13 @@ import torch
 
 from tercet.kernels.attention.latent import latent_backend_names
 from tercet.kernels.attention.select import attention_backend, backend_names
-from tercet.kernels.bench import Figure, ceilings, figures
-from tercet.kernels.check import OPS, Pair, check_attention, check_latent, verdict
 from tercet.kernels.device import default_device, describe_machine
 from tercet.kernels.errors import BusyDeviceError, DeviceFailedError, UnavailableBackendError
-from tercet.kernels.native import checks as native_checks
-from tercet.kernels.native.figures import native_figures
 from tercet.kernels.native.library import describe_library, load_library, missing_library
+from tercet.kernels.tools import native_checks
+from tercet.kernels.tools.bench import Figure, ceilings, figures
+from tercet.kernels.tools.check import OPS, Pair, check_attention, check_latent, verdict
+from tercet.kernels.tools.native_benchmarks import native_figures
 from tercet.kernels.triton import missing_triton
 
 
@@ -73,7 +73,7 @@ def _check() -> int:
     if not missing:
         checks |= native_checks.CHECKS
     if device.type == "cuda" and not missing_triton(device):
-        from tercet.kernels.triton.checks import CHECKS
+        from tercet.kernels.tools.triton_checks import CHECKS
 
         checks |= {name: partial(op, device) for name, op in CHECKS.items()}
     return _told(checks)
@@ -116,14 +116,14 @@ def _figures(device: torch.device, dtype: torch.dtype, attention: str) -> Iterat
     if device.type == "cpu" and not missing_library():
         yield from native_figures()
     if device.type == "cuda" and not missing_triton(device):
-        from tercet.kernels.triton.figures import fused_figures
+        from tercet.kernels.tools.triton_benchmarks import fused_figures
 
         yield from fused_figures(device, dtype)
 
 
 def _compile(architectures: Sequence[int]) -> int:
-    from tercet.kernels.triton.compiling import compile_case
-    from tercet.kernels.triton.launches import CASES
+    from tercet.kernels.tools.compiling import compile_case
+    from tercet.kernels.tools.launch_specs import CASES
 
     failures = 0
     for name in CASES:

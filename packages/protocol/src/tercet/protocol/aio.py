@@ -7,11 +7,11 @@ from collections.abc import Callable
 from types import UnionType
 
 from tercet.protocol.config import NodeConfig
-from tercet.protocol.events import Delivery
-from tercet.protocol.messages import Heartbeat, Message, Ready
+from tercet.protocol.membership.events import Delivery
+from tercet.protocol.membership.stall import StallWatch
+from tercet.protocol.messages.messages import Heartbeat, Message, Ready
+from tercet.protocol.node_core import Switchboard
 from tercet.protocol.search import Search
-from tercet.protocol.stall import StallWatch
-from tercet.protocol.switchboard import Switchboard
 
 logger = logging.getLogger(__name__)
 

@@ -3,10 +3,18 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tercet.protocol.endpoints import Ipc, Reach, bind_address, check_dialable, check_peer_id, check_spec, parse
 from tercet.protocol.errors import AddressError
-from tercet.protocol.security import Security
-from tercet.protocol.values import Role
+from tercet.protocol.messages.values import Role
+from tercet.protocol.transport.endpoints import (
+    Ipc,
+    Reach,
+    bind_address,
+    check_dialable,
+    check_peer_id,
+    check_spec,
+    parse,
+)
+from tercet.protocol.transport.security import Security
 
 
 class Dial(NamedTuple):

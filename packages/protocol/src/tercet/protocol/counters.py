@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from tercet.protocol.complaints import Complaints
+from tercet.protocol.logging import Complaints
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Protocol
 
-from tercet.protocol.codec import Frame
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import NodeFailed
-from tercet.protocol.events import Delivery, PeerDown, PeerEvent, PeerInfo, PeerReady, PeerUp
-from tercet.protocol.messages import Heartbeat, Message
+from tercet.protocol.membership.events import Delivery, PeerDown, PeerEvent, PeerInfo, PeerReady, PeerUp
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.messages import Heartbeat, Message
+from tercet.protocol.node_core import Answer, Switchboard, unanswered
 from tercet.protocol.search import Search
-from tercet.protocol.switchboard import Answer, Switchboard, unanswered
 
 __all__ = [
     "Answer",

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 
 from tercet.protocol.config import Dial, NodeConfig
-from tercet.protocol.endpoints import Ipc, Reach, Tcp, address_towards, check_spec, parse
-from tercet.protocol.messages import Heartbeat, SupervisorInbox
+from tercet.protocol.membership.heartbeat_timer import is_stuck
+from tercet.protocol.messages.messages import Heartbeat, SupervisorInbox
+from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.node import PeerReady, ThreadNode
-from tercet.protocol.pulse import is_stuck
-from tercet.protocol.security import Security
-from tercet.protocol.socket_directory import new_socket_directory
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.system.socket_directory import new_socket_directory
+from tercet.protocol.transport.endpoints import Ipc, Reach, Tcp, address_towards, check_spec, parse
+from tercet.protocol.transport.security import Security
 
 INTERVAL = 0.1
 """Seconds between heartbeats of the probe itself."""

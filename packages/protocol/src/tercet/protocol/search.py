@@ -1,7 +1,7 @@
 """How long a node has looked for its supervisor in vain: it goes on looking, but says so."""
 
-from tercet.protocol.peers import PeerTable
-from tercet.protocol.values import Role
+from tercet.protocol.membership.peers import PeerTable
+from tercet.protocol.messages.values import Role
 
 PATIENCE = 30.0
 """Seconds without a link to the supervisor before the first word of it, and between two."""

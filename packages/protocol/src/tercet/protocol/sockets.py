@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import zmq
 
-from tercet.protocol.channel import Bounds, Connection, Context, Inbox, Outbox
 from tercet.protocol.config import NodeConfig
-from tercet.protocol.endpoints import bind_address
 from tercet.protocol.errors import ProtocolError
-from tercet.protocol.values import Role
-from tercet.protocol.waiter import Waiter
+from tercet.protocol.messages.values import Role
+from tercet.protocol.transport.channel import Bounds, Connection, Context, Inbox, Outbox
+from tercet.protocol.transport.endpoints import bind_address
+from tercet.protocol.transport.poller import Waiter
 
 GOODBYE_TIME = 0.2
 """Seconds that a Goodbye gets to leave before the sockets close."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Self
 
-from tercet.protocol.codec import Frame
 from tercet.protocol.config import NodeConfig
-from tercet.protocol.events import Delivery, PeerInfo
-from tercet.protocol.messages import (
+from tercet.protocol.membership.events import Delivery, PeerInfo
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.messages import (
     DetokenizerInbox,
     FrontendInbox,
     Heartbeat,
@@ -19,9 +19,9 @@ from tercet.protocol.messages import (
     SchedulerInbox,
     SupervisorInbox,
 )
+from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.node import ThreadNode
-from tercet.protocol.switchboard import Answer
-from tercet.protocol.values import Phase, Role
+from tercet.protocol.node_core import Answer
 
 
 class ScriptedClock:

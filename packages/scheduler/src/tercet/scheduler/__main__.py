@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
-from tercet.protocol.streams import part_streams
+from tercet.protocol.system.streams import part_streams
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions, ShortageError
 
@@ -29,11 +29,11 @@ def serve(
 ) -> None:
     """Load a model and serve it to frontends until told to stop."""
     logging.basicConfig(level=process.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from tercet.protocol.lifecycle import exit_with_parent, on_signals, settling_in
+    from tercet.protocol.system.process import exit_with_parent, on_signals, settling_in
 
     with settling_in():
         from tercet.protocol.errors import AddressError, ChannelError, KeysError
-        from tercet.protocol.file_limit import raise_file_limit
+        from tercet.protocol.system.file_limit import raise_file_limit
         from tercet.scheduler.model_files import ModelError
         from tercet.scheduler.wiring import SchedulerProcess
 
@@ -62,9 +62,9 @@ def probe(
 ) -> None:
     """Exit with 0 if the scheduler that listens there can take work, or with --live if it lives; with 1 if not."""
     from tercet.protocol.errors import AddressError, ChannelError, KeysError
+    from tercet.protocol.messages.values import Role
     from tercet.protocol.probe import probe as ask
-    from tercet.protocol.security import Security
-    from tercet.protocol.values import Role
+    from tercet.protocol.transport.security import Security
 
     try:
         security = Security.load(keys, Role.SCHEDULER) if keys else None

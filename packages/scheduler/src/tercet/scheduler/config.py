@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tercet.protocol.endpoints import default_peer
-from tercet.protocol.values import Role
+from tercet.protocol.messages.values import Role
+from tercet.protocol.transport.endpoints import default_peer
 from tercet.scheduler.core.config import PolicyName
 
 MOST_THREADS = 1024

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from tercet.protocol.values import Grammar, Held, Load, LoRAAdapter
+from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.core.config import Arrival, CoreConfig
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult

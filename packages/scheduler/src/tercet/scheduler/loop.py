@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from tercet.protocol.messages import (
+from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
     FlushCacheReq,
@@ -16,13 +16,13 @@ from tercet.protocol.messages import (
     UnloadLoRAAdapterReq,
     UpdateWeightsFromDiskReq,
 )
+from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter, Phase
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
-from tercet.protocol.values import Grammar, Held, Load, LoRAAdapter, Phase
+from tercet.scheduler.async_loader import of_adapters, of_grammars
 from tercet.scheduler.core.config import Arrival, Drain, MaskReady, PeerGone, WeightsRead
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.outbox import Outbox
 from tercet.scheduler.ports import AdapterReader, GrammarReader, LateMasks, Pending, Runner, WeightsReader
-from tercet.scheduler.reading import of_adapters, of_grammars
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)

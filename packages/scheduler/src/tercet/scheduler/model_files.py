@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tercet.protocol.json_files import error_line, one_line, parse_json
-from tercet.protocol.values import ModelIdentity
+from tercet.protocol.messages.values import ModelIdentity
 
 logger = logging.getLogger(__name__)
 

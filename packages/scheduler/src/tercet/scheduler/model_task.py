@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tercet.protocol.values import Task
+from tercet.protocol.messages.values import Task
 from tercet.scheduler.model_files import ModelError, json_value, read_file, read_json
 from tercet.scheduler.sentence_fields import (
     NORMALIZE,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tercet.protocol.messages import Message
+from tercet.protocol.messages.messages import Message
 from tercet.scheduler.core.config import Arrival, PeerBlocked, PeerDrained
 from tercet.scheduler.core.outputs import Outgoing
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
-from tercet.protocol.values import Grammar, LoRAAdapter
-from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult
+from tercet.protocol.messages.values import Grammar, LoRAAdapter
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 
 PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
@@ -63,11 +63,11 @@ class Reader(Protocol[WantedT]):
 
 
 GrammarReader = Reader[Grammar]
-"""See `tercet.scheduler.grammar.desk`."""
+"""See `tercet.scheduler.grammar.loader`."""
 
 
 class AdapterReader(Reader[LoRAAdapter], Protocol):
-    """See `tercet.scheduler.executor.adapter_desk`."""
+    """See `tercet.scheduler.executor.lora.loader`."""
 
     def sha256(self, adapter: LoRAAdapter) -> str:
         """Of the files of an adapter that was read; empty if that failed."""
@@ -79,7 +79,7 @@ class AdapterReader(Reader[LoRAAdapter], Protocol):
 
 
 class LateMasks(Protocol):
-    """See `tercet.scheduler.executor.slot_grammars`."""
+    """See `tercet.scheduler.executor.sampling.slot_grammars`."""
 
     @property
     def busy(self) -> bool:
@@ -95,7 +95,7 @@ class LateMasks(Protocol):
 
 
 class WeightsReader(Protocol):
-    """See `tercet.scheduler.weights_desk`."""
+    """See `tercet.scheduler.executor.weights_loader`."""
 
     @property
     def busy(self) -> bool:

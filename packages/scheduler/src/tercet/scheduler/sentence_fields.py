@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tercet.protocol.values import Task
+from tercet.protocol.messages.values import Task
 from tercet.scheduler.file_fields import FileFields, Only, unsupported
 from tercet.scheduler.model_files import read_json
 

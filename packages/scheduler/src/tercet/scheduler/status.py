@@ -6,8 +6,8 @@ of its age is how long there has been no sign of it, so that a step of minutes i
 
 from collections.abc import Callable
 
-from tercet.protocol.messages import Heartbeat
-from tercet.protocol.values import Held, Load, Phase
+from tercet.protocol.messages.messages import Heartbeat
+from tercet.protocol.messages.values import Held, Load, Phase
 
 
 class StatusBoard:

@@ -11,9 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from tercet.protocol.awake import AwakeClock
-from tercet.protocol.lifecycle import settling_in
-from tercet.protocol.messages import (
+from tercet.protocol.messages.messages import (
     Heartbeat,
     Message,
     Progress,
@@ -22,26 +20,28 @@ from tercet.protocol.messages import (
     TokenizerFiles,
     TokenizerFilesReq,
 )
+from tercet.protocol.messages.values import ModelLimits, Role, Task
 from tercet.protocol.node import Answer, NodeConfig, ThreadNode, unanswered
-from tercet.protocol.private_files import open_private
-from tercet.protocol.security import Security
-from tercet.protocol.values import ModelLimits, Role, Task
+from tercet.protocol.system.clock import AwakeClock
+from tercet.protocol.system.private_files import open_private
+from tercet.protocol.system.process import settling_in
+from tercet.protocol.transport.security import Security
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.announcing import AnnouncingExecutor
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.core.embedding_plan import EncodePlan, EncodeResult
-from tercet.scheduler.core.embedding_scheduler import EmbeddingScheduler
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeResult
+from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.encoders import ENCODERS
+from tercet.scheduler.encoder_factory import ENCODERS
 from tercet.scheduler.event_log import RecordingScheduler
-from tercet.scheduler.executors import EXECUTORS, ReportBytes
-from tercet.scheduler.found_model import Found, find_model, identity_of, on_gpu
+from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes
 from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import ModelError, file_hashes, tokenizer_files
 from tercet.scheduler.outbox import Outbox
 from tercet.scheduler.ports import Runner
+from tercet.scheduler.resolved_model import Found, find_model, identity_of, on_gpu
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from tercet.frontend.grammar.spec import Lark, Regex
+from tercet.frontend.constraints import Lark, Regex
 from tercet.frontend.parsers.events import Event
 from tercet.frontend.parsers.reader import Reader, Steps
 from tercet.frontend.parsers.sink import Sink

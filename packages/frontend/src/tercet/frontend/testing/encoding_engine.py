@@ -5,9 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tercet.frontend.testing.engine import FakeEngine
-from tercet.protocol.codec import Frame
-from tercet.protocol.messages import AbortReq, BatchEmbeddingOutput, Message, ReadyAlone, TokenizedEmbeddingReqInput
-from tercet.protocol.values import FinishReason, Role, pack_floats, pack_ints, unpack_ints
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.messages import (
+    AbortReq,
+    BatchEmbeddingOutput,
+    Message,
+    ReadyAlone,
+    TokenizedEmbeddingReqInput,
+)
+from tercet.protocol.messages.values import FinishReason, Role, pack_floats, pack_ints, unpack_ints
 
 Vector = Sequence[float] | FinishReason
 

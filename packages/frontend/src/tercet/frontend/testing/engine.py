@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tercet.protocol.codec import Frame
-from tercet.protocol.events import Delivery, PeerDown, PeerReady, PeerUp
-from tercet.protocol.messages import (
+from tercet.protocol.membership.events import Delivery, PeerDown, PeerReady, PeerUp
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.messages import (
     AbortReq,
     BatchStrOutput,
     ContinueGenerationReq,
@@ -31,7 +31,7 @@ from tercet.protocol.messages import (
     UnloadLoRAAdapterReq,
     UpdateWeightsFromDiskReq,
 )
-from tercet.protocol.values import (
+from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
     Logprobs,

@@ -6,14 +6,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tercet.frontend.generate_request import GenerateRequest, TokenPrompt
-from tercet.frontend.generation import Generation
-from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController
-from tercet.frontend.routing_policy import RoundRobin
+from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.request import GenerateRequest, TokenPrompt
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.policies import RoundRobin
+from tercet.frontend.routing.router import DataParallelController
 from tercet.frontend.testing.engine import FakeEngine
-from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.protocol.values import FinishReason, SamplingParams
+from tercet.protocol.messages.values import FinishReason, SamplingParams
 
 
 @contextlib.asynccontextmanager

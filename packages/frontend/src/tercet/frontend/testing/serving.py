@@ -7,21 +7,21 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tercet.frontend.adapter_names import AdaptersInFile
 from tercet.frontend.adapter_text import read_adapters
-from tercet.frontend.app import build_app
-from tercet.frontend.config import HttpConfig, ServingConfig, StoreConfig
+from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.config.config import HttpConfig, ServingConfig, StoreConfig
 from tercet.frontend.database import Database
-from tercet.frontend.http_server import HttpServer
 from tercet.frontend.kept import Kept
-from tercet.frontend.listener import listening_socket, url_of
-from tercet.frontend.model_registry import ModelRegistry
-from tercet.frontend.router import DataParallelController
-from tercet.frontend.routing_policy import RoundRobin
-from tercet.frontend.tenants import Tenants
+from tercet.frontend.lora.store import AdaptersInFile
+from tercet.frontend.manager.quota import Tenants
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.policies import RoundRobin
+from tercet.frontend.routing.router import DataParallelController
+from tercet.frontend.server.app import build_app
+from tercet.frontend.server.listener import listening_socket, url_of
+from tercet.frontend.server.uvicorn_server import HttpServer
 from tercet.frontend.testing.engine import FakeEngine
-from tercet.frontend.tokenizer_manager import TokenizerManager
-from tercet.frontend.turn.plan import TurnPlanner
 
 
 @dataclass(frozen=True)

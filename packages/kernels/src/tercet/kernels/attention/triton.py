@@ -1,4 +1,4 @@
-"""Attention by our own Triton kernels: `tercet.kernels.triton.paged_attention` tells how."""
+"""Attention by our own Triton kernels: `tercet.kernels.triton.attention.paged_attention` tells how."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -7,12 +7,12 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch, NewTokens
 from tercet.kernels.attention.triton_plan import TritonPlan
-from tercet.kernels.triton.fp8 import readable
+from tercet.kernels.triton.attention.paged_attention import decode_kernel, extend_kernel
+from tercet.kernels.triton.attention.rope import require_whole_heads
+from tercet.kernels.triton.attention.rope_decode import rope_decode_kernel
 from tercet.kernels.triton.launch import Tiling, early_start, power_of_two, shared_memory
-from tercet.kernels.triton.paged_attention import decode_kernel, extend_kernel
-from tercet.kernels.triton.relaunch import launch
-from tercet.kernels.triton.rope import require_whole_heads
-from tercet.kernels.triton.rope_decode import rope_decode_kernel
+from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.linear.fp8 import readable
 
 _ROOMY = 160 << 10
 """Bytes of shared memory that a program may have, on a server's GPU; others have about 100 KiB."""

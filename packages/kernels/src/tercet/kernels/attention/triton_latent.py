@@ -1,4 +1,4 @@
-"""Latent attention by our own Triton kernels: `tercet.kernels.triton.latent_attention` tells how."""
+"""Latent attention by our own Triton kernels: `tercet.kernels.triton.attention.latent_attention` tells how."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +8,10 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.triton_plan import TritonPlan
-from tercet.kernels.triton.fp8 import readable
-from tercet.kernels.triton.latent_attention import latent_decode_kernel, latent_extend_kernel
+from tercet.kernels.triton.attention.latent_attention import latent_decode_kernel, latent_extend_kernel
 from tercet.kernels.triton.launch import Tiling, cdiv, early_start, power_of_two, shared_memory
-from tercet.kernels.triton.relaunch import launch
+from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.linear.fp8 import readable
 
 _ROWS = 16
 """Of a decode's tile, the fewest that tensor cores multiply."""

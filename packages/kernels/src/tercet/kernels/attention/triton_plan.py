@@ -8,9 +8,9 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.pinned import pinned
+from tercet.kernels.triton.attention.paged_attention import merge_kernel
 from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two
-from tercet.kernels.triton.paged_attention import merge_kernel
-from tercet.kernels.triton.relaunch import launch
+from tercet.kernels.triton.launch_cache import launch
 
 _SPLIT = 64
 """Keys that are worth a split of their own, where rows are too few to fill a GPU."""

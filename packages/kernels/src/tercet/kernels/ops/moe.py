@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.ops.activation import Gate, act_and_mul
-from tercet.kernels.ops.quantised import QuantisedWeight, linear_quantised
+from tercet.kernels.ops.quantized import QuantisedWeight, linear_quantised
 
 
 @dataclass(frozen=True, eq=False)

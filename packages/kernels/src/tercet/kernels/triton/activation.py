@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tercet.kernels.ops.activation import LIMIT, SLOPE, Gate
 from tercet.kernels.triton.launch import await_previous, cdiv, early_start, release_next
-from tercet.kernels.triton.relaunch import launch
+from tercet.kernels.triton.launch_cache import launch
 
 _BLOCK = 1024
 _LIMIT: tl.constexpr = tl.constexpr(LIMIT)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
-from tercet.kernels.triton.relaunch import launch
+from tercet.kernels.triton.launch_cache import launch
 
 TILINGS = (
     Tiling(2048, 4),

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.launch import await_previous, cdiv, early_start, power_of_two, release_next
-from tercet.kernels.triton.relaunch import launch
+from tercet.kernels.triton.launch_cache import launch
 
 _ELEMENTS = 4096
 """Of small rows, several are taken by one program."""

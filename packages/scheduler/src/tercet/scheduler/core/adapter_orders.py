@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tercet.protocol.messages import ControlReply, LoadLoRAAdapterReq
-from tercet.protocol.values import LoRAAdapter
+from tercet.protocol.messages.messages import ControlReply, LoadLoRAAdapterReq
+from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.core.config import AdapterRead
 from tercet.scheduler.core.outputs import Outputs
 

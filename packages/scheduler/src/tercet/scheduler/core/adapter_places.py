@@ -1,6 +1,6 @@
 """Which adapters an executor has at hand, at how few places it has for them, and how many choices use each."""
 
-from tercet.protocol.values import LoRAAdapter
+from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.core.plan import AdapterLoad
 
 

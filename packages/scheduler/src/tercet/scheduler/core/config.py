@@ -6,8 +6,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from tercet.protocol.messages import AbortReq, ControlReq, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
-from tercet.protocol.values import Grammar, LoRAAdapter
+from tercet.protocol.messages.messages import (
+    AbortReq,
+    ControlReq,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+)
+from tercet.protocol.messages.values import Grammar, LoRAAdapter
 
 
 class PolicyName(StrEnum):

@@ -15,9 +15,9 @@ can run at a time, and what they are given in that time by no more than 2 U.
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 
-from tercet.scheduler.core.accounts import Account, Accounts
 from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.token_counters import Account, Accounts
 
 PROMPT_TOKEN = 1
 OUTPUT_TOKEN = 2

@@ -1,6 +1,6 @@
 """Who ends a choice on the scheduler's side: end and stop ids, and lengths. Stop strings are the detokenizer's."""
 
-from tercet.protocol.values import FinishReason, FinishType
+from tercet.protocol.messages.values import FinishReason, FinishType
 from tercet.scheduler.core.request import Req
 
 

@@ -3,8 +3,8 @@
 from array import array
 from collections.abc import Sequence
 
-from tercet.protocol.messages import BatchTokenIDOutput, Message, Opening
-from tercet.protocol.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
+from tercet.protocol.messages.messages import BatchTokenIDOutput, Message, Opening
+from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
 from tercet.scheduler.core.request import Req
 
 Outgoing = tuple[str, Message, *tuple[bytes, ...]]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tercet.protocol.values import Logprobs, LoRAAdapter, SamplingParams
+from tercet.protocol.messages.values import Logprobs, LoRAAdapter, SamplingParams
 
 
 class CacheGroup(msgspec.Struct, frozen=True):

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterable
 from itertools import islice
 
-from tercet.protocol.values import Grammar, LoRAAdapter
-from tercet.scheduler.core.coming_prefixes import ComingPrefixes
+from tercet.protocol.messages.values import Grammar, LoRAAdapter
 from tercet.scheduler.core.config import (
     AdapterPending,
     AdapterRead,
@@ -17,14 +16,15 @@ from tercet.scheduler.core.config import (
     PeerDrained,
 )
 from tercet.scheduler.core.counters import Counters
-from tercet.scheduler.core.drafter import Drafter
-from tercet.scheduler.core.forming_plan import FormingPlan
+from tercet.scheduler.core.in_batch_prefixes import ComingPrefixes
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
+from tercet.scheduler.core.plan_builder import FormingPlan
 from tercet.scheduler.core.policy import LONGEST_MEASURED
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.slot_shares import SlotShares
+from tercet.scheduler.core.speculation.ngram_drafter import Drafter
 
 RESERVE_DECAY = 0.998
 RESERVE_RISE = 0.1

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from tercet.protocol.messages import TokenizedGenerateReqInput
-from tercet.protocol.values import FinishReason, Logprobs, unpack_array
-from tercet.scheduler.core.drafting import Drafting
+from tercet.protocol.messages.messages import TokenizedGenerateReqInput
+from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_array
 from tercet.scheduler.core.pages import PageLists
 from tercet.scheduler.core.prefix_cache import Node, PrefixCache
+from tercet.scheduler.core.speculation.draft_policy import Drafting
 
 
 def namespace_of(request: TokenizedGenerateReqInput) -> str:

@@ -7,7 +7,7 @@ proves from an event log. `schedule` may be called again before the last plan's 
 from collections import deque
 from typing import assert_never
 
-from tercet.protocol.messages import (
+from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
     ControlReply,
@@ -22,8 +22,18 @@ from tercet.protocol.messages import (
     UnloadLoRAAdapterReq,
     UpdateWeightsFromDiskReq,
 )
-from tercet.protocol.values import FinishReason, FinishType, Grammar, Held, Load, LoRAAdapter, pack_ints, unpack_ints
+from tercet.protocol.messages.values import (
+    FinishReason,
+    FinishType,
+    Grammar,
+    Held,
+    Load,
+    LoRAAdapter,
+    pack_ints,
+    unpack_ints,
+)
 from tercet.scheduler.core.adapter_orders import AdapterOrders
+from tercet.scheduler.core.admission import Intake
 from tercet.scheduler.core.config import (
     AdapterPending,
     AdapterRead,
@@ -41,8 +51,6 @@ from tercet.scheduler.core.config import (
 )
 from tercet.scheduler.core.counters import Counters
 from tercet.scheduler.core.finish import finish_after
-from tercet.scheduler.core.guesses import Guesses
-from tercet.scheduler.core.intake import Intake
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import Outgoing, Outputs, SteadyRows
 from tercet.scheduler.core.plan import Capacity, Plan, Row, StepResult
@@ -50,9 +58,10 @@ from tercet.scheduler.core.planner import Planner
 from tercet.scheduler.core.policy import POLICIES
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
-from tercet.scheduler.core.roster import Roster
-from tercet.scheduler.core.screening import strange_ids
-from tercet.scheduler.core.weights_order import WeightsOrder
+from tercet.scheduler.core.request_table import Roster
+from tercet.scheduler.core.speculation.verification import Guesses
+from tercet.scheduler.core.validation import strange_ids
+from tercet.scheduler.core.weight_update import WeightsOrder
 
 
 class Scheduler:

@@ -27,14 +27,14 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
-from tercet.scheduler.executor.adapters import Adapters
-from tercet.scheduler.executor.decode_memory import DecodeViews
+from tercet.scheduler.device.oom import OutlivingShortage, release_cached
 from tercet.scheduler.executor.forward_batch import ForwardBatch
+from tercet.scheduler.executor.graph_inputs import DecodeViews
 from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.executor.lora.adapters import Adapters
 from tercet.scheduler.executor.model_runner import Model
-from tercet.scheduler.executor.sampler import Sampler
-from tercet.scheduler.executor.shortage import OutlivingShortage, release_cached
-from tercet.scheduler.executor.slot_params import Manner
+from tercet.scheduler.executor.sampling.sampler import Sampler
+from tercet.scheduler.executor.sampling.slot_params import Manner
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 
 logger = logging.getLogger(__name__)

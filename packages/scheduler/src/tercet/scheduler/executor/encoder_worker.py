@@ -9,24 +9,24 @@ from typing import Literal
 import numpy as np
 import torch
 
-from tercet.protocol.values import Task
-from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
-from tercet.scheduler.executor.cpu_threads import limit_torch
-from tercet.scheduler.executor.device_memory import total_bytes
-from tercet.scheduler.executor.devices import take_device
-from tercet.scheduler.executor.encoder_weights import load_encoder_weights
+from tercet.protocol.messages.values import Task
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
+from tercet.scheduler.device.cpu_threads import limit_torch
+from tercet.scheduler.device.device_memory import total_bytes
+from tercet.scheduler.device.devices import take_device
+from tercet.scheduler.device.oom import Halving, OutlivingShortage, again, needed_for, release_cached
+from tercet.scheduler.device.staging import Uploads
 from tercet.scheduler.executor.loading import reading_model
-from tercet.scheduler.executor.model_config import computed_dtype
 from tercet.scheduler.executor.pacing import tell_layers
-from tercet.scheduler.executor.shortage import Halving, OutlivingShortage, again, needed_for, release_cached
 from tercet.scheduler.executor.step_output import start_copies
-from tercet.scheduler.executor.uploads import Uploads
-from tercet.scheduler.executor.weights import Progress, dummy_weights
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.model_task import DECODERS, Pooling, family_of, read_sentences
+from tercet.scheduler.models.config.model_config import computed_dtype
 from tercet.scheduler.models.encoder_registry import build_encoder
 from tercet.scheduler.models.packed import Packed
 from tercet.scheduler.models.registry import named_architecture
+from tercet.scheduler.models.weights.encoder_weights import load_encoder_weights
+from tercet.scheduler.models.weights.weights import Progress, dummy_weights
 from tercet.scheduler.ports import Advance
 
 logger = logging.getLogger(__name__)

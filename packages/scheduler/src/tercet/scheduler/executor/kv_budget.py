@@ -7,13 +7,13 @@ from functools import partial
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
-from tercet.scheduler.executor.device_memory import available_bytes, is_hosts_own, total_bytes
+from tercet.scheduler.device.device_memory import available_bytes, is_hosts_own, total_bytes
 from tercet.scheduler.executor.kv_pool import KVShape
-from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig
 from tercet.scheduler.executor.model_runner import Model
-from tercet.scheduler.executor.rehearsal import measured_kv_bytes, rehearse
-from tercet.scheduler.executor.sampler import SamplingOps
+from tercet.scheduler.executor.sampling.sampler import SamplingOps
+from tercet.scheduler.executor.warmup import measured_kv_bytes, rehearse
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
+from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig
 from tercet.scheduler.models.shard import Shard
 
 _OWN_SHARE, _SHARED_SHARE = 0.9, 0.5

@@ -9,7 +9,7 @@ import torch
 from tercet.kernels import memory
 from tercet.kernels.ops.store_kv import E4M3, store_kv
 from tercet.scheduler.core.plan import PageCopy
-from tercet.scheduler.executor.uploads import Uploads
+from tercet.scheduler.device.staging import Uploads
 
 
 @dataclass(frozen=True, kw_only=True)

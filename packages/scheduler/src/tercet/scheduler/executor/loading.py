@@ -13,17 +13,15 @@ from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.triton import missing_triton
-from tercet.scheduler.executor.cpu_threads import limit_torch
+from tercet.scheduler.device.cpu_threads import limit_torch
+from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.kv_pool import KVShape
-from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.executor.model_runner import Model
-from tercet.scheduler.executor.sampler import SamplingOps
-from tercet.scheduler.executor.shortage import lacks_memory, release_cached
-from tercet.scheduler.executor.tensor_files import open_tensors
-from tercet.scheduler.executor.weights import Progress, check_weights, dummy_weights, load_weights
+from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError, model_identity, read_header, read_json, reading, weight_files
 from tercet.scheduler.models import hugging_face
+from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, use_ops
 from tercet.scheduler.models.lora import LoRABank
@@ -31,6 +29,8 @@ from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.native_linear import NativeProjection, unread, use_native_linears, use_native_projections
 from tercet.scheduler.models.registry import build_model, is_ours, named_architecture
 from tercet.scheduler.models.shard import WHOLE, Shard
+from tercet.scheduler.models.weights.tensor_files import open_tensors
+from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ def sampling_ops(model: Model, device: torch.device, *, native: bool) -> Samplin
     if native and (projects or isinstance(model, NativeCausalLM | hugging_face.HuggingFaceCausalLM)):
         return NativeOps(load_library())
     if device.type == "cuda" and not missing_triton(device):
-        from tercet.kernels.triton import sampler_ops as fused_ops
+        from tercet.kernels.triton.sampling import sampler_ops as fused_ops
 
         return fused_ops
     return sampler_ops

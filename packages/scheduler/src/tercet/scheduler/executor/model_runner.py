@@ -15,16 +15,16 @@ from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
-from tercet.scheduler.executor.adapters import Adapters
-from tercet.scheduler.executor.ahead import Ahead
+from tercet.scheduler.device.oom import Division, Halving, again, release_cached
+from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.executor.sampler import Agree, Sampled, Sampler, SamplingOps, joined
-from tercet.scheduler.executor.shortage import Division, Halving, again, release_cached
-from tercet.scheduler.executor.slot_grammars import GuidedRows, Outcome, SlotGrammars
+from tercet.scheduler.executor.lora.adapters import Adapters
+from tercet.scheduler.executor.sampling.draft_penalties import Ahead
+from tercet.scheduler.executor.sampling.sampler import Agree, Sampled, Sampler, SamplingOps, joined
+from tercet.scheduler.executor.sampling.slot_grammars import GuidedRows, Outcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
-from tercet.scheduler.executor.uploads import Array
 
 _PROMPT_CHUNK = 256
 """Prompt positions whose logits are held at once."""

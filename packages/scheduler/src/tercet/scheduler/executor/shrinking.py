@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
+from tercet.scheduler.device.oom import Halving, again, release_cached
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.model_runner import Model
-from tercet.scheduler.executor.shortage import Halving, again, release_cached
 
 
 class ShrinkingModel:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
-from tercet.protocol.values import unpack_ints
+from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.plan import PageUpdate, Row, SlotInit
-from tercet.scheduler.executor.decode_memory import OFFSETS, DecodeMemory, DecodeViews
-from tercet.scheduler.executor.uploads import Uploads
+from tercet.scheduler.device.staging import Uploads
+from tercet.scheduler.executor.graph_inputs import OFFSETS, DecodeMemory, DecodeViews
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]]
 

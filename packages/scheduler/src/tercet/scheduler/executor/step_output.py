@@ -7,10 +7,10 @@ from functools import cache
 import torch
 
 from tercet.kernels.pinned import pinned_empty
-from tercet.protocol.values import Logprobs, pack_floats, pack_ints
+from tercet.protocol.messages.values import Logprobs, pack_floats, pack_ints
 from tercet.scheduler.core.plan import Plan, StepResult
-from tercet.scheduler.executor.sampler import Sampled, TokenLogprobs
-from tercet.scheduler.executor.slot_grammars import Outcome
+from tercet.scheduler.executor.sampling.sampler import Sampled, TokenLogprobs
+from tercet.scheduler.executor.sampling.slot_grammars import Outcome
 
 _HOST = torch.device("cpu")
 

@@ -18,13 +18,11 @@ from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.protocol.json_files import error_line
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
-from tercet.scheduler.executor.adapter_desk import AdapterDesk
-from tercet.scheduler.executor.adapters import Adapters, desk_of
+from tercet.scheduler.device.devices import take_device
+from tercet.scheduler.device.oom import needed_for, release_cached
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
-from tercet.scheduler.executor.devices import take_device
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
-from tercet.scheduler.executor.kv_scales import read_kv_scales
 from tercet.scheduler.executor.latent_backends import over_latents
 from tercet.scheduler.executor.loading import (
     Loaded,
@@ -34,22 +32,24 @@ from tercet.scheduler.executor.loading import (
     sampling_ops,
     shape_of,
 )
-from tercet.scheduler.executor.lockstep import conduct_of
-from tercet.scheduler.executor.model_config import DecoderShape, ModelConfig, shortened
+from tercet.scheduler.executor.lora.adapters import Adapters, desk_of
+from tercet.scheduler.executor.lora.loader import AdapterDesk
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
-from tercet.scheduler.executor.rehearsal import mask_once, ordinary_plans
-from tercet.scheduler.executor.sampler import Sampler
-from tercet.scheduler.executor.shortage import needed_for, release_cached
-from tercet.scheduler.executor.slot_grammars import SlotGrammars
+from tercet.scheduler.executor.rank_strategy import conduct_of
+from tercet.scheduler.executor.sampling.sampler import Sampler
+from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.step_output import StepOutput
-from tercet.scheduler.executor.weights import Progress
+from tercet.scheduler.executor.warmup import mask_once, ordinary_plans
+from tercet.scheduler.executor.weights_loader import WeightsDesk
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.grammar.backends import grammar_backend
-from tercet.scheduler.grammar.desk import GrammarDesk
+from tercet.scheduler.grammar.loader import GrammarDesk
+from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, shortened
 from tercet.scheduler.models.shard import WHOLE, Shard
+from tercet.scheduler.models.weights.kv_scales import read_kv_scales
+from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance
-from tercet.scheduler.weights_desk import WeightsDesk
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from threading import Lock
 from typing import Generic
 
-from tercet.protocol.values import Grammar
+from tercet.protocol.messages.values import Grammar
 from tercet.scheduler.grammar.port import GrammarBackend, M
 
 MOST_GRAMMARS = 128

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, Self, TypeVar
 
-from tercet.protocol.values import Grammar
+from tercet.protocol.messages.values import Grammar
 from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, M, Masks
 
 logger = logging.getLogger(__name__)

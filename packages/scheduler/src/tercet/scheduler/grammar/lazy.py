@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Generic
 
-from tercet.protocol.values import Grammar
+from tercet.protocol.messages.values import Grammar
 from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, M, Masks
 
 logger = logging.getLogger(__name__)

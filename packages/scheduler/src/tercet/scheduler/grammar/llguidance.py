@@ -8,7 +8,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, __version__
 
 from tercet.protocol.grammar_limits import PARSER_LIMITS
-from tercet.protocol.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.grammar.port import GrammarError, Masks
 
 _SILENT = 0

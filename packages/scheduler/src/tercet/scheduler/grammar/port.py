@@ -6,7 +6,7 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tercet.protocol.values import Grammar
+from tercet.protocol.messages.values import Grammar
 
 Masks = npt.NDArray[np.int32]
 """[rows, ceil(vocab / 32)]: token t may come next if bit t % 32 of word t // 32 is set."""

@@ -9,7 +9,7 @@ import numpy as np
 from llguidance import LLTokenizer
 from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo, VocabType
 
-from tercet.protocol.values import Grammar
+from tercet.protocol.messages.values import Grammar
 from tercet.scheduler.grammar.port import GrammarError, Masks
 from tercet.scheduler.grammar.xgrammar_texts import rules_of
 

@@ -12,7 +12,7 @@ from typing import Any
 from xgrammar import Grammar as Rules
 from xgrammar import TokenizerInfo
 
-from tercet.protocol.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.grammar.port import GrammarError
 from tercet.scheduler.grammar.xgrammar_regex import as_rule, rewritten
 from tercet.scheduler.grammar.xgrammar_schema import schema_rules

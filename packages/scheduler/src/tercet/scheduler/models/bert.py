@@ -6,7 +6,7 @@ Module names are those of Hugging Face's checkpoints, but for the fused projecti
 import torch
 from torch import nn
 
-from tercet.scheduler.executor.encoder_config import BertShape
+from tercet.scheduler.models.config.encoder_config import BertShape
 from tercet.scheduler.models.encoder_layers import LayerNorm, Table, activation
 from tercet.scheduler.models.linear import FusedLinear, Linear
 from tercet.scheduler.models.packed import Packed

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.latent_attention import LatentAttention
 from tercet.scheduler.models.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary, VocabParallelEmbedding

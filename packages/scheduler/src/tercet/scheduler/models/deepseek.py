@@ -1,6 +1,6 @@
 """DeepSeek-V2, V3, R1 and Kimi K2, GLM-4.7-Flash: latent attention, and experts in all but the first layers."""
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.latent_attention import LatentAttention
 from tercet.scheduler.models.layers import Rotary

@@ -8,18 +8,18 @@ import msgspec
 import torch
 from torch import nn
 
-from tercet.protocol.values import Task
-from tercet.scheduler.executor.encoder_config import (
+from tercet.protocol.messages.values import Task
+from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.model_task import DECODERS, ENCODERS, family_of
+from tercet.scheduler.models.bert import Bert, BertClassifier, RobertaClassifier
+from tercet.scheduler.models.config.encoder_config import (
     BertShape,
     ModernBertShape,
     pad_of_decoder,
     parse_labels,
     parse_shape,
 )
-from tercet.scheduler.executor.model_config import ModelConfig, parse_config, saved_torch_dtype
-from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.model_task import DECODERS, ENCODERS, family_of
-from tercet.scheduler.models.bert import Bert, BertClassifier, RobertaClassifier
+from tercet.scheduler.models.config.model_config import ModelConfig, parse_config, saved_torch_dtype
 from tercet.scheduler.models.decoder_encoder import DecoderClassifier, DecoderEncoder
 from tercet.scheduler.models.modernbert import ModernBert, ModernBertClassifier
 from tercet.scheduler.models.packed import Packed

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer, Norms
 from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
 from tercet.scheduler.models.norms import CentredNorm

@@ -3,7 +3,7 @@
 Neighbours are rotated, in the first half of each head (`ModelConfig.rope`).
 """
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
 from tercet.scheduler.models.shard import Shard

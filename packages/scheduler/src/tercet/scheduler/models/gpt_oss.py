@@ -1,6 +1,6 @@
 """gpt-oss: a sink for each head, windows in every other layer, experts with biases and a clamped gate (`MoeConfig`)."""
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers import Attention, Rotary
 from tercet.scheduler.models.moe import mlp_of

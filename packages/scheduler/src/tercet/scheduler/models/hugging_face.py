@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from tercet.scheduler.executor.config_fields import Fields, wrong
-from tercet.scheduler.executor.model_config import DecoderShape, end_ids, saved_torch_dtype
-from tercet.scheduler.executor.trial import text_length, trial_text, try_out
+from tercet.scheduler.executor.smoke_test import text_length, trial_text, try_out
 from tercet.scheduler.model_files import ModelError, read_header, read_json, weight_files
 from tercet.scheduler.models.attention_masks import attention_of, probe_windows
+from tercet.scheduler.models.config.config_fields import Fields, wrong
+from tercet.scheduler.models.config.model_config import DecoderShape, end_ids, saved_torch_dtype
 from tercet.scheduler.models.layer_ops import Batch
 from tercet.scheduler.models.registry import named_architecture
 

@@ -9,9 +9,9 @@ from functools import partial
 
 import torch
 
-from tercet.kernels.ops.quantised import dequantise
-from tercet.scheduler.executor.latent_config import LatentConfig
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.kernels.ops.quantized import dequantise
+from tercet.scheduler.models.config.latent_config import LatentConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layer_ops import Batch, LatentQueries, NewLatents, OpsModule
 from tercet.scheduler.models.layers import Rotary
 from tercet.scheduler.models.linear import FusedLinear, RowParallelLinear

@@ -227,17 +227,10 @@ class TritonLayerOps:
     """Fused kernels, for models that decode: `attend` takes a `CachedBatch`."""
 
     def __init__(self) -> None:
-        from tercet.kernels.triton import (
-            activation,
-            embedding,
-            latent_rope,
-            lora,
-            moe,
-            projection,
-            rmsnorm,
-            rope,
-            route,
-        )
+        from tercet.kernels.triton import activation, embedding, rmsnorm
+        from tercet.kernels.triton.attention import latent_rope, rope
+        from tercet.kernels.triton.linear import lora, projection
+        from tercet.kernels.triton.moe import moe, route
 
         self.embedding = embedding.embedding
         self.rmsnorm = rmsnorm.rmsnorm

@@ -10,8 +10,8 @@ from torch import nn
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.rope import rope_cache
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.rope_config import RopeConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.config.rope_config import RopeConfig
 from tercet.scheduler.models.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.linear import FusedLinear, Matrix, RowParallelLinear
 from tercet.scheduler.models.norms import RMSNorm

@@ -7,7 +7,7 @@ import torch
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Weight
-from tercet.kernels.ops.quantised import QuantisedWeight
+from tercet.kernels.ops.quantized import QuantisedWeight
 from tercet.scheduler.models.layer_ops import OpsModule
 from tercet.scheduler.models.norms import RMSNorm
 from tercet.scheduler.models.parameters import empty_parameter

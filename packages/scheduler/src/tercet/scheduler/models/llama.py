@@ -1,6 +1,6 @@
 """Llama 2, 3 and 3.1, ERNIE 4.5, Granite: biases where the config asks for them."""
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
 from tercet.scheduler.models.shard import Shard

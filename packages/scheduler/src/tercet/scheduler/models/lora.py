@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from tercet.kernels.native.decoder import LayerAdapters
+from tercet.kernels.native_decoder import LayerAdapters
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 from tercet.kernels.ops.projection import Norm, Weight

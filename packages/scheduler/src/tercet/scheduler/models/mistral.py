@@ -1,6 +1,6 @@
 """Mistral and Mixtral: no biases; the sliding window is in the config (`ModelConfig.windows`)."""
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers import Attention, Rotary
 from tercet.scheduler.models.moe import mlp_of

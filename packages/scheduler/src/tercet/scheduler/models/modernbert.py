@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tercet.kernels.ops.rope import apply_rope, rope_cache
-from tercet.scheduler.executor.encoder_config import ModernBertShape
+from tercet.scheduler.models.config.encoder_config import ModernBertShape
 from tercet.scheduler.models.encoder_layers import LayerNorm, Table, activation
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.packed import Packed

@@ -7,8 +7,8 @@ from torch import nn
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts
-from tercet.scheduler.executor.model_config import ModelConfig
-from tercet.scheduler.executor.moe_config import MoeConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.config.moe_config import MoeConfig
 from tercet.scheduler.models.layer_ops import OpsModule
 from tercet.scheduler.models.layers import GatedMLP
 from tercet.scheduler.models.linear import Lent, Linear, nothing

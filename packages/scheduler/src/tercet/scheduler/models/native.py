@@ -9,13 +9,13 @@ from torch import nn
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.memory import give_back
-from tercet.kernels.native.decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear
 from tercet.kernels.native.mixture import Mixture
+from tercet.kernels.native_decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.ops.lora import LoRARows
-from tercet.scheduler.executor.model_config import ModelConfig
 from tercet.scheduler.models import decoder
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers import Attention, GatedMLP
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.lora import LoRABank

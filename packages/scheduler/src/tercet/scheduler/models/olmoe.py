@@ -1,6 +1,6 @@
 """OLMoE: experts in every layer, and all heads of the queries, and of the keys, normalised as one."""
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers import Attention, Rotary
 from tercet.scheduler.models.moe import mlp_of

@@ -1,6 +1,6 @@
 """Phi-3, Phi-3.5 and Phi-4: no biases. Checkpoints store queries, keys and values as one, and gate and up."""
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
 from tercet.scheduler.models.shard import Shard

@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5: a bias on queries, keys and values (`ModelConfig.attention_bias`), and none on the output."""
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers import Attention, Rotary
 from tercet.scheduler.models.moe import mlp_of

@@ -1,6 +1,6 @@
 """Qwen3, whose queries and keys are normalised head by head; and dots.llm1, which routes experts as DeepSeek-V3."""
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers import Attention, Rotary
 from tercet.scheduler.models.moe import mlp_of

@@ -10,7 +10,7 @@ from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
-    from tercet.scheduler.executor.model_config import ModelConfig
+    from tercet.scheduler.models.config.model_config import ModelConfig
     from tercet.scheduler.models.decoder import CausalLM
 
 ARCHITECTURES = {

@@ -1,6 +1,6 @@
 """Seed-OSS: Llama with a bias on queries, keys and values, and where the config asks for it on the output."""
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
 from tercet.scheduler.models.shard import Shard

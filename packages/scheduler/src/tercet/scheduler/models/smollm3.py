@@ -1,6 +1,6 @@
 """SmolLM3: Llama with some layers that do not rotate queries and keys (`ModelConfig.unrotated`)."""
 
-from tercet.scheduler.executor.model_config import ModelConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
 from tercet.scheduler.models.rotation import standing_still

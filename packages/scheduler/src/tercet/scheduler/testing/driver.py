@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from tercet.protocol.messages import BatchTokenIDOutput, Opening, Rejected, TokenizedGenerateReqInput
-from tercet.protocol.values import (
+from tercet.protocol.messages.messages import BatchTokenIDOutput, Opening, Rejected, TokenizedGenerateReqInput
+from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
     LogprobParams,

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tercet.protocol.messages import TokenizedEmbeddingReqInput
-from tercet.protocol.values import pack_floats, pack_ints, unpack_ints
-from tercet.scheduler.core.embedding_plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
+from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput
+from tercet.protocol.messages.values import pack_floats, pack_ints, unpack_ints
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
 
 
 def embedding_request(

@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tercet.protocol.values import Logprobs, LoRAAdapter, SamplingParams, pack_floats, pack_ints, unpack_ints
+from tercet.protocol.messages.values import Logprobs, LoRAAdapter, SamplingParams, pack_floats, pack_ints, unpack_ints
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StepResult
-from tercet.scheduler.weights_desk import WeightsDesk
+from tercet.scheduler.executor.weights_loader import WeightsDesk
 
 _MASK = (1 << 61) - 1
 

@@ -1,0 +1,1 @@
+"""HTTP endpoints, a folder for each API."""

@@ -1,0 +1,91 @@
+"""Anthropic's messages as a turn of chat has them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from tercet.frontend.api.anthropic.schema import (
+    Block,
+    Message,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from tercet.frontend.errors import BadRequestError
+
+
+def messages_of(system: str | Sequence[TextBlock] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The chat. Raises BadRequestError for results of calls that nobody made."""
+    told = _text(system) if system else ""
+    chat: list[dict[str, Any]] = [{"role": "system", "content": told}] if told else []
+    called: set[str] = set()
+    for place, message in enumerate(messages):
+        blocks = [TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+        if message.role == "assistant":
+            chat.append(_assistant(blocks, place))
+            called |= {block.id for block in blocks if isinstance(block, ToolUseBlock)}
+        else:
+            chat += _said(message.role, blocks, called, place)
+    return chat
+
+
+def _assistant(blocks: Sequence[Block], place: int) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for block in blocks:
+        match block:
+            case TextBlock():
+                message["content"] += block.text
+            case ThinkingBlock():
+                message["reasoning_content"] = message.get("reasoning_content", "") + block.thinking
+            case RedactedThinkingBlock():
+                pass  # whoever could read it is another server
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
+                call = {"id": block.id, "type": "function", "function": function}
+                message.setdefault("tool_calls", []).append(call)
+            case ToolResultBlock():
+                raise BadRequestError("The result of a tool is the user's to give.", param=f"messages.{place}.content")
+    return message
+
+
+def _said(role: str, blocks: Sequence[Block], called: set[str], place: int) -> list[dict[str, Any]]:
+    """Results of tools as messages of their own, and then what is said besides."""
+    chat: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for block in blocks:
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ToolResultBlock():
+                if block.tool_use_id not in called:
+                    raise BadRequestError(
+                        f"No tool_use block before this has the id '{block.tool_use_id}'.",
+                        param=f"messages.{place}.content",
+                    )
+                result = _text(block.content) if block.content else ""
+                if block.is_error:
+                    result = f"Error: {result}"
+                chat.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
+            case _:
+                raise BadRequestError(
+                    f"A block of type '{block.type}' is the assistant's to say.", param=f"messages.{place}.content"
+                )
+    if texts or not chat:
+        chat.append({"role": role, "content": "\n".join(texts)})
+    return chat
+
+
+def described(tool: Tool) -> str:
+    """What the model is told of a tool in words: its description, and inputs as they might be."""
+    lines = [tool.description] if tool.description else []
+    if tool.input_examples:
+        lines += ["Examples:", *(orjson.dumps(each).decode() for each in tool.input_examples)]
+    return "\n".join(lines)
+
+
+def _text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)

@@ -1,0 +1,164 @@
+"""Anthropic's /v1/messages and /v1/messages/count_tokens."""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.api.anthropic.conversation import described, messages_of
+from tercet.frontend.api.anthropic.schema import CountTokens, CreateMessage, Prompted
+from tercet.frontend.api.anthropic.writer import Change, MessageWriter
+from tercet.frontend.api.openai.sampling_schema import SamplingFields
+from tercet.frontend.chat.chat_request import Calls, ChatTurn, ToolChoice
+from tercet.frontend.chat.planner import TurnPlan, TurnPlanner
+from tercet.frontend.constraints import JsonSchema
+from tercet.frontend.errors import ApiError, BadRequestError, ServerError
+from tercet.frontend.http.error_format import anthropic_error
+from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.request_id import request_id_of
+from tercet.frontend.http.sse import EventStream, named_event, unless_gone
+from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.request import ParamNames
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.parsers.port import ToolSpec
+
+logger = logging.getLogger(__name__)
+
+_NAMES = ParamNames(
+    stop="stop_sequences", reasoning_effort="output_config.effort", thinking_budget="thinking.budget_tokens"
+)
+_CALLS = {"auto": Calls.AUTO, "any": Calls.REQUIRED, "tool": Calls.REQUIRED, "none": Calls.NONE}
+
+
+class AnthropicServingMessages:
+    """Messages of every served model. The headers that name a version and betas of the API are read by nobody."""
+
+    def __init__(self, manager: TokenizerManager, planner: TurnPlanner, body_limit: int) -> None:
+        self._manager = manager
+        self._planner = planner
+        self._body_limit = body_limit
+
+    async def create(self, request: Request) -> Response:
+        """Answer a chat."""
+        body = await read_model(request, CreateMessage, self._body_limit)
+        model = await self._manager.adapters.model(body.model)
+        sampling = SamplingFields(
+            model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k
+        ).sampling(model.files.defaults)
+        turn = msgspec.structs.replace(
+            _turn(body, model), sampling=sampling, max_tokens=body.max_tokens, stop=body.stop_sequences or []
+        )
+        plan = await self._planner.plan(turn, model)
+        told = body.thinking is None or body.thinking.display != "omitted"
+        rid = self._manager.new_id()
+        writer = MessageWriter(f"msg_{rid}", body.model, tell_thoughts=told)
+        generation = await unless_gone(request, self._manager.submit([plan.request], rid))
+        changes = _changes(plan, writer, generation)
+        if not body.stream:
+            generation.tell_ends()
+        try:
+            first = await unless_gone(request, anext(changes))
+            if body.stream:
+                events = _events(first, changes, request_id_of(request.scope))
+                return EventStream(events, on_close=lambda: self._manager.release(generation))
+            await unless_gone(request, _exhaust(changes))
+        except BaseException:
+            self._manager.release(generation)
+            raise
+        self._manager.release(generation)
+        return _json(writer.body)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens an answer would be made from."""
+        body = await read_model(request, CountTokens, self._body_limit)
+        model = await self._manager.adapters.model(body.model)
+        plan = await self._planner.plan(_turn(body, model), model)
+        ids = await model.tokenized(plan.request.prompt, must_fit=False)
+        return _json({"input_tokens": len(ids)})
+
+
+def _turn(body: Prompted, model: ServedModel) -> ChatTurn:
+    """The turn, but for what only an answer needs. A last message of the assistant's is gone on with."""
+    thinking, config, choice = body.thinking, body.output_config, body.tool_choice
+    schema = config.format.schema_ if config and config.format else None
+    last = body.messages[-1]
+    continues = last.role == "assistant"
+    if continues and not isinstance(last.content, str) and any(block.type != "text" for block in last.content):
+        raise BadRequestError("Only text of the assistant's can be gone on with.", param="messages")
+    return ChatTurn(
+        messages=messages_of(body.system, body.messages),
+        sampling=SamplingFields(model=body.model).sampling(model.files.defaults),
+        tools=tuple(
+            ToolSpec(tool.name, tool.input_schema, described(tool), bool(tool.strict)) for tool in body.tools or ()
+        ),
+        tool_choice=ToolChoice(_CALLS[choice.type], frozenset({choice.name}) if choice.name else None)
+        if choice
+        else ToolChoice(),
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        constraint=JsonSchema(schema=schema, param="output_config.format.schema") if schema is not None else None,
+        reasoning_effort=config.effort if config else None,
+        # Here it is a wish about the whole answer, and Claude Code has it in every request.
+        effort_needs_reasoning=False,
+        # In this API a model thinks when it is asked to.
+        thinking=thinking is not None and thinking.type != "disabled",
+        thinking_budget=thinking.budget_tokens if thinking else None,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        param_names=_NAMES,
+    )
+
+
+async def _changes(plan: TurnPlan, writer: MessageWriter, generation: Generation) -> AsyncIterator[list[Change]]:
+    """What each arrival changes, to the last. Raises ApiError."""
+    [reader] = plan.readers(generation)
+    begun = False
+    async for arrivals in generation.arrivals():
+        changes = [] if begun else writer.begin(_usage(generation, reader.reasoning_tokens))
+        begun = True
+        for update in (arrival.update for arrival in arrivals):
+            changes += writer.take(reader.read(update))
+            if update.finish is not None:
+                changes += writer.end(update.finish, _usage(generation, reader.reasoning_tokens))
+        yield changes
+
+
+async def _exhaust(changes: AsyncIterator[list[Change]]) -> None:
+    async for _ in changes:
+        pass
+
+
+async def _events(first: list[Change], rest: AsyncIterator[list[Change]], request_id: str) -> AsyncIterator[bytes]:
+    try:
+        yield b"".join(map(_encoded, first))
+        async for changes in rest:
+            yield b"".join(map(_encoded, changes))
+    except ApiError as error:
+        yield named_event("error", anthropic_error(error, request_id))
+    except Exception:
+        logger.exception("a stream failed")
+        yield named_event("error", anthropic_error(ServerError("The server failed this request."), request_id))
+
+
+def _encoded(change: Change) -> bytes:
+    return named_event(change["type"], orjson.dumps(change))
+
+
+def _usage(generation: Generation, thinking_tokens: int) -> dict[str, Any]:
+    """Token counts as this API has them: what the cache had is not among the input's."""
+    cached = generation.cached_tokens
+    return {
+        "input_tokens": generation.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": generation.output_tokens,
+        "output_tokens_details": {"thinking_tokens": thinking_tokens},
+    }
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

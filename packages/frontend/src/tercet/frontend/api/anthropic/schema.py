@@ -1,0 +1,237 @@
+"""The request of Anthropic's /v1/messages."""
+
+from collections.abc import Set
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tercet.frontend.api.openai.sampling_schema import Name, StopString, Strict, refuse
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+
+Text = Annotated[str, Field(max_length=16_777_216)]
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+Anything = dict[str, Any]
+
+
+class TextBlock(Strict):
+    """A piece of text."""
+
+    type: Literal["text"]
+    text: Text
+    cache_control: Anything | None = None
+    citations: Any = None
+
+
+class ThinkingBlock(Strict):
+    """What the model thought before. Its signature is ours, and says nothing."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = None
+
+
+class RedactedThinkingBlock(Strict):
+    """What another server's model thought, which nobody here can read."""
+
+    type: Literal["redacted_thinking"]
+    data: Text
+
+
+class ToolUseBlock(Strict):
+    """A call that the model made."""
+
+    type: Literal["tool_use"]
+    id: Name
+    name: ToolName
+    input: Anything
+    cache_control: Anything | None = None
+    caller: Any = None
+    toolset_name: None = None
+
+
+class ToolResultBlock(Strict):
+    """What the call gave."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: Text | Annotated[list[TextBlock], Field(max_length=4096)] | None = None
+    is_error: bool | None = None
+    cache_control: Anything | None = None
+    toolset_name: None = None
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
+
+
+class Message(Strict):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Text | Annotated[list[Block], Field(max_length=4096)]
+
+
+class Tool(Strict):
+    """A tool of the client's own."""
+
+    name: ToolName
+    input_schema: Anything
+    description: Text | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: Anything | None = None
+    eager_input_streaming: bool | None = None
+    input_examples: Annotated[list[Anything], Field(max_length=256)] | None = None
+    allowed_callers: Annotated[list[Name], Field(max_length=8)] | None = None
+    defer_loading: bool | None = None
+
+    @model_validator(mode="after")
+    def _can_be_called_at_once(self) -> "Tool":
+        refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
+        refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
+        return self
+
+
+class ToolChoice(Strict):
+    """Whether to call a tool, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_what_it_wants(self) -> "ToolChoice":
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("'name' belongs to a choice of type 'tool', and only there")
+        return self
+
+
+class Thinking(Strict):
+    """Whether to think before answering, and for how many tokens."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1024, le=2**31 - 1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @model_validator(mode="after")
+    def _has_a_budget_if_it_needs_one(self) -> "Thinking":
+        if (self.type == "enabled") != (self.budget_tokens is not None):
+            raise ValueError("'budget_tokens' belongs to 'enabled' thinking, and only there")
+        return self
+
+
+class OutputFormat(Strict):
+    """The schema of the text."""
+
+    type: Literal["json_schema"]
+    schema_: Anything = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """What the answer is to be like."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Strict):
+    """About the request."""
+
+    user_id: Name | None = None
+
+
+_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
+
+
+def _refuse_unread_blocks(content: object, where: str, known: Set[str]) -> None:
+    """Raise UnsupportedParameterError, naming it, for the first block of a type that is not known."""
+    for step, block in enumerate(content if isinstance(content, list) else ()):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if isinstance(kind, str) and kind not in known:
+            raise UnsupportedParameterError(
+                f"Content of type '{kind}' is not supported: the model takes text only.", param=f"{where}.{step}"
+            )
+        if kind == "tool_result":
+            _refuse_unread_blocks(block.get("content"), f"{where}.{step}.content", {"text"})
+
+
+class Prompted(Strict):
+    """What stands before an answer: the part that creating a message and counting its tokens share."""
+
+    model: Name
+    messages: Annotated[list[Message], Field(min_length=1, max_length=100_000)]
+    system: Text | Annotated[list[TextBlock], Field(max_length=4096)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Anything | None = None
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _blocks_are_known(cls, messages: object) -> object:
+        for place, message in enumerate(messages if isinstance(messages, list) else ()):
+            if isinstance(message, dict):
+                _refuse_unread_blocks(message.get("content"), f"messages.{place}.content", _BLOCKS)
+        return messages
+
+    @field_validator("system", mode="before")
+    @classmethod
+    def _instructions_are_text(cls, system: object) -> object:
+        _refuse_unread_blocks(system, "system", {"text"})
+        return system
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _tools_are_the_clients(cls, tools: object) -> object:
+        for place, tool in enumerate(tools if isinstance(tools, list) else ()):
+            kind = tool.get("type") if isinstance(tool, dict) else None
+            if isinstance(kind, str) and kind != "custom":
+                raise UnsupportedParameterError(f"Tools of type '{kind}' are not supported.", param=f"tools.{place}")
+        return tools
+
+
+def _keeps_everything(management: object) -> bool:
+    """Whether what is to be done to the context leaves it as it is."""
+    edits = (management.get("edits") or []) if isinstance(management, dict) else management
+    return isinstance(edits, list) and all(
+        isinstance(edit, dict)
+        and edit.get("type") == "clear_thinking_20251015"
+        and edit.get("keep") in ("all", {"type": "all"})
+        for edit in edits
+    )
+
+
+class CreateMessage(Prompted):
+    """A message to answer."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[StopString], Field(max_length=16)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    inference_geo: Name | None = None
+    container: Any = None
+    diagnostics: Any = None
+    context_management: Any = None
+    mcp_servers: Any = None
+
+    @model_validator(mode="after")
+    def _only_what_is_honoured(self) -> "CreateMessage":
+        for name in ("container", "diagnostics", "mcp_servers"):
+            value = getattr(self, name)
+            refuse(name, value, harmless=not value)
+        refuse("context_management", self.context_management, harmless=_keeps_everything(self.context_management))
+        if self.thinking and self.thinking.budget_tokens and self.thinking.budget_tokens >= self.max_tokens:
+            raise BadRequestError(
+                "'max_tokens' must be greater than 'thinking.budget_tokens'.", param="thinking.budget_tokens"
+            )
+        return self
+
+
+class CountTokens(Prompted):
+    """A message to count the tokens of."""

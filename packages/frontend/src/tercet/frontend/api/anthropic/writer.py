@@ -1,0 +1,163 @@
+"""A message of Anthropic's as it comes to be: what the model says becomes blocks, and every change of them an event.
+
+Nothing here knows of time, sockets or chance.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+import orjson
+
+from tercet.frontend.parsers.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from tercet.protocol.messages.values import FinishReason, FinishType
+
+Change = dict[str, Any]
+
+
+class MessageWriter:
+    """Writes one message. `body` is the message object, which it keeps up to date."""
+
+    def __init__(self, message: str, model: str, *, tell_thoughts: bool = True) -> None:
+        self.body: dict[str, Any] = {
+            "id": message,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": None,
+        }
+        self._tell_thoughts = tell_thoughts
+        self._open = ""
+        """Type of the block that is being written."""
+        self._texts: list[str] = []
+        self._blank = ""
+        """White space that is text only if text follows."""
+        self._in_call = False
+        """Whether the last call has no end."""
+
+    def begin(self, usage: dict[str, Any]) -> list[Change]:
+        """The message exists."""
+        self.body["usage"] = usage
+        return [{"type": "message_start", "message": {**self.body, "content": []}}, {"type": "ping"}]
+
+    def take(self, findings: Sequence[Event]) -> list[Change]:
+        """What the model said."""
+        changes: list[Change] = []
+        for finding in findings:
+            match finding:
+                case TextDelta(text):
+                    changes += self._text(text)
+                case ReasoningDelta(text):
+                    changes += self._into("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                    self._texts.append(text)
+                    if self._tell_thoughts:
+                        changes.append(self._delta({"type": "thinking_delta", "thinking": text}))
+                case ToolCallStart():
+                    changes += self._call(finding)
+                case ToolArgumentsDelta(_, text):
+                    self._texts.append(text)
+                    changes.append(self._delta({"type": "input_json_delta", "partial_json": text}))
+                case ToolCallEnd():
+                    self._in_call = False
+                    changes += self._close()
+                case _:
+                    assert_never(finding)
+        return changes
+
+    def end(self, finish: FinishReason, usage: dict[str, Any]) -> list[Change]:
+        """The model has said all it says. A call without an end asks for nothing: it cannot be relied on."""
+        changes = []
+        if self._blank and not self.body["content"]:
+            changes += self._into_text(self._blank)
+        changes += self._close()
+        called = not self._in_call and any(block["type"] == "tool_use" for block in self.body["content"])
+        if finish.type is FinishType.LENGTH:
+            self.body["stop_reason"] = "max_tokens"
+        elif called:
+            self.body["stop_reason"] = "tool_use"
+        elif isinstance(finish.matched, str):
+            self.body |= {"stop_reason": "stop_sequence", "stop_sequence": finish.matched}
+        else:
+            self.body["stop_reason"] = "end_turn"
+        self.body["usage"] = usage
+        delta = {"stop_reason": self.body["stop_reason"], "stop_sequence": self.body["stop_sequence"]}
+        return [*changes, {"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
+
+    # Inside.
+
+    def _text(self, text: str) -> list[Change]:
+        if self._open != "text":
+            if not (self._blank + text).strip():
+                self._blank += text
+                return []
+            text, self._blank = self._blank + text, ""
+        return self._into_text(text)
+
+    def _into_text(self, text: str) -> list[Change]:
+        changes = self._into("text", {"type": "text", "text": ""})
+        self._texts.append(text)
+        return [*changes, self._delta({"type": "text_delta", "text": text})]
+
+    def _call(self, start: ToolCallStart) -> list[Change]:
+        self._blank, self._in_call = "", True
+        changes = self._close()
+        block: dict[str, Any] = {"type": "tool_use", "id": start.id or self._call_id(), "name": start.name, "input": {}}
+        return [*changes, *self._into("tool_use", block)]
+
+    def _call_id(self) -> str:
+        """An id for a call that came without one."""
+        return f"toolu_{self.body['id']}_{len(self.body['content'])}"
+
+    def _into(self, kind: str, block: dict[str, Any]) -> list[Change]:
+        """The block that more is written into; a new one unless the open one is of that kind."""
+        if self._open == kind:
+            return []
+        changes = self._close()
+        self._open = kind
+        self.body["content"].append(block)
+        return [*changes, {"type": "content_block_start", "index": self._index, "content_block": dict(block)}]
+
+    def _close(self) -> list[Change]:
+        if not self._open:
+            return []
+        changes: list[Change] = []
+        block: dict[str, Any] = self.body["content"][-1]
+        text = "".join(self._texts)
+        match self._open:
+            case "text":
+                block["text"] = text
+            case "thinking":
+                # Clients keep a signature with the thought and send both back; ours proves nothing to anybody.
+                block["thinking"] = text if self._tell_thoughts else ""
+                block["signature"] = hashlib.sha256(text.encode()).hexdigest()
+                changes.append(self._delta({"type": "signature_delta", "signature": block["signature"]}))
+            case "tool_use":
+                block["input"] = _arguments(text)
+        self._open, self._texts = "", []
+        return [*changes, {"type": "content_block_stop", "index": self._index}]
+
+    def _delta(self, delta: dict[str, Any]) -> Change:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    @property
+    def _index(self) -> int:
+        return len(self.body["content"]) - 1
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """A call's input; nothing of one that was cut off."""
+    try:
+        value = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}

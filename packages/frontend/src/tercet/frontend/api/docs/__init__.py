@@ -1,0 +1,1 @@
+"""The OpenAPI document: descriptions and examples of every endpoint."""

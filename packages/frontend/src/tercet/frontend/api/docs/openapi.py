@@ -1,0 +1,183 @@
+"""/openapi.json: every route as OpenAPI 3.1 tells it, made of the schemas that requests are checked by."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.__about__ import __version__
+from tercet.frontend.api.docs.examples import ANSWERS
+from tercet.frontend.http.error_format import ANTHROPIC_ROUTES
+
+_REF = "#/components/schemas/{model}"
+_REFUSALS = {
+    400: "What is wrong, and with which parameter.",
+    401: "No API key, or a wrong one.",
+    404: "No such model or object.",
+    429: "Too much is asked at once; try again after `Retry-After` seconds.",
+    431: "The headers are too long.",
+    500: "The server failed this request.",
+    503: "Nothing can serve this now; try again after `Retry-After` seconds.",
+}
+_REFUSALS_OF_BODIES = {
+    408: "The body took too long to arrive.",
+    413: "The body is too long.",
+    415: "The body is not JSON.",
+}
+_ADMIN_ONLY = {403: "It needs an admin key."}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
+
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+Route = tuple[str, str]
+"""Method and path."""
+
+
+class QueryParameter(msgspec.Struct, frozen=True):
+    """What may stand behind the question mark."""
+
+    name: str
+    schema: Mapping[str, Any]
+    description: str
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One route, for its readers."""
+
+    tag: str
+    summary: str
+    answer: str
+    """What comes back, in a phrase."""
+    body: type[BaseModel] | None = None
+    example: Mapping[str, Any] = {}
+    """A body that works on a server of the embedded model; bodies without one take no fields."""
+    query: Sequence[QueryParameter] = ()
+    lists: bool = False
+    """Of several at once it answers with a list."""
+    streams: bool = False
+    """With `stream: true` it answers with server-sent events."""
+    admin: bool = False
+    """All of it, or some, needs an admin key."""
+    media_type: str = "application/json"
+
+
+def document(operations: Mapping[Route, Operation], answers: Mapping[Route, Any] = ANSWERS) -> dict[str, Any]:
+    """The whole description of (method, path) to operation, each with an example of its answer.
+
+    Paths are the router's.
+    """
+    bodies = sorted({each.body for each in operations.values() if each.body}, key=lambda model: model.__name__)
+    refs, shared = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
+    paths: dict[str, dict[str, Any]] = {}
+    for (method, path), operation in operations.items():
+        schema = refs[operation.body, "validation"] if operation.body else None
+        plain, names = _plain(path)
+        paths.setdefault(plain, {})[method.lower()] = _describe(plain, operation, schema, names, answers[method, path])
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tercet",
+            "version": __version__,
+            "description": "Open language models behind the OpenAI HTTP API. Other methods of these paths are a 405.",
+        },
+        "security": [{"bearer": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "schemas": {**shared.get("$defs", {}), "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
+        },
+    }
+
+
+def _describe(
+    path: str, operation: Operation, schema: Mapping[str, Any] | None, names: Sequence[str], answer: Any
+) -> dict[str, Any]:
+    content: dict[str, Any] = {operation.media_type: {"schema": _like(answer, operation), "example": answer}}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    responses: dict[str, Any] = {"200": {"description": operation.answer, "content": content}}
+    words = "AnthropicError" if path.startswith(ANTHROPIC_ROUTES) else "Error"
+    error = {"application/json": {"schema": {"$ref": _REF.format(model=words)}}}
+    refusals = _REFUSALS | (_REFUSALS_OF_BODIES if schema else {}) | (_ADMIN_ONLY if operation.admin else {})
+    for status, description in sorted(refusals.items()):
+        responses[str(status)] = {"description": description, "content": error}
+    described: dict[str, Any] = {"tags": [operation.tag], "summary": operation.summary, "responses": responses}
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    parameters += [
+        {"name": each.name, "in": "query", "schema": dict(each.schema), "description": each.description}
+        for each in operation.query
+    ]
+    if parameters:
+        described["parameters"] = parameters
+    if schema is not None:
+        media = {"schema": schema, "example": operation.example}
+        described["requestBody"] = {"required": True, "content": {"application/json": media}}
+    return described
+
+
+def _like(answer: Any, operation: Operation) -> dict[str, Any]:
+    """The outermost shape of answers like this one; what is deeper depends on what was asked for."""
+    if not isinstance(answer, dict):
+        return _type_of(answer)
+    fields = {name: _type_of(value) for name, value in answer.items()}
+    shape = {"type": "object", "required": list(fields), "properties": fields}
+    return {"anyOf": [shape, {"type": "array", "items": shape}]} if operation.lists else shape
+
+
+def _type_of(value: Any) -> dict[str, Any]:
+    """The type that a value has where it has any: what is null in the example may be something in another."""
+    return {} if value is None else {"type": [_TYPES[type(value)], "null"]}
+
+
+def _plain(path: str) -> tuple[str, list[str]]:
+    """A path without the router's converters, and the names in it."""
+    names = re.findall(r"{(\w+)(?::\w+)?}", path)
+    return re.sub(r"{(\w+):\w+}", r"{\1}", path), names
+
+
+class OpenApi:
+    """The route."""
+
+    def __init__(self, operations: Mapping[Route, Operation]) -> None:
+        self._operations = operations
+        self._body: bytes | None = None
+
+    async def read(self, request: Request) -> Response:  # noqa: ARG002
+        """Made when first asked for: most servers never are."""
+        if self._body is None:
+            self._body = orjson.dumps(document(self._operations))
+        return Response(self._body, media_type="application/json")

@@ -1,0 +1,158 @@
+"""The way of every generating endpoint: submit, wait for the first token, then stream or collect."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.errors import ApiError, ServerError
+from tercet.frontend.http.auth import visitor_of
+from tercet.frontend.http.loop_turns import LoopTurns, Steps
+from tercet.frontend.http.sse import EventStream, event, unless_gone
+from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.protocol.messages.values import FinishReason, Logprobs
+
+logger = logging.getLogger(__name__)
+
+
+STEP_TOKENS = 64
+"""Tokens with log-probabilities that an event has, when more have come before it could be sent."""
+
+
+class Whole(msgspec.Struct):
+    """One finished choice."""
+
+    state: ReqState
+    prompt: int
+    index: int
+    text: str
+    logprobs: list[Logprobs]
+    finish: FinishReason | None
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Every token emitted."""
+        return self.state.choices[self.index].token_ids
+
+
+class Form(Protocol):
+    """How one endpoint writes its answers. One is made for each HTTP request."""
+
+    def prepare(self, state: ReqState) -> Steps[None]:
+        """Do the long part of the next `events` with news of a prompt, if that has one."""
+        ...
+
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+        """Events for what is new."""
+        ...
+
+    def end(self, generation: Generation) -> bytes:
+        """Events after the last token."""
+        ...
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
+        """The one JSON body; choices come in the order of prompts, then of indices."""
+        ...
+
+
+async def answer(
+    request: Request,
+    manager: TokenizerManager,
+    work: Sequence[GenerateRequest],
+    form: Form,
+    *,
+    stream: bool,
+    rid: str = "",
+    ended: Callable[[Generation], Awaitable[None]] | None = None,
+) -> Response:
+    """Generate and answer. Errors before the first token raise ApiError; later ones are an event of the stream.
+
+    `ended` is awaited once every choice has ended without an error, before the client gets the last of the answer.
+    """
+    generation = await unless_gone(request, manager.submit(work, rid))
+    arrivals = generation.arrivals() if ended is None else _kept(generation, ended)
+    try:
+        if stream:
+            first = await unless_gone(request, anext(arrivals))
+            events = _events(generation, first, arrivals, form, partial(_turns(request).run, visitor_of(request).owner))
+            return EventStream(events, on_close=lambda: manager.release(generation))
+        choices = await unless_gone(request, collect(generation, arrivals))
+        writing = _turns(request).run(visitor_of(request).owner, form.whole(generation, choices))
+        body = await unless_gone(request, writing)
+    except BaseException:
+        manager.release(generation)
+        raise
+    manager.release(generation)
+    return Response(body, media_type="application/json")
+
+
+def _turns(request: Request) -> LoopTurns:
+    turns = request.app.state.loop_turns
+    assert isinstance(turns, LoopTurns)
+    return turns
+
+
+async def _kept(generation: Generation, ended: Callable[[Generation], Awaitable[None]]) -> AsyncIterator[list[Arrival]]:
+    waits = True
+    async for news in generation.arrivals():
+        if waits and all(state.done and state.error is None for state in generation.states):
+            waits = False
+            await ended(generation)
+        yield news
+
+
+async def _events(
+    generation: Generation,
+    first: list[Arrival],
+    arrivals: AsyncIterator[list[Arrival]],
+    form: Form,
+    run: Callable[[Steps[bytes]], Awaitable[bytes]],
+) -> AsyncIterator[bytes]:
+    """Write events as there is news. Log-probabilities may be long, and are written in turns of the loop."""
+    scored = any(state.request.logprobs is not None for state in generation.states)
+    try:
+        yield await run(_event_steps(form, generation, first)) if scored else form.events(generation, first)
+        async for news in arrivals:
+            yield await run(_event_steps(form, generation, news)) if scored else form.events(generation, news)
+        yield form.end(generation)
+    except ApiError as error:
+        yield event(error.body())
+    except Exception:
+        logger.exception("a stream failed")
+        yield event(ServerError("The server failed this request.").body())
+
+
+def _event_steps(form: Form, generation: Generation, news: list[Arrival]) -> Steps[bytes]:
+    """Write the events of a few tokens of one choice in each step."""
+    written = []
+    for arrival in news:
+        yield from form.prepare(generation.states[arrival.prompt])
+        for update in arrival.update.cut(STEP_TOKENS):
+            written.append(form.events(generation, [Arrival(arrival.prompt, update)]))
+            yield
+    return b"".join(written)
+
+
+async def collect(generation: Generation, arrivals: AsyncIterator[list[Arrival]]) -> list[Whole]:
+    """Every choice when all have ended, in the order of prompts, then of indices. Raises ApiError."""
+    generation.tell_ends()
+    choices = {
+        (prompt, choice.index): Whole(state, prompt, choice.index, "", [], None)
+        for prompt, state in enumerate(generation.states)
+        for choice in state.choices
+    }
+    async for news in arrivals:
+        for arrival in news:
+            update = arrival.update
+            whole = choices[arrival.prompt, update.index]
+            whole.text += update.text
+            whole.logprobs += update.logprobs
+            whole.finish = update.finish
+    return list(choices.values())

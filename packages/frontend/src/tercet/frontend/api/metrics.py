@@ -1,0 +1,83 @@
+"""/metrics for Prometheus, made of the last heartbeats and of counters when it is asked for."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.manager.series import Kind, families_of, family_of
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+
+_GAUGES = {
+    "queued": "Choices that wait in a scheduler.",
+    "running": "Choices that a scheduler computes.",
+    "queued_tokens": "Tokens of the choices that wait.",
+    "running_tokens": "Tokens of the choices that run.",
+    "pages": "Pages of KV cache.",
+    "pages_free": "Pages that hold nothing.",
+    "pages_cached": "Pages that only the prefix cache holds.",
+    "slots": "Choices that can run at a time.",
+    "slots_free": "Choices that could run besides.",
+}
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of requests that were taken up.",
+    "cached_prompt_tokens": "Prompt tokens found in the prefix cache.",
+    "output_tokens": "Tokens sampled.",
+    "drafted_tokens": "Tokens that were guessed and checked.",
+    "accepted_tokens": "Guessed tokens that were right.",
+    "retractions": "Choices that had to give up their pages to others.",
+}
+"""Of a scheduler's load. Its counts begin anew when it does, as Prometheus expects."""
+_STEPS = {
+    "steps": "Forward passes.",
+    "step_seconds": "What they took, all together, in seconds.",
+}
+"""Of its heartbeat, likewise."""
+_FIELDS = {"pages": "pages_total", "slots": "slots_total"}
+"""Fields of the load that are named otherwise: in Prometheus' names _total is for counters."""
+
+
+class _Answer(NamedTuple):
+    """What prometheus_client writes out."""
+
+    families: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        """Every family."""
+        return self.families
+
+
+class Metrics:
+    """The route. Names begin with `tercet_`; values of schedulers are the same from every frontend.
+
+    What a frontend counts itself bears its name. Those that share a socket are all in the answer, whoever gives it.
+    """
+
+    def __init__(self, manager: TokenizerManager) -> None:
+        self._manager = manager
+
+    async def scrape(self, request: Request) -> Response:
+        """Everything, in the format that the reader prefers."""
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        frontends = await self._manager.siblings.series()
+        frontends[self._manager.peer] = self._manager.series()
+        answer = _Answer([*self._of_schedulers(), *families_of(dict(sorted(frontends.items())))])
+        return Response(encode(answer), headers={"content-type": media_type})
+
+    def _of_schedulers(self) -> Iterator[Metric]:
+        labels = ["scheduler", "model"]
+        schedulers = [
+            ([each.peer, self._manager.models.name_of(each)], each) for each in self._manager.fleet.schedulers.values()
+        ]
+        kinds: list[tuple[Kind, Mapping[str, str]]] = [(GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)]
+        for kind, texts in kinds:
+            for name, text in texts.items():
+                field = _FIELDS.get(name, name)
+                values = [(said, getattr(each.load, field)) for said, each in schedulers]
+                yield family_of(kind, name, text, labels, values)
+        for name, text in _STEPS.items():
+            values = [(said, getattr(each.heartbeat, name)) for said, each in schedulers]
+            yield family_of(CounterMetricFamily, name, text, labels, values)

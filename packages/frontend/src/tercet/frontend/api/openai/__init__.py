@@ -1,0 +1,1 @@
+"""OpenAI's Chat Completions, Completions, Embeddings and rerank APIs."""

@@ -1,0 +1,117 @@
+"""/v1/chat/completions."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.api.generation_response import Form, answer
+from tercet.frontend.api.openai.chat_messages import message_of
+from tercet.frontend.api.openai.chat_schema import ChatRequest, chat_request
+from tercet.frontend.api.openai.chat_writer import ChatForm
+from tercet.frontend.api.openai.parsed_chat_writer import ParsedChatForm
+from tercet.frontend.api.openai.sampling_schema import stop_strings
+from tercet.frontend.api.openai.structured_schema import constraint_of
+from tercet.frontend.chat.chat_request import ChatTurn
+from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.chat.template_variables import ALLOWED
+from tercet.frontend.errors import UnknownParameterError
+from tercet.frontend.http.request_body import read_model
+from tercet.frontend.manager.request import ParamNames
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.served_model import ServedModel
+from tercet.protocol.messages.values import LogprobParams
+
+
+class OpenAIServingChat:
+    """Chat completions of every served model."""
+
+    def __init__(self, manager: TokenizerManager, body_limit: int, planner: TurnPlanner) -> None:
+        self._manager = manager
+        self._body_limit = body_limit
+        self._planner = planner
+        self._schema = chat_request(planner.reasoning_field)
+
+    async def create(self, request: Request) -> Response:
+        """The route."""
+        body = await read_model(request, self._schema, self._body_limit)
+        model = await self._manager.adapters.model(body.model)
+        plan = await self._planner.plan(to_turn(body, model), model)
+        rid = self._manager.new_id()
+        form: Form = ChatForm(rid, body, model)
+        if plan.reads:
+            form = ParsedChatForm(rid, body, model, plan, self._planner.reasoning_field)
+        return await answer(request, self._manager, [plan.request], form, stream=bool(body.stream), rid=rid)
+
+
+def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
+    """The request as one turn of a chat. Raises BadRequestError."""
+    max_tokens, max_tokens_param = body.output_limit
+    continues = bool(body.continue_final_message)
+    asked = body.add_generation_prompt
+    budget, budget_param = _thinking_budget(body)
+    effort, effort_param = _effort(body)
+    return ChatTurn(
+        messages=[message_of(message) for message in body.messages],
+        sampling=body.sampling(model.files.defaults),
+        tools=body.specs(),
+        tool_choice=body.choice(),
+        parallel_tool_calls=body.calls_several,
+        constraint=constraint_of(body),
+        reasoning_effort=effort,
+        thinking=body.thinks,
+        thinking_budget=budget,
+        template_kwargs=_template_kwargs(body),
+        add_generation_prompt=not continues if asked is None else asked,
+        continue_final_message=continues,
+        max_tokens=max_tokens,
+        seed=body.seed,
+        stop=stop_strings(body.stop),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+        logprobs=_logprobs(body),
+        prediction=body.prediction.text if body.prediction else "",
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        param_names=ParamNames(
+            max_tokens=max_tokens_param,
+            thinking_budget=budget_param,
+            reasoning_effort=effort_param,
+            logprobs="logprobs" if body.logprobs else "prompt_logprobs",
+        ),
+    )
+
+
+def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
+    """Variables for the template, among those allowed."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    for name in sorted(kwargs.keys() - ALLOWED):
+        raise UnknownParameterError(
+            f"Unknown parameter: 'chat_template_kwargs.{name}'.", param=f"chat_template_kwargs.{name}"
+        )
+    return kwargs
+
+
+def _effort(body: ChatRequest) -> tuple[str | None, str]:
+    """How much to reason, and the parameter that said so; whoever switches it off has said it with that."""
+    if body.reasoning_effort is None and body.thinks is False:
+        return "none", "thinking" if body.thinking else "enable_thinking"
+    return body.reasoning_effort, "reasoning_effort"
+
+
+def _logprobs(body: ChatRequest) -> LogprobParams | None:
+    """What schedulers are asked for: one number of alternatives serves prompt and output."""
+    scored = body.prompt_logprobs is not None
+    if not body.logprobs and not scored:
+        return None
+    return LogprobParams(top=max(body.top_logprobs or 0, body.prompt_logprobs or 0), prompt=scored)
+
+
+def _thinking_budget(body: ChatRequest) -> tuple[int | None, str]:
+    """Tokens of reasoning at the most, and the parameter that said so."""
+    if body.thinking_token_budget is None:
+        asked = (body.chat_template_kwargs or {}).get("thinking_budget")
+        if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0:
+            return asked, "chat_template_kwargs.thinking_budget"
+    return body.thinking_token_budget, "thinking_token_budget"

@@ -1,0 +1,173 @@
+"""The messages of a chat: every role OpenAI has, and reasoning as this field's servers give it back."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse
+from tercet.frontend.api.openai.text_only import refuse_what_is_no_text
+from tercet.frontend.errors import BadRequestError
+
+Text = Annotated[str, Field(max_length=16_777_216)]
+CallId = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class TextPart(Strict):
+    """A piece of a message's text."""
+
+    type: Literal["text"]
+    text: Text
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, exclude=True)
+
+
+class RefusalPart(Strict):
+    """A piece of what the assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=4096)]
+SaidPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+Said = Text | Annotated[list[SaidPart], Field(min_length=1, max_length=4096)]
+
+
+class ChatMessage(Strict):
+    """What one of them said. Some clients give it the type of its text, or of an item of /v1/responses."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _needs_no_type(cls, message: object) -> object:
+        if isinstance(message, dict) and message.get("type", "") in ("text", "message", None):
+            return {name: value for name, value in message.items() if name != "type"}
+        return message
+
+
+class InstructionMessage(ChatMessage):
+    """What the developer tells the model; the two roles mean the same."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: Name | None = None
+
+
+class UserMessage(ChatMessage):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: Name | None = None
+
+
+class CalledFunction(Strict):
+    """What was called, with its arguments as JSON."""
+
+    name: Name
+    arguments: Text
+    parsed_arguments: Any = Field(None, exclude=True)
+
+
+class CalledCustom(Strict):
+    """Which custom tool was called, and with what."""
+
+    name: Name
+    input: Text
+
+
+class FunctionCall(Strict):
+    """A call the assistant made. What is left out OpenAI's clients add to answers, and send back with them."""
+
+    id: CallId
+    type: Literal["function"]
+    function: CalledFunction
+    index: Any = Field(None, exclude=True)
+
+
+class CustomCall(Strict):
+    """The same of a custom tool."""
+
+    id: CallId
+    type: Literal["custom"]
+    custom: CalledCustom
+    index: Any = Field(None, exclude=True)
+    function: None = Field(None, exclude=True)
+
+
+ToolCall = Annotated[FunctionCall | CustomCall, Field(discriminator="type")]
+
+
+class AssistantMessage(ChatMessage):
+    """What the model said and called before, or is to go on with. What is left out clients add to answers."""
+
+    role: Literal["assistant"]
+    content: Said | None = None
+    name: Name | None = None
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    audio: dict[str, Any] | None = None
+    function_call: CalledFunction | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    annotations: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    parsed: Any = Field(None, exclude=True)
+    provider_specific_fields: Any = Field(None, exclude=True)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "AssistantMessage":
+        refuse("messages.audio", self.audio, harmless=False)
+        said = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        if not self.tool_calls and self.function_call is None and all(each is None for each in said):
+            raise BadRequestError("An assistant message needs 'content' or 'tool_calls'.", param="messages")
+        return self
+
+
+class ToolMessage(ChatMessage):
+    """What a tool answered to a call."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: CallId
+    name: Name | None = None
+
+
+class FunctionMessage(ChatMessage):
+    """What a function answered, before there were tools."""
+
+    role: Literal["function"]
+    content: Text | None
+    name: Name
+
+
+Message = Annotated[
+    InstructionMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role")
+]
+
+
+def _of_text(messages: object) -> object:
+    for place, message in enumerate(messages if isinstance(messages, list) else ()):
+        if isinstance(message, dict):
+            refuse_what_is_no_text(message.get("content"), f"messages[{place}].content")
+    return messages
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=16_384), BeforeValidator(_of_text)]
+
+
+def with_reasoning(messages: object, name: str) -> object:
+    """Messages, if that is what they are, with reasoning that stands under this name under the usual one."""
+    if not isinstance(messages, list) or name in AssistantMessage.model_fields:
+        return messages
+    return [_renamed(each, name) for each in messages]
+
+
+def _renamed(message: object, name: str) -> object:
+    if not isinstance(message, dict) or message.get("role") != "assistant" or name not in message:
+        return message
+    if message.get("reasoning_content") is not None:
+        return message  # twice there: refused as unknown
+    return {**{key: value for key, value in message.items() if key != name}, "reasoning_content": message[name]}
+
+
+def message_of(message: Message) -> dict[str, Any]:
+    """A message as `tercet.frontend.chat.messages` takes it."""
+    return message.model_dump(exclude_none=True, exclude={"annotations"})

@@ -1,0 +1,141 @@
+"""The request of /v1/chat/completions: every field OpenAI documents, and this field's extensions."""
+
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from tercet.frontend.api.openai.chat_messages import Content, Messages, with_reasoning
+from tercet.frontend.api.openai.sampling_schema import Count, Name, SamplingFields, Strict, refuse
+from tercet.frontend.api.openai.structured_schema import StructuredFields
+from tercet.frontend.api.openai.tool_schema import ToolFields
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.structured_output.limits import MAX_FREE_TOKENS
+
+Anything = dict[str, Any]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+TemplateValue = bool | Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | Name
+
+
+class Prediction(Strict):
+    """What the client expects the answer to be: where it is so, it comes sooner."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class Thinking(Strict):
+    """DeepSeek's way to say whether to reason."""
+
+    type: Literal["enabled", "disabled", "auto"]
+
+
+class ChatRequest(SamplingFields, StructuredFields, ToolFields):
+    """A chat to go on with."""
+
+    reasoning_field: ClassVar[str] = "reasoning_content"
+    """What answers call reasoning, and the messages that come back with it may, too."""
+
+    messages: Messages
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    metadata: Annotated[dict[Name, Name], Field(max_length=16)] | None = None
+    store: bool | None = None
+    service_tier: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_options: Anything | None = None
+    prompt_cache_retention: Name | None = None
+    prediction: Prediction | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    reasoning_effort: Effort | None = None
+    thinking: Thinking | None = None
+    enable_thinking: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    include_reasoning: bool | None = None
+
+    modalities: Annotated[list[Name], Field(max_length=8)] | None = None
+    audio: Anything | None = None
+    moderation: Anything | None = None
+    web_search_options: Anything | None = None
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[Name, TemplateValue], Field(max_length=16)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_FREE_TOKENS)] | None = None
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _reasoning_comes_back_as_it_was_told(cls, messages: object) -> object:
+        return with_reasoning(messages, cls.reasoning_field)
+
+    @model_validator(mode="after")
+    def _only_what_is_honoured(self) -> "ChatRequest":
+        refuse("modalities", self.modalities, harmless=self.modalities == ["text"])
+        refuse("audio", self.audio, harmless=False)
+        refuse("moderation", self.moderation, harmless=False)
+        refuse("web_search_options", self.web_search_options, harmless=False)
+        refuse("separate_reasoning", self.separate_reasoning, harmless=self.separate_reasoning is True)
+        refuse("stream_reasoning", self.stream_reasoning, harmless=self.stream_reasoning is True)
+        refuse("include_reasoning", self.include_reasoning, harmless=self.include_reasoning is True)
+        return self
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _effort_is_a_word_of_the_api(cls, kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+        if kwargs and kwargs.get("reasoning_effort", "none") not in get_args(Effort):
+            param = "chat_template_kwargs.reasoning_effort"
+            message = f"Invalid value for '{param}': it must be one of {', '.join(get_args(Effort))}."
+            raise BadRequestError(message, param=param, code="invalid_value")
+        return kwargs
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise BadRequestError("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise BadRequestError(
+                    "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+                    param="continue_final_message",
+                )
+            if self.messages[-1].role != "assistant":
+                raise BadRequestError(
+                    "The message to continue must be the assistant's.", param="continue_final_message"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _ways_to_say_whether_to_think_agree(self) -> "ChatRequest":
+        if self.enable_thinking not in (None, self.thinks):
+            raise BadRequestError("'thinking' and 'enable_thinking' contradict each other.", param="enable_thinking")
+        return self
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether to reason; None leaves it to the model."""
+        if self.thinking is None or self.thinking.type == "auto":
+            return self.enable_thinking
+        return self.thinking.type == "enabled"
+
+    @property
+    def output_limit(self) -> tuple[int | None, str]:
+        """Tokens to generate at the most, and the parameter that said so."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return self.max_tokens, "max_tokens"
+
+
+def chat_request(name: str) -> type[ChatRequest]:
+    """The schema of a server whose answers call reasoning so."""
+
+    class Named(ChatRequest):
+        reasoning_field = name
+
+    return Named

@@ -1,0 +1,71 @@
+"""How chats are answered where answers are text and no more: no object is built for a chunk."""
+
+import orjson
+
+from tercet.frontend.api.generation_response import Whole
+from tercet.frontend.api.openai.chat_chunks import ChatEnvelope
+from tercet.frontend.api.openai.chat_schema import ChatRequest
+from tercet.frontend.http.loop_turns import Steps, no_steps
+from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.req_state import ReqState, Update
+from tercet.frontend.model.served_model import ServedModel
+
+
+class ChatForm:
+    """Writes chunks and completions of plain text."""
+
+    def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
+        self._envelope = ChatEnvelope(rid, body, model)
+        self._begun: set[int] = set()
+
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+        """One chunk for each choice with news, after one with its role where it is the first."""
+        if self._envelope.continuous_usage:
+            self._envelope.count(generation)
+        return b"".join([self._events_of(generation, arrival.update) for arrival in arrivals])
+
+    def _events_of(self, generation: Generation, update: Update) -> bytes:
+        envelope, chunks = self._envelope, b""
+        if update.index in self._begun:
+            if update.text and update.finish is None and not (envelope.has_logprobs or envelope.has_ids):
+                return envelope.text_chunk(update.index, orjson.dumps(update.text))
+        else:
+            self._begun.add(update.index)
+            role = b'{"role":"assistant","content":"","refusal":null}'
+            chunks = envelope.first_chunk(generation, update.index, role)
+        if not (update.text or update.finish or envelope.has_logprobs or envelope.has_ids):
+            return chunks
+        logprobs = b"null"
+        if envelope.has_logprobs:
+            scored = envelope.logprobs(update.token_ids, update.logprobs, update.finish)
+            logprobs = orjson.dumps(scored if scored and scored["content"] else None)
+        delta = b"{}"
+        if update.text or envelope.has_logprobs:
+            delta = b'{"content":' + orjson.dumps(update.text) + b"}"
+        reason = update.finish.type if update.finish else None
+        return chunks + envelope.chunk(update.index, delta, logprobs, reason, update.token_ids)
+
+    def end(self, generation: Generation) -> bytes:
+        """The end of the stream."""
+        return self._envelope.end(generation)
+
+    def prepare(self, state: ReqState) -> Steps[None]:
+        """Do nothing: events have nothing of the prompt."""
+        return no_steps(state)
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
+        """A chat.completion."""
+        rows = []
+        for choice in choices:
+            scored = yield from self._envelope.logprob_steps(choice.token_ids, choice.logprobs, choice.finish)
+            rows.append(
+                {
+                    "index": choice.index,
+                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "logprobs": scored,
+                    "finish_reason": choice.finish.type if choice.finish else None,
+                    **self._envelope.ids(choice.token_ids),
+                }
+            )
+            yield
+        return (yield from self._envelope.whole(generation, rows))

@@ -1,0 +1,76 @@
+"""The request of /v1/completions: every field OpenAI documents, and this field's extensions."""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from tercet.frontend.api.openai.sampling_schema import SamplingFields, TokenId
+from tercet.frontend.api.openai.structured_schema import StructuredFields
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.manager.request import TextPrompt, TokenPrompt
+
+MOST_CHOICES = 2048
+
+Text = Annotated[str, Field(max_length=16_777_216)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True)]
+Batch = Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)
+
+
+class CompletionRequest(SamplingFields, StructuredFields):
+    """Text, or several texts, to go on with."""
+
+    prompt: Text | TokenIds | Annotated[list[Text], Batch] | Annotated[list[TokenIds], Batch]
+    best_of: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    suffix: Text | None = None
+
+    add_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> "CompletionRequest":
+        if self.best_of and self.best_of < (self.n or 1):
+            raise BadRequestError("'best_of' must not be less than 'n'.", param="best_of")
+        if self.chooses and self.stream:
+            raise BadRequestError("The best of several completions cannot be streamed.", param="best_of")
+        if self.suffix and self.echo:
+            raise BadRequestError("'echo' and 'suffix' exclude each other.", param="suffix")
+        prompts = self.prompts()
+        if self.suffix and not all(isinstance(each, TextPrompt) for each in prompts):
+            raise BadRequestError("With 'suffix' the prompt must be text.", param="suffix")
+        if len(prompts) * self.candidates > MOST_CHOICES:
+            param = "best_of" if self.chooses else "n"
+            raise BadRequestError(f"A request can ask for {MOST_CHOICES} completions in all.", param=param)
+        return self
+
+    @property
+    def candidates(self) -> int:
+        """Completions to generate of each prompt."""
+        return max(self.best_of or 0, self.n or 1)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether more are generated than returned."""
+        return self.candidates > (self.n or 1)
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Whether the answer has any, of its tokens or of the prompt's."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
+    def prompts(self) -> list[TextPrompt | TokenPrompt]:
+        """The prompts in order."""
+        special = self.add_special_tokens is not False
+        match self.prompt:
+            case str(text):
+                return [TextPrompt(text, special)]
+            case [int(), *_]:
+                return [TokenPrompt([each for each in self.prompt if isinstance(each, int)])]
+        shaped: list[TextPrompt | TokenPrompt] = []
+        for each in self.prompt:
+            match each:
+                case str():
+                    shaped.append(TextPrompt(each, special))
+                case list():
+                    shaped.append(TokenPrompt(each))
+        return shaped

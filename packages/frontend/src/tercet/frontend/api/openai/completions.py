@@ -1,0 +1,298 @@
+"""/v1/completions."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.api.generation_response import Whole, answer
+from tercet.frontend.api.openai.completion_schema import CompletionRequest
+from tercet.frontend.api.openai.logprobs import (
+    COMPLETION_FIELDS,
+    CompletionLogprobs,
+    Members,
+    echo_logprobs,
+    joined,
+    prompt_logprob_steps,
+    sliced,
+    without_end,
+)
+from tercet.frontend.api.openai.sampling_schema import stop_strings
+from tercet.frontend.api.openai.structured_schema import constraint_of
+from tercet.frontend.api.openai.usage import chunk_suffix, usage
+from tercet.frontend.errors import UnsupportedParameterError
+from tercet.frontend.http.loop_turns import Steps, result_of
+from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.sse import DONE, event
+from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.request import GenerateRequest, ParamNames, TextPrompt, TokenPrompt
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.fill_middle import FillFormat, fill_format
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.structured_output.compiler import to_grammar
+from tercet.protocol.messages.values import FinishReason, LogprobParams, Logprobs, unpack_floats, unpack_ints
+
+_DEFAULT_MAX_TOKENS = 16
+
+
+class OpenAIServingCompletion:
+    """Completions of every served model."""
+
+    def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
+        self._manager = manager
+        self._body_limit = body_limit
+
+    async def create(self, request: Request) -> Response:
+        """The route."""
+        body = await read_model(request, CompletionRequest, self._body_limit)
+        model = await self._manager.adapters.model(body.model)
+        work = to_generate(body, model)
+        rid = self._manager.new_id()
+        form = CompletionForm(rid, body, model)
+        return await answer(request, self._manager, work, form, stream=bool(body.stream), rid=rid)
+
+
+def to_generate(body: CompletionRequest, model: ServedModel) -> list[GenerateRequest]:
+    """One request for each prompt, as the rest of the frontend knows them. Raises BadRequestError."""
+    request = _without_prompt(body, model)
+    if not body.suffix:
+        return [msgspec.structs.replace(request, prompt=prompt) for prompt in body.prompts()]
+    gap = fill_format(model.tokens.added)
+    if gap is None:
+        raise UnsupportedParameterError("This model has no tokens to fill in a gap with.", param="suffix")
+    sampling = request.sampling
+    ends = [model.tokens.added[token] for token in gap.ends if token in model.tokens.added]
+    sampling = msgspec.structs.replace(sampling, stop_token_ids=[*sampling.stop_token_ids, *ends])
+    return [
+        msgspec.structs.replace(request, prompt=_with_gap(prompt, body.suffix, gap), sampling=sampling)
+        for prompt in body.prompts()
+    ]
+
+
+def _with_gap(prompt: TextPrompt | TokenPrompt, suffix: str, gap: FillFormat) -> TextPrompt:
+    assert isinstance(prompt, TextPrompt)  # the schema allows no other
+    return TextPrompt(gap.text(prompt.text, suffix), prompt.add_special_tokens)
+
+
+def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequest:
+    """What the requests of all prompts have in common."""
+    constraint = constraint_of(body)
+    return GenerateRequest(
+        model=model.base,
+        lora=model.lora,
+        prompt=TextPrompt(""),
+        sampling=msgspec.structs.replace(body.sampling(model.files.defaults), n=body.candidates),
+        max_tokens=body.max_tokens,
+        default_tokens=_DEFAULT_MAX_TOKENS,
+        seed=body.seed,
+        stop=stop_strings(body.stop),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+        logprobs=_logprobs(body),
+        shows_logprobs=body.shows_logprobs,
+        grammar=to_grammar(constraint, model.tokens) if constraint else None,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        param_names=ParamNames(
+            n="best_of" if body.chooses else "n",
+            logprobs="prompt_logprobs" if body.logprobs is None else "logprobs",
+            grammar=constraint.param if constraint else "",
+        ),
+    )
+
+
+def _logprobs(body: CompletionRequest) -> LogprobParams | None:
+    """What schedulers are asked for: one number of alternatives serves prompt and output."""
+    if not (body.shows_logprobs or body.chooses):
+        return None
+    scored = body.prompt_logprobs is not None or (bool(body.echo) and body.logprobs is not None)
+    return LogprobParams(top=max(body.logprobs or 0, body.prompt_logprobs or 0), prompt=scored)
+
+
+class _Echo(NamedTuple):
+    """A prompt, as an answer that echoes it begins."""
+
+    text: str
+    scores: dict[str, Members] | None
+
+
+class CompletionForm:
+    """Writes completions. The choice of prompt i with index j is number i * n + j."""
+
+    def __init__(self, rid: str, body: CompletionRequest, model: ServedModel) -> None:
+        self._model = model
+        self._n = body.n or 1
+        self._chooses = body.chooses
+        self._echo = bool(body.echo)
+        self._scores_only = body.max_tokens == 0
+        self._top = body.logprobs
+        self._prompt_top = body.prompt_logprobs
+        self._has_ids = bool(body.return_token_ids)
+        self._shows_end = bool(body.include_stop_str_in_output)
+        self._include_usage = body.include_usage
+        self._continuous_usage = body.continuous_usage
+        self._head = {
+            "id": f"cmpl-{rid}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": model.fingerprint,
+        }
+        self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
+        self._suffix = chunk_suffix(None, wanted=body.include_usage)
+        self._writers: dict[int, CompletionLogprobs] = {}
+        self._told: set[int] = set()
+        """The choices that something was told of."""
+        self._prompts: dict[str, _Echo] = {}
+        self._scored: dict[str, orjson.Fragment | None] = {}
+
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+        """One chunk for each choice with news."""
+        chunks = b""
+        if self._continuous_usage:
+            self._suffix = chunk_suffix(self._usage(generation), wanted=True)
+        for arrival in arrivals:
+            update = arrival.update
+            number = arrival.prompt * self._n + update.index
+            first = number not in self._told
+            if not (first or update.text or update.finish or self._top is not None or self._has_ids):
+                continue
+            state = generation.states[arrival.prompt]
+            result_of(self.prepare(state))
+            choice = self._choice(number, state, update.text, update.token_ids, update.logprobs, update.finish)
+            if first:
+                choice |= self._prompt_ids(state)
+            chunks += self._prefix + orjson.dumps(choice) + self._suffix
+        return chunks
+
+    def end(self, generation: Generation) -> bytes:
+        """The chunk of token counts, when asked for, and the end of the stream."""
+        if not self._include_usage:
+            return DONE
+        return event(orjson.dumps({**self._head, "choices": [], "usage": self._usage(generation)})) + DONE
+
+    def prepare(self, state: ReqState) -> Steps[None]:
+        """Write the prompt that is echoed, once for all its choices."""
+        if self._echo and state.rid not in self._prompts:
+            ids = unpack_ints(state.prompt_ids)
+            text, scores = self._prompt_text(state, ids), None
+            if self._top is not None and state.prompt_logprobs is not None:
+                names, specials = self._model.files.token_bytes, self._model.tokenizer.special_ids
+                scores = yield from echo_logprobs(names, specials, ids, text, state.prompt_logprobs, self._top)
+            self._prompts[state.rid] = _Echo(text, scores)
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
+        """A text_completion."""
+        shown = _best(choices, self._n) if self._chooses else choices
+        rows = []
+        for number, each in enumerate(shown):
+            yield from self.prepare(each.state)
+            scores = yield from self._score_steps(number, each)
+            row = self._choice(number, each.state, each.text, each.token_ids, [], each.finish, scores)
+            fields = yield from self._prompt_fields(each.state)
+            rows.append(row | self._prompt_ids(each.state) | fields)
+            yield
+        return orjson.dumps({**self._head, "choices": rows, "usage": self._usage(generation)})
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        return usage(generation, 0 if self._scores_only else None)
+
+    def _choice(
+        self,
+        number: int,
+        state: ReqState,
+        text: str,
+        ids: Sequence[int],
+        logprobs: list[Logprobs],
+        finish: FinishReason | None,
+        scores: dict[str, Members] | None = None,
+    ) -> dict[str, Any]:
+        """A choice of a chunk or of the whole; the first of each number begins with the prompt when that is echoed.
+
+        `scores` are those of its tokens where they are written already.
+        """
+        echo = self._prompts[state.rid] if self._echo and number not in self._told else _Echo("", None)
+        self._told.add(number)
+        if self._scores_only:
+            text, ids, logprobs = "", [], []
+        told = {"token_ids": list(ids)} if self._has_ids else {}
+        if self._top is not None and scores is None:
+            scores = result_of(self._scores(number, state, ids, logprobs, finish))
+        if scores is not None and echo.scores is not None:
+            scores = {name: joined(echo.scores[name], values) for name, values in scores.items()}
+        reason = finish.type.value if finish else None
+        return {
+            "index": number,
+            "text": echo.text + text,
+            "logprobs": scores and {name: values.fragment() for name, values in scores.items()},
+            "finish_reason": "length" if reason and self._scores_only else reason,
+            **told,
+        }
+
+    def _score_steps(self, number: int, choice: Whole) -> Steps[dict[str, Members] | None]:
+        """Write the log-probabilities of a whole choice, if they are shown."""
+        if self._top is None:
+            return None
+        ids, logprobs = ([], []) if self._scores_only else (choice.token_ids, choice.logprobs)
+        return (yield from self._scores(number, choice.state, ids, logprobs, choice.finish))
+
+    def _scores(
+        self,
+        number: int,
+        state: ReqState,
+        ids: Sequence[int],
+        logprobs: list[Logprobs],
+        finish: FinishReason | None,
+    ) -> Steps[dict[str, Members]]:
+        """Write the log-probabilities of the next tokens of a choice."""
+        if number not in self._writers:
+            hidden = self._model.tokenizer.special_ids if state.request.skip_special_tokens else frozenset()
+            offset = len(self._prompts[state.rid].text) if self._echo else 0
+            self._writers[number] = CompletionLogprobs(self._model.files.token_bytes, hidden, offset, self._top)
+        written = {name: Members() for name in COMPLETION_FIELDS}
+        for some, part in sliced(ids if self._shows_end else without_end(ids, finish), logprobs):
+            for name, values in self._writers[number].write(some, [part]).items():
+                written[name].add(values)
+            yield
+        return written
+
+    def _prompt_ids(self, state: ReqState) -> dict[str, list[int]]:
+        """What the first of a choice tells of its prompt's tokens, when asked for."""
+        return {"prompt_token_ids": list(unpack_ints(state.prompt_ids))} if self._has_ids else {}
+
+    def _prompt_fields(self, state: ReqState) -> Steps[dict[str, orjson.Fragment | None]]:
+        """What a whole choice tells of its prompt's tokens, when asked for; written once for all of a prompt."""
+        if self._prompt_top is None:
+            return {}
+        if state.rid not in self._scored:
+            names, ids = self._model.files.token_bytes, unpack_ints(state.prompt_ids)
+            scores = yield from prompt_logprob_steps(names, ids, state.prompt_logprobs, self._prompt_top)
+            self._scored[state.rid] = scores
+        return {"prompt_logprobs": self._scored[state.rid]}
+
+    def _prompt_text(self, state: ReqState, prompt_ids: Sequence[int]) -> str:
+        prompt = state.request.prompt
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        tokenizer = self._model.tokenizer
+        return tokenizer.decode([each for each in prompt_ids if tokenizer.has(each)], skip_special_tokens=False)
+
+
+def _best(choices: list[Whole], n: int) -> list[Whole]:
+    """The n of each prompt whose tokens are likeliest on average, the best first."""
+    by_prompt: dict[int, list[Whole]] = {}
+    for each in choices:
+        by_prompt.setdefault(each.prompt, []).append(each)
+    return [each for rivals in by_prompt.values() for each in sorted(rivals, key=_likelihood, reverse=True)[:n]]
+
+
+def _likelihood(choice: Whole) -> float:
+    """Mean log-probability of its tokens."""
+    scores = [score for part in choice.logprobs for score in unpack_floats(part.chosen)]
+    return sum(scores) / len(scores) if scores else 0.0

@@ -1,0 +1,162 @@
+"""The requests of /v1/embeddings and of its neighbours: /v1/rerank, /v1/score and /v1/classify."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from tercet.frontend.api.openai.sampling_schema import Name, Strict, TokenId, refuse
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.model.embedding_request import EmbeddingRequest, Input, PairInput, TextInput, TokenInput
+
+MOST_INPUTS = 2048
+
+Text = Annotated[str, Field(min_length=1, max_length=16_777_216)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1_048_576, fail_fast=True)]
+Batch = Field(min_length=1, max_length=MOST_INPUTS, fail_fast=True)
+Texts = Annotated[list[Text], Batch]
+
+
+def _shape(given: object) -> str:
+    """Which form an input has, so that what is wrong with it is told of that form."""
+    first = given[0] if isinstance(given, list) and given else None
+    if isinstance(given, str):
+        return "a text"
+    if isinstance(first, int):
+        return "some ids"
+    return "lists of ids" if isinstance(first, list) else "some texts"
+
+
+Inputs = Annotated[
+    Annotated[Text, Tag("a text")]
+    | Annotated[TokenIds, Tag("some ids")]
+    | Annotated[Texts, Tag("some texts")]
+    | Annotated[list[TokenIds], Batch, Tag("lists of ids")],
+    Discriminator(_shape),
+]
+
+
+class _Encoded(Strict):
+    """What every one of them takes."""
+
+    model: Name
+    user: Name | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+
+    @model_validator(mode="after")
+    def _cuts_to_something(self) -> "_Encoded":
+        if self.truncate_prompt_tokens == 0:
+            raise BadRequestError("Nothing would be left of the input.", param="truncate_prompt_tokens")
+        return self
+
+    def request(self, inputs: list[Input], params: list[str], prompt_name: str | None = None) -> EmbeddingRequest:
+        """The request as the rest of the frontend knows it."""
+        return EmbeddingRequest(
+            model=self.model,
+            inputs=inputs,
+            params=params,
+            prompt_name=prompt_name,
+            truncate=self.truncate_prompt_tokens,
+            priority=self.priority or 0,
+        )
+
+
+class InputRequest(_Encoded):
+    """One or several inputs, as text or as token ids."""
+
+    input: Inputs
+    prompt_name: Name | None = None
+
+    def to_request(self) -> EmbeddingRequest:
+        """Each input is named in errors as the client wrote it."""
+        inputs = _inputs(self.input)
+        lone = isinstance(self.input, str) or isinstance(self.input[0], int)
+        params = ["input"] if lone else [f"input[{place}]" for place in range(len(inputs))]
+        return self.request(inputs, params, self.prompt_name)
+
+
+class EmbeddingCreate(InputRequest):
+    """/v1/embeddings."""
+
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+
+
+class ClassifyRequest(InputRequest):
+    """/v1/classify."""
+
+    use_activation: bool | None = None
+
+
+class Document(Strict):
+    """A document of a rerank."""
+
+    text: Text
+
+
+class RerankRequest(_Encoded):
+    """/v1/rerank."""
+
+    query: Text
+    documents: Annotated[list[Text | Document], Batch]
+    top_n: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    return_documents: bool | None = None
+    use_activation: bool | None = None
+    max_tokens_per_doc: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_chunks_per_doc: Any = None
+    rank_fields: Any = None
+
+    @model_validator(mode="after")
+    def _a_document_is_one_text(self) -> "RerankRequest":
+        refuse("max_chunks_per_doc", self.max_chunks_per_doc, harmless=False)
+        refuse("rank_fields", self.rank_fields, harmless=False)
+        return self
+
+    def texts(self) -> list[str]:
+        """The documents."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+
+class ScoreRequest(_Encoded):
+    """/v1/score: one text against one or many, or two lists of equal length."""
+
+    text_1: Text | Texts
+    text_2: Text | Texts
+    use_activation: bool | None = None
+
+    def pairs(self) -> list[PairInput]:
+        """The pairs in order. A lone text on the left stands in every pair."""
+        left = [self.text_1] if isinstance(self.text_1, str) else self.text_1
+        right = [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        params = _params("text_1", self.text_1)
+        if len(left) == 1:
+            left, params = left * len(right), params * len(right)
+        if len(left) != len(right):
+            message = f"'text_1' has {len(left)} texts and 'text_2' has {len(right)}: one, or as many, are possible."
+            raise BadRequestError(message, param="text_1")
+        return [PairInput(*each) for each in zip(left, right, params, strict=True)]
+
+    def params(self) -> list[str]:
+        """What the second text of each pair is called."""
+        return _params("text_2", self.text_2)
+
+
+def _params(name: str, given: str | list[str]) -> list[str]:
+    """What the client called each of its texts."""
+    return [name] if isinstance(given, str) else [f"{name}[{place}]" for place in range(len(given))]
+
+
+def _inputs(given: str | list[int] | list[str] | list[list[int]]) -> list[Input]:
+    match given:
+        case str(text):
+            return [TextInput(text)]
+        case [int(), *_]:
+            return [TokenInput([each for each in given if isinstance(each, int)])]
+    inputs: list[Input] = []
+    for each in given:
+        match each:
+            case str(text):
+                inputs.append(TextInput(text))
+            case list(ids):
+                inputs.append(TokenInput(ids))
+    return inputs

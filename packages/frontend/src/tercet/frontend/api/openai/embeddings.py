@@ -1,0 +1,110 @@
+"""/v1/embeddings and /v1/classify: every input has an answer of its own."""
+
+import asyncio
+import base64
+import math
+import time
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.api.openai.embedding_schema import ClassifyRequest, EmbeddingCreate
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.sse import unless_gone
+from tercet.frontend.manager.embedding_batch import EmbeddingBatch
+from tercet.frontend.manager.embedding_state import numbers
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.served_model import ServedModel
+from tercet.protocol.messages.values import Task, pack_floats
+
+CLASSIFY_PATHS = ("/v1/classify", "/classify")
+"""vLLM has the second."""
+
+
+class OpenAIServingEmbedding:
+    """Vectors and classes of every served model that gives them."""
+
+    def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
+        self._manager = manager
+        self._body_limit = body_limit
+
+    async def create(self, request: Request) -> Response:
+        """/v1/embeddings."""
+        body = await read_model(request, EmbeddingCreate, self._body_limit)
+        model = await served_for(self._manager, body.model, Task.EMBED)
+        if body.dimensions is not None and body.dimensions > model.limits.width:
+            message = f"The vectors of this model have {model.limits.width} dimensions."
+            raise BadRequestError(message, param="dimensions", code="invalid_value")
+        batch = await unless_gone(request, self._manager.embed(body.to_request()))
+        return Response(await asyncio.to_thread(_embeddings, body, batch), media_type="application/json")
+
+    async def classify(self, request: Request) -> Response:
+        """/v1/classify, in vLLM's shape."""
+        body = await read_model(request, ClassifyRequest, self._body_limit)
+        model = await served_for(self._manager, body.model, Task.CLASSIFY)
+        rid = self._manager.new_id()
+        batch = await unless_gone(request, self._manager.embed(body.to_request(), rid))
+        head = {"id": f"classify-{rid}", "object": "list", "created": int(time.time()), "model": body.model}
+        return Response(await asyncio.to_thread(_classes, head, body, model, batch), media_type="application/json")
+
+
+async def served_for(manager: TokenizerManager, name: str, *tasks: Task) -> ServedModel:
+    """The model a request names. Raises BadRequestError for one that is there for something else, and for adapters."""
+    model = await manager.adapters.model(name)
+    if model.lora is not None:
+        raise BadRequestError(f"{name!r} is an adapter, and only answers that are text have one.", param="model")
+    task = model.limits.task
+    if task not in tasks:
+        able = {Task.GENERATE: "generates text", Task.EMBED: "makes vectors", Task.CLASSIFY: "classifies"}[task]
+        raise BadRequestError(f"The model {name!r} {able}, and cannot answer this.", param="model")
+    return model
+
+
+def shortened(vector: bytes, dimensions: int | None) -> bytes:
+    """The first numbers of a vector, of length 1 again."""
+    if dimensions is None or 4 * dimensions == len(vector):
+        return vector
+    kept = numbers(vector[: 4 * dimensions])
+    length = math.hypot(*kept)
+    return pack_floats(number / length for number in kept) if length else vector[: 4 * dimensions]
+
+
+def usage(batch: EmbeddingBatch) -> dict[str, int]:
+    """Every input's tokens, special ones too."""
+    return {"prompt_tokens": batch.tokens, "total_tokens": batch.tokens}
+
+
+def answered(body: dict[str, Any]) -> Response:
+    """A body as JSON. Numbers that are not finite never get here."""
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+def _classes(head: dict[str, Any], body: ClassifyRequest, model: ServedModel, batch: EmbeddingBatch) -> bytes:
+    """Write the classes of each input, one by one as well."""
+    written = []
+    for index, vector in enumerate(batch.vectors):
+        scores = list(numbers(vector))
+        shares = scores if body.use_activation is False else model.files.sentences.activate(scores)
+        best = max(range(len(shares)), key=shares.__getitem__)
+        label = model.limits.labels[best] if best < len(model.limits.labels) else None
+        row = {"index": index, "label": label, "probs": shares, "num_classes": len(shares)}
+        written.append(orjson.dumps(row))
+    return _listed({**head, "usage": usage(batch)}, written)
+
+
+def _listed(head: dict[str, Any], written: list[bytes]) -> bytes:
+    """Return an object that ends in the list of what is written."""
+    return orjson.dumps(head)[:-1] + b',"data":[' + b",".join(written) + b"]}"
+
+
+def _embeddings(body: EmbeddingCreate, batch: EmbeddingBatch) -> bytes:
+    """The list, written vector by vector: millions of numbers at once would hold up every thread."""
+    written = []
+    for index, vector in enumerate(batch.vectors):
+        kept = shortened(vector, body.dimensions)
+        embedding = base64.b64encode(kept).decode() if body.encoding_format == "base64" else numbers(kept)
+        written.append(orjson.dumps({"object": "embedding", "index": index, "embedding": embedding}))
+    return _listed({"object": "list", "model": body.model, "usage": usage(batch)}, written)

@@ -1,0 +1,158 @@
+"""How chats are answered where answers may hold reasoning and tool calls."""
+
+from typing import Any
+
+import orjson
+
+from tercet.frontend.api.generation_response import Whole
+from tercet.frontend.api.openai.chat_chunks import ChatEnvelope
+from tercet.frontend.api.openai.chat_schema import ChatRequest
+from tercet.frontend.chat.output_parser import Call, ChoiceReader, add_up
+from tercet.frontend.chat.planner import TurnPlan
+from tercet.frontend.http.loop_turns import Steps, no_steps
+from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.req_state import ReqState, Update
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.parsers.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from tercet.protocol.messages.values import FinishReason, FinishType
+
+_ROLE = b'{"role":"assistant","content":null,"refusal":null}'
+_NO_TEXT = b'{"content":""}'
+"""At the end of an answer that has neither text nor calls, for clients to add up to what is no null."""
+
+
+class ParsedChatForm:
+    """Writes a chunk for each event. Log-probabilities and ids go with the first chunk of their tokens.
+
+    A client that asked with `functions` gets its call as `function_call`.
+    """
+
+    def __init__(self, rid: str, body: ChatRequest, model: ServedModel, plan: TurnPlan, reasoning_field: str) -> None:
+        self._envelope = ChatEnvelope(rid, body, model)
+        self._plan = plan
+        self._reasoning_field = reasoning_field
+        self._functions = body.speaks_of_functions
+        self._called = "stop" if body.names_one else "function_call" if self._functions else "tool_calls"
+        self._readers: list[ChoiceReader] = []
+        self._begun: set[int] = set()
+        self._answered: set[int] = set()
+        """Choices that have text or calls."""
+
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+        """Chunks for what is new, the role before all else."""
+        if not self._readers:
+            self._readers = self._plan.readers(generation)
+        return b"".join(self._events_of(generation, arrival.update) for arrival in arrivals)
+
+    def _events_of(self, generation: Generation, update: Update) -> bytes:
+        envelope, index = self._envelope, update.index
+        reader = self._readers[index]
+        deltas = [delta for event in reader.read(update) if (delta := self._delta(event)) is not None]
+        if any(delta.keys() != {self._reasoning_field} for delta in deltas):
+            self._answered.add(index)
+        if envelope.continuous_usage:
+            envelope.count(generation, self._reasoning_tokens)
+        scored = envelope.logprobs(update.token_ids, update.logprobs, update.finish)
+        ids = update.token_ids if envelope.has_ids else []
+        if not deltas and (len(ids) or (scored is not None and scored["content"])):
+            deltas = [{}]
+        chunks = []
+        if index not in self._begun:
+            self._begun.add(index)
+            chunks.append(envelope.first_chunk(generation, index, _ROLE))
+        for delta in deltas:
+            chunks.append(envelope.chunk(index, orjson.dumps(delta), orjson.dumps(scored), token_ids=ids))
+            scored, ids = None, []
+        if update.finish is not None:
+            last = b"{}" if index in self._answered else _NO_TEXT
+            chunks.append(envelope.chunk(index, last, reason=self._reason(update.finish, reader)))
+        return b"".join(chunks)
+
+    def _delta(self, event: Event) -> dict[str, Any] | None:
+        match event:
+            case TextDelta(text):
+                return {"content": text}
+            case ReasoningDelta(text):
+                return {self._reasoning_field: text}
+            case ToolCallStart(_, name) if self._functions:
+                return {"function_call": {"name": name, "arguments": ""}}
+            case ToolArgumentsDelta(_, text) if self._functions:
+                return {"function_call": {"arguments": text}}
+            case ToolCallStart(index, name, call_id, custom=True):
+                tool = {"name": name, "input": ""}
+                return {"tool_calls": [{"index": index, "id": call_id, "type": "custom", "custom": tool}]}
+            case ToolArgumentsDelta(index, text, custom=True):
+                return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
+            case ToolCallStart(index, name, call_id):
+                function = {"name": name, "arguments": ""}
+                return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+            case ToolArgumentsDelta(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            case ToolCallEnd():
+                return None
+
+    def _reason(self, finish: FinishReason, reader: ChoiceReader) -> str:
+        """An answer that ended on its own with whole calls says so, unless the client had named the tool itself."""
+        called = reader.calls and not reader.in_call and finish.type is FinishType.STOP
+        return self._called if called else finish.type
+
+    def end(self, generation: Generation) -> bytes:
+        """The end of the stream."""
+        return self._envelope.end(generation, self._reasoning_tokens)
+
+    def prepare(self, state: ReqState) -> Steps[None]:
+        """Do nothing: events have nothing of the prompt."""
+        return no_steps(state)
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
+        """A chat.completion."""
+        self._readers = self._plan.readers(generation)
+        written = []
+        for choice in choices:
+            row = self._choice(choice, self._readers[choice.index])
+            yield
+            row["logprobs"] = yield from self._envelope.logprob_steps(choice.token_ids, choice.logprobs, choice.finish)
+            written.append(row)
+        return (yield from self._envelope.whole(generation, written, self._reasoning_tokens))
+
+    @property
+    def _reasoning_tokens(self) -> int:
+        return sum(reader.reasoning_tokens for reader in self._readers)
+
+    def _choice(self, choice: Whole, reader: ChoiceReader) -> dict[str, Any]:
+        said = add_up(reader.read(Update(choice.index, choice.text, choice.token_ids, [], choice.finish)))
+        message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
+        if said.reasoning:
+            message[self._reasoning_field] = said.reasoning
+        if said.calls:
+            message["content"] = said.text or None
+            message |= self._written(said.calls)
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": self._reason(choice.finish, reader) if choice.finish else None,
+            **self._envelope.ids(choice.token_ids),
+        }
+
+    def _written(self, calls: list[Call]) -> dict[str, Any]:
+        if self._functions:
+            return {"function_call": _function(calls[0])}
+        return {"tool_calls": list(map(_tool_call, calls))}
+
+
+def _tool_call(call: Call) -> dict[str, Any]:
+    if call.custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+    return {"id": call.id, "type": "function", "function": _function(call)}
+
+
+def _function(call: Call) -> dict[str, str]:
+    return {"name": call.name, "arguments": call.arguments}

@@ -1,0 +1,119 @@
+"""/v1/rerank in Jina's shape and /v1/score in vLLM's: how well two texts go together.
+
+A cross-encoder reads both at once; of a model that embeds it is the similarity of their vectors.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.api.openai.embedding_schema import RerankRequest, ScoreRequest
+from tercet.frontend.api.openai.embeddings import answered, served_for, usage
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.sse import unless_gone
+from tercet.frontend.manager.embedding_batch import EmbeddingBatch
+from tercet.frontend.manager.embedding_state import numbers
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.embedding_request import PairInput, TextInput
+from tercet.frontend.model.sentence_files import Similarity, cosine, dot
+from tercet.protocol.messages.values import Task
+
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
+"""Cohere's clients ask at the second, and those of vLLM at the third."""
+SCORE_PATHS = ("/v1/score", "/score")
+"""vLLM has both."""
+
+
+class OpenAIServingRerank:
+    """Relevance by every served model that can tell it."""
+
+    def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
+        self._manager = manager
+        self._body_limit = body_limit
+
+    async def rerank(self, request: Request) -> Response:
+        """Documents by their relevance, the best first."""
+        body = await read_model(request, RerankRequest, self._body_limit)
+        texts = body.texts()
+        pairs = [PairInput(body.query, text, "query", body.max_tokens_per_doc) for text in texts]
+        params = [f"documents[{place}]" for place in range(len(texts))]
+        rid = self._manager.new_id()
+        scores, batch = await self._scores(request, body, pairs, params, rid)
+        results = []
+        for place in sorted(range(len(texts)), key=lambda place: -scores[place])[: body.top_n]:
+            document = {} if body.return_documents is False else {"document": {"text": texts[place]}}
+            results.append({"index": place, "relevance_score": scores[place], **document})
+        head = {"id": f"rerank-{rid}", "model": body.model}
+        return answered({**head, "results": results, "usage": usage(batch)})
+
+    async def score(self, request: Request) -> Response:
+        """A score for each pair."""
+        body = await read_model(request, ScoreRequest, self._body_limit)
+        rid = self._manager.new_id()
+        scores, batch = await self._scores(request, body, body.pairs(), body.params(), rid)
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        head = {"id": f"score-{rid}", "object": "list", "created": int(time.time())}
+        return answered({**head, "model": body.model, "data": data, "usage": usage(batch)})
+
+    async def _scores(
+        self,
+        request: Request,
+        body: RerankRequest | ScoreRequest,
+        pairs: Sequence[PairInput],
+        params: list[str],
+        rid: str,
+    ) -> tuple[list[float], EmbeddingBatch]:
+        """The score of each pair; `params` are what the client called the second texts."""
+        model = await served_for(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
+        if model.limits.task is Task.EMBED:
+            texts = _texts(pairs, params)
+            asked = body.request(list(texts), list(texts.values()))
+            batch = await unless_gone(request, self._manager.embed(asked, rid))
+            vectors = dict(zip(texts, batch.vectors, strict=True))
+            return await asyncio.to_thread(_similarities, model.files.sentences.similarity, pairs, vectors), batch
+        if model.limits.width != 1:
+            message = f"The model {model.name!r} tells {model.limits.width} labels apart: it is no reranker."
+            raise BadRequestError(message, param="model")
+        asked = body.request(list(pairs), params)
+        batch = await unless_gone(request, self._manager.embed(asked, rid))
+        scores = [score for vector in batch.vectors for score in numbers(vector)]
+        if body.use_activation is False:
+            return scores, batch
+        return [share for score in scores for share in model.files.sentences.activate([score])], batch
+
+
+def unit(vector: bytes) -> list[float]:
+    """The direction of a vector; zeros for one that has none."""
+    given = numbers(vector)
+    length = math.hypot(*given)
+    return [number / length for number in given] if length else list(given)
+
+
+def _similarities(
+    similarity: Similarity, pairs: Sequence[PairInput], vectors: Mapping[TextInput, bytes]
+) -> list[float]:
+    """Return the similarity of the vectors of each pair's texts; cosines are dot products of directions."""
+    read = unit if similarity is cosine else numbers
+    compare = dot if similarity is cosine else similarity
+    read_vectors = {text: read(vector) for text, vector in vectors.items()}
+    return [compare(*(read_vectors[text] for text in _sides(pair))) for pair in pairs]
+
+
+def _texts(pairs: Sequence[PairInput], params: Sequence[str]) -> dict[TextInput, str]:
+    """Each text once, and what the client called it first."""
+    texts: dict[TextInput, str] = {}
+    for pair, param in zip(pairs, params, strict=True):
+        first, second = _sides(pair)
+        texts.setdefault(first, pair.first_param)
+        texts.setdefault(second, param)
+    return texts
+
+
+def _sides(pair: PairInput) -> tuple[TextInput, TextInput]:
+    """The texts of a pair, each for itself."""
+    return TextInput(pair.first), TextInput(pair.second, pair.most)

@@ -1,0 +1,218 @@
+"""Tools and the choice among them, as chat requests write them; functions too, which tools were called first."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from tercet.frontend.api.openai.sampling_schema import Strict
+from tercet.frontend.chat.chat_request import Calls, ToolChoice
+from tercet.frontend.chat.custom_calls import custom_tool
+from tercet.frontend.constraints import Lark, Regex
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.parsers.port import ToolSpec
+from tercet.frontend.structured_output.limits import MAX_TEXT
+
+_MOST_TOOLS = 128
+
+
+Description = Annotated[str, Field(max_length=65_536)]
+FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class Function(Strict):
+    """A function of the client's that the model may call."""
+
+    name: FunctionName
+    description: Description | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class InputGrammar(Strict):
+    """A language, whose texts are the inputs that a custom tool takes."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+
+    def constraint(self, param: str) -> Lark | Regex:
+        """The language; `param` is what the client calls its definition."""
+        if self.syntax == "lark":
+            return Lark(text=self.definition, param=param)
+        return Regex(pattern=self.definition, param=param)
+
+
+class GrammarFormat(Strict):
+    """The texts of a language."""
+
+    type: Literal["grammar"]
+    grammar: InputGrammar
+
+
+class Custom(Strict):
+    """A tool of the client's that takes a text."""
+
+    name: FunctionName
+    description: Description | None = None
+    format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] | None = None
+
+
+class FunctionTool(Strict):
+    """A function as a tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class CustomTool(Strict):
+    """A custom tool."""
+
+    type: Literal["custom"]
+    custom: Custom
+
+
+class NamedFunction(Strict):
+    """A function, or a custom tool, by its name."""
+
+    name: FunctionName
+
+
+class NamedTool(Strict):
+    """A function by its name, among tools."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self.function.name
+
+
+class NamedCustomTool(Strict):
+    """A custom tool by its name."""
+
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self.custom.name
+
+
+def _supported(tool: object) -> object:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind not in {"function", "custom"}:
+        raise UnsupportedParameterError(
+            f"Tools of the type {kind[:64]!r} are not supported, only functions and custom tools.", param="tools"
+        )
+    return tool
+
+
+AnyNamed = Annotated[NamedTool | NamedCustomTool, Field(discriminator="type")]
+
+
+class AllowedTools(Strict):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AnyNamed], Field(min_length=1, max_length=_MOST_TOOLS)]
+
+
+class AllowedToolsChoice(Strict):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+Choice = Literal["none", "auto", "required"]
+Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type"), BeforeValidator(_supported)]
+Tools = Annotated[list[Tool], Field(max_length=_MOST_TOOLS)]
+Functions = Annotated[list[Function], Field(max_length=_MOST_TOOLS)]
+ToolChoiceField = Choice | Annotated[NamedTool | NamedCustomTool | AllowedToolsChoice, Field(discriminator="type")]
+
+
+def specs_of(tools: Iterable[FunctionTool | CustomTool]) -> tuple[ToolSpec, ...]:
+    """Tools as the rest of the frontend knows them."""
+    return tuple(
+        _function(tool.function)
+        if isinstance(tool, FunctionTool)
+        else _custom(tool.custom, f"tools[{place}].custom.format.grammar.definition")
+        for place, tool in enumerate(tools)
+    )
+
+
+def _function(each: Function) -> ToolSpec:
+    return ToolSpec(each.name, each.parameters or {}, each.description or "", strict=bool(each.strict))
+
+
+def _custom(each: Custom, param: str) -> ToolSpec:
+    grammar = each.format.grammar.constraint(param) if isinstance(each.format, GrammarFormat) else None
+    return custom_tool(each.name, each.description or "", grammar)
+
+
+class ToolFields(Strict):
+    """The fields of a chat request that are about tools."""
+
+    tools: Tools | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Functions | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
+
+    @model_validator(mode="after")
+    def _chooses_among_what_it_gives(self) -> "ToolFields":
+        if self.tools and self.functions:
+            raise BadRequestError("'functions' cannot be combined with 'tools'.", param="functions")
+        if self.function_call is not None and not self.functions:
+            raise BadRequestError("'function_call' is only allowed with 'functions'.", param="function_call")
+        if self.tool_choice is not None and self.functions:
+            raise BadRequestError("'tool_choice' is only allowed with 'tools'.", param="tool_choice")
+        return self
+
+    @property
+    def speaks_of_functions(self) -> bool:
+        """Whether the client knows no tools: its answer has `function_call`."""
+        return bool(self.functions)
+
+    @property
+    def names_one(self) -> bool:
+        """Whether one tool has to be called, which is no reason of its own to finish."""
+        named = (NamedTool, NamedCustomTool, NamedFunction)
+        return isinstance(self.tool_choice, named) or isinstance(self.function_call, named)
+
+    @property
+    def calls_several(self) -> bool:
+        """Whether one answer may have more calls than one; a tool that is named is called exactly once."""
+        return self.parallel_tool_calls is not False and not self.speaks_of_functions and not self.names_one
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """Every tool of the request."""
+        return specs_of(self.tools or ()) or tuple(map(_function, self.functions or ()))
+
+    def choice(self) -> ToolChoice:
+        """What may be called, and what must."""
+        chosen = self.function_call if self.functions else self.tool_choice
+        match chosen:
+            case str(word):
+                return ToolChoice(Calls(word))
+            case NamedFunction(name=name):
+                return ToolChoice(Calls.REQUIRED, frozenset({name}))
+            case NamedTool() | NamedCustomTool():
+                return _among(Calls.REQUIRED, [chosen])
+            case AllowedToolsChoice(allowed_tools=allowed):
+                return _among(Calls(allowed.mode), allowed.tools)
+        return ToolChoice()
+
+
+def _among(calls: Calls, tools: Sequence[NamedTool | NamedCustomTool]) -> ToolChoice:
+    customs = frozenset(each.name for each in tools if isinstance(each, NamedCustomTool))
+    return ToolChoice(calls, frozenset(each.name for each in tools), customs)

@@ -1,0 +1,108 @@
+"""The response object, and what in it only repeats the request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tercet.frontend.api.responses.schema import CreateResponse
+from tercet.frontend.api.responses.tool_schema import OfflineSearch
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.manager.generation import Generation
+from tercet.protocol.messages.values import SamplingParams
+
+_PREFIX = "resp_"
+
+
+def id_of(rid: str) -> str:
+    """The response that a request makes."""
+    return _PREFIX + rid
+
+
+def rid_of(response: str) -> str:
+    """The request that makes a response."""
+    return response.removeprefix(_PREFIX)
+
+
+def new_body(
+    response: str, request: CreateResponse, sampling: SamplingParams, created: int, *, stored: bool
+) -> dict[str, Any]:
+    """A response of which nothing has been said yet; `stored` is whether the server can."""
+    text = request.text.model_dump(exclude_none=True, by_alias=True) if request.text else {}
+    reasoning = request.reasoning
+    return {
+        "id": response,
+        "object": "response",
+        "created_at": created,
+        "status": "queued" if request.background else "in_progress",
+        "background": bool(request.background),
+        "completed_at": None,
+        "conversation": {"id": request.conversation_id} if request.conversation_id is not None else None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": stored and request.store is not False,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": _plain(request.tool_choice) or "auto",
+        "tools": [_tool(tool.model_dump()) for tool in request.tools or () if not isinstance(tool, OfflineSearch)],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": request.user,
+        "metadata": request.metadata or {},
+    }
+
+
+def usage_of(generation: Generation, reasoning_tokens: int) -> dict[str, Any]:
+    """Token counts as this API names them. Nobody is charged for what a cache takes in."""
+    return {
+        "input_tokens": generation.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": generation.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": generation.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": generation.prompt_tokens + generation.output_tokens,
+    }
+
+
+def page(items: Sequence[dict[str, Any]], limit: int, after: str | None, order: str) -> dict[str, Any]:
+    """One page of a list of items. Raises BadRequestError for an `after` that is not among them."""
+    items = list(items) if order == "asc" else list(reversed(items))
+    begin = 0
+    if after is not None:
+        begin = next((place for place, item in enumerate(items, 1) if item["id"] == after), 0)
+        if not begin:
+            raise BadRequestError(f"Item with id '{after}' not found.", param="after", code="invalid_value")
+    return listed(items[begin : begin + limit], has_more=begin + limit < len(items))
+
+
+def listed(items: Sequence[dict[str, Any]], *, has_more: bool = False) -> dict[str, Any]:
+    """The list object of these items, of which there may be more."""
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": has_more,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, str) else value.model_dump()
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "namespace":
+        return {**tool, "tools": [_tool(each) for each in tool["tools"]]}
+    if tool["type"] == "custom":
+        return tool
+    return {**tool, "parameters": tool["parameters"] or {}, "strict": bool(tool["strict"])}

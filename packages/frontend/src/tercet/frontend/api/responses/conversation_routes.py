@@ -1,0 +1,95 @@
+"""/v1/conversations and below."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.api.responses.body import listed
+from tercet.frontend.api.responses.conversation_schema import AddItems, CreateConversation, UpdateConversation
+from tercet.frontend.api.responses.conversation_store import ConversationStore
+from tercet.frontend.api.responses.input_schema import InputItem
+from tercet.frontend.api.responses.items import Item, given_items
+from tercet.frontend.errors import NotFoundError
+from tercet.frontend.http.auth import visitor_of
+from tercet.frontend.http.query import number, order
+from tercet.frontend.http.request_body import read_model
+from tercet.frontend.kept import Kept
+
+
+class OpenAIServingConversations:
+    """The conversations of a server; it has none where it stores nothing."""
+
+    def __init__(self, kept: Kept | None, body_limit: int) -> None:
+        self._kept = kept
+        self._body_limit = body_limit
+
+    async def create(self, request: Request) -> Response:
+        """Begin a conversation."""
+        body = await read_model(request, CreateConversation, self._body_limit)
+        owner = visitor_of(request).owner
+        items = await self._given(owner, body.items or ())
+        return _json(await self._store.create(owner, items, body.metadata or {}))
+
+    async def retrieve(self, request: Request) -> Response:
+        """A conversation, without its items."""
+        return _json(await self._store.get(*_named(request)))
+
+    async def update(self, request: Request) -> Response:
+        """Give it other metadata."""
+        body = await read_model(request, UpdateConversation, self._body_limit)
+        return _json(await self._store.update(*_named(request), body.metadata or {}))
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a conversation with its items."""
+        owner, conversation = _named(request)
+        await self._store.delete(owner, conversation)
+        return _json({"id": conversation, "object": "conversation.deleted", "deleted": True})
+
+    async def add_items(self, request: Request) -> Response:
+        """Items for its end; answers with those."""
+        body = await read_model(request, AddItems, self._body_limit)
+        owner, conversation = _named(request)
+        items = await self._given(owner, body.items)
+        await self._store.add(owner, conversation, items)
+        return _json(listed(items))
+
+    async def items(self, request: Request) -> Response:
+        """What was said in it, one page at a time."""
+        limit = number(request, "limit", 20, lowest=1, highest=100)
+        after = request.query_params.get("after")
+        items, more = await self._store.items(*_named(request), limit, after, order(request))
+        return _json(listed(items, has_more=more))
+
+    async def item(self, request: Request) -> Response:
+        """One of its items."""
+        return _json(await self._store.item(*_named(request), request.path_params["item_id"]))
+
+    async def delete_item(self, request: Request) -> Response:
+        """Take an item out of it; answers with the conversation."""
+        return _json(await self._store.delete_item(*_named(request), request.path_params["item_id"]))
+
+    @property
+    def _stores(self) -> Kept:
+        if self._kept is None:
+            raise NotFoundError("This server keeps no conversations: it was started without --response-store.")
+        return self._kept
+
+    @property
+    def _store(self) -> ConversationStore:
+        return self._stores.conversations
+
+    async def _given(self, owner: str, items: Sequence[InputItem]) -> list[Item]:
+        return await given_items(items, "items", partial(self._stores.responses.item, owner))
+
+
+def _named(request: Request) -> tuple[str, str]:
+    """Who asks, and of which conversation."""
+    return visitor_of(request).owner, request.path_params["conversation_id"]
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

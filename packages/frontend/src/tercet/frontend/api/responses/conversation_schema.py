@@ -1,0 +1,39 @@
+"""What /v1/conversations takes: items as responses take them."""
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from tercet.frontend.api.openai.sampling_schema import Strict
+from tercet.frontend.api.responses.input_schema import InputItem, Metadata, known_types
+
+_MOST_ITEMS = 20
+
+
+class CreateConversation(Strict):
+    """A conversation to begin."""
+
+    items: Annotated[list[InputItem], Field(max_length=_MOST_ITEMS)] | None = None
+    metadata: Metadata | None = None
+
+    @field_validator("items", mode="before")
+    @classmethod
+    def _items_are_known(cls, value: object) -> object:
+        return known_types("items", value)
+
+
+class UpdateConversation(Strict):
+    """What is to be told of a conversation from now on."""
+
+    metadata: Metadata | None
+
+
+class AddItems(Strict):
+    """Items for the end of a conversation."""
+
+    items: Annotated[list[InputItem], Field(min_length=1, max_length=_MOST_ITEMS)]
+
+    @field_validator("items", mode="before")
+    @classmethod
+    def _items_are_known(cls, value: object) -> object:
+        return known_types("items", value)

@@ -1,0 +1,193 @@
+"""Conversations and their items. One belongs to its owner and is not there for anybody else."""
+
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from tercet.frontend.api.responses import conversation_rows as rows
+from tercet.frontend.api.responses.conversation_rows import Item, Row
+from tercet.frontend.api.responses.store import MOST_HISTORY
+from tercet.frontend.database import Database
+from tercet.frontend.errors import BadRequestError, NotFoundError
+
+_PAGE = {
+    "asc": "SELECT data FROM conversation_items WHERE conversation = ? AND place > ? ORDER BY place LIMIT ?",
+    "desc": "SELECT data FROM conversation_items WHERE conversation = ? AND place < ? ORDER BY place DESC LIMIT ?",
+}
+Conversation = dict[str, Any]
+"""The object that clients know."""
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What a response finds in a conversation when it begins: the items before the place `end`, and their length."""
+
+    items: list[Item]
+    end: int
+    size: int
+
+    def check_room(self, given: Sequence[Item]) -> None:
+        """Raises BadRequestError for an input that the conversation has no room for."""
+        _check_room(self.size + _length(given), "input")
+
+
+class ConversationStore:
+    """The conversations of every frontend. `clock` gives seconds since 1970, on which all of them must agree."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def create(self, owner: str, items: Sequence[Item], metadata: Mapping[str, str]) -> Conversation:
+        """A new conversation. Raises BadRequestError for items that cannot stand in one."""
+        conversation = f"conv_{secrets.token_hex(24)}"
+
+        def work(connection: sqlite3.Connection) -> Conversation:
+            now = self._clock()
+            self._database.prune(connection, now)
+            row = (conversation, owner, int(now), now, orjson.dumps(metadata), 0, 0)
+            connection.execute("INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            self._append(connection, owner, conversation, items)
+            return _shown(self._found(connection, owner, conversation))
+
+        return await self._database.run(work)
+
+    async def get(self, owner: str, conversation: str) -> Conversation:
+        """Raises NotFoundError."""
+        return await self._database.run(lambda each: _shown(self._found(each, owner, conversation)))
+
+    async def update(self, owner: str, conversation: str, metadata: Mapping[str, str]) -> Conversation:
+        """With other metadata in place of its own. Raises NotFoundError."""
+
+        def work(connection: sqlite3.Connection) -> Conversation:
+            self._found(connection, owner, conversation)
+            query = "UPDATE conversations SET metadata = ? WHERE id = ?"
+            connection.execute(query, (orjson.dumps(metadata), conversation))
+            return _shown(self._found(connection, owner, conversation))
+
+        return await self._database.run(work)
+
+    async def delete(self, owner: str, conversation: str) -> None:
+        """Forget it and its items. Raises NotFoundError."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            self._found(connection, owner, conversation)
+            connection.execute("DELETE FROM conversations WHERE id = ?", (conversation,))
+
+        await self._database.run(work)
+
+    async def add(self, owner: str, conversation: str, items: Sequence[Item]) -> None:
+        """Items for its end. Raises NotFoundError, and BadRequestError for items that cannot stand in it."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            self._append(connection, owner, conversation, items)
+            self._database.prune(connection, self._clock())
+
+        await self._database.run(work)
+
+    async def items(
+        self, owner: str, conversation: str, limit: int, after: str | None, order: str
+    ) -> tuple[list[Item], bool]:
+        """A page of its items, and whether there are more. Raises NotFoundError, BadRequestError."""
+
+        def work(connection: sqlite3.Connection) -> tuple[list[Item], bool]:
+            end = self._found(connection, owner, conversation).next
+            begin: int | None = end if order == "desc" else -1
+            if after is not None:
+                begin = _place(connection, conversation, after)
+                if begin is None:
+                    raise BadRequestError(f"Item with id '{after}' not found.", param="after", code="invalid_value")
+            found = connection.execute(_PAGE[order], (conversation, begin, limit + 1)).fetchall()
+            return [orjson.loads(data) for (data,) in found[:limit]], len(found) > limit
+
+        return await self._database.run(work)
+
+    async def item(self, owner: str, conversation: str, item: str) -> Item:
+        """Raises NotFoundError."""
+
+        def work(connection: sqlite3.Connection) -> Item:
+            self._found(connection, owner, conversation)
+            query = "SELECT data FROM conversation_items WHERE conversation = ? AND id = ?"
+            row = connection.execute(query, (conversation, item)).fetchone()
+            if row is None:
+                raise _no_item(item)
+            found: Item = orjson.loads(row[0])
+            return found
+
+        return await self._database.run(work)
+
+    async def delete_item(self, owner: str, conversation: str, item: str) -> Conversation:
+        """The conversation without one of its items. Raises NotFoundError."""
+
+        def work(connection: sqlite3.Connection) -> Conversation:
+            self._found(connection, owner, conversation)
+            query = "DELETE FROM conversation_items WHERE conversation = ? AND id = ? RETURNING length(data)"
+            gone = connection.execute(query, (conversation, item)).fetchall()
+            if not gone:
+                raise _no_item(item)
+            connection.execute("UPDATE conversations SET bytes = bytes - ? WHERE id = ?", (gone[0][0], conversation))
+            return _shown(self._found(connection, owner, conversation))
+
+        return await self._database.run(work)
+
+    async def past(self, owner: str, conversation: str) -> Past:
+        """What a response that goes on with it begins with. Raises NotFoundError, BadRequestError."""
+
+        def work(connection: sqlite3.Connection) -> Past:
+            found = self._found(connection, owner, conversation, "conversation")
+            _check_room(found.size, "conversation")
+            return Past(rows.items_before(connection, conversation, found.next), found.next, found.size)
+
+        return await self._database.run(work)
+
+    def _found(
+        self, connection: sqlite3.Connection, owner: str, conversation: str, param: str = "conversation_id"
+    ) -> Row:
+        now = self._clock()
+        row = rows.find(connection, owner, conversation, self._database.oldest(now), now)
+        if row is None:
+            raise NotFoundError(f"Conversation with id '{conversation}' not found.", param=param)
+        return row
+
+    def _append(self, connection: sqlite3.Connection, owner: str, conversation: str, items: Sequence[Item]) -> None:
+        """Raises NotFoundError, and BadRequestError for an id that it has already and for what it has no room for."""
+        found = self._found(connection, owner, conversation)
+        ids: set[str] = set()
+        for place, item in enumerate(items):
+            if item["id"] in ids or _place(connection, conversation, item["id"]) is not None:
+                raise BadRequestError(f"There is an item '{item['id']}' already.", param=f"items[{place}].id")
+            ids.add(item["id"])
+        _check_room(found.size + _length(items), "items")
+        rows.append(connection, conversation, items, self._clock())
+
+
+def _length(items: Sequence[Item]) -> int:
+    return sum(len(orjson.dumps(item)) for item in items)
+
+
+def _check_room(size: int, param: str) -> None:
+    if size > MOST_HISTORY:
+        raise BadRequestError(f"A conversation holds at most {MOST_HISTORY} bytes of items.", param=param)
+
+
+def _place(connection: sqlite3.Connection, conversation: str, item: str) -> int | None:
+    query = "SELECT place FROM conversation_items WHERE conversation = ? AND id = ?"
+    row = connection.execute(query, (conversation, item)).fetchone()
+    return row[0] if row else None
+
+
+def _no_item(item: str) -> NotFoundError:
+    return NotFoundError(f"Item with id '{item}' not found.", param="item_id")
+
+
+def _shown(row: Row) -> Conversation:
+    return {
+        "id": row.id,
+        "object": "conversation",
+        "created_at": row.created,
+        "metadata": orjson.loads(row.metadata),
+    }

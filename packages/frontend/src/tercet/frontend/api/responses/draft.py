@@ -1,0 +1,229 @@
+"""From a request to a response that can be made: its items, its turn, and what it says as events."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from tercet.frontend.api.openai.sampling_schema import SamplingFields, stop_strings
+from tercet.frontend.api.responses.body import new_body, usage_of
+from tercet.frontend.api.responses.conversation_store import ConversationStore, Past
+from tercet.frontend.api.responses.items import Item, given_items, messages_of, shaped
+from tercet.frontend.api.responses.output_items import Change
+from tercet.frontend.api.responses.schema import (
+    CreateResponse,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Prompted,
+    missing_input,
+)
+from tercet.frontend.api.responses.scored_text import ScoredText
+from tercet.frontend.api.responses.store import ResponseStore
+from tercet.frontend.api.responses.tool_schema import choice_of, specs_of
+from tercet.frontend.api.responses.writer import ResponseWriter
+from tercet.frontend.chat.chat_request import ChatTurn
+from tercet.frontend.chat.planner import TurnPlan, TurnPlanner
+from tercet.frontend.constraints import Constraint, JsonObject, JsonSchema
+from tercet.frontend.errors import BadRequestError, NotFoundError
+from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.request import ParamNames
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.served_model import ServedModel
+from tercet.protocol.messages.values import LogprobParams
+
+_NAMES = ParamNames(
+    messages="input", max_tokens="max_output_tokens", logprobs="top_logprobs", reasoning_effort="reasoning.effort"
+)
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """What a response was given, and what its conversation had, when it was first begun."""
+
+    given: list[Item]
+    past: Past | None
+
+    @property
+    def seen(self) -> int:
+        """The place in the conversation that is the first it does not know."""
+        return self.past.end if self.past else 0
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What makes a response the same when it is begun again."""
+
+    id: str
+    created: int
+    seed: int
+    request: CreateResponse
+    begun: Begun | None = None
+
+
+_PIECES = 32
+"""Tokens with log-probabilities that are read before others have their turn at the loop."""
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A response that can be made."""
+
+    plan: TurnPlan
+    begun: Begun
+    body: dict[str, Any]
+    model: ServedModel
+    wants_logprobs: bool
+
+    async def changes(self, writer: ResponseWriter, generation: Generation) -> AsyncIterator[list[Change]]:
+        """What each arrival changes, to the last. Raises ApiError."""
+        [reader] = self.plan.readers(generation)
+        scored = self._scored()
+        begun = False
+        async for arrivals in generation.arrivals():
+            changes = [] if begun else writer.progress()
+            begun = True
+            for update in (arrival.update for arrival in arrivals):
+                for place, piece in enumerate(scored.pieces(update) if scored else [update], 1):
+                    findings = reader.read(piece)
+                    changes += writer.take(findings, scored.told(findings, reader.reasoning_tokens) if scored else ())
+                    if place % _PIECES == 0:
+                        yield changes
+                        changes = []
+                        await asyncio.sleep(0)  # many tokens may have come while the client did not read
+                if update.finish is not None:
+                    usage, rest = usage_of(generation, reader.reasoning_tokens), scored.rest if scored else ()
+                    changes += writer.end(update.finish.type, usage, int(time.time()), rest)
+            yield changes
+
+    def _scored(self) -> ScoredText | None:
+        if not self.wants_logprobs:
+            return None
+        hidden = self.model.tokenizer.special_ids if self.plan.request.skip_special_tokens else frozenset[int]()
+        return ScoredText(self.model.files.token_bytes, hidden)
+
+
+class Drafter:
+    """Makes drafts. Without stores there is nothing to go on from."""
+
+    def __init__(
+        self,
+        manager: TokenizerManager,
+        planner: TurnPlanner,
+        store: ResponseStore | None,
+        conversations: ConversationStore | None,
+    ) -> None:
+        self._manager = manager
+        self._planner = planner
+        self._store = store
+        self._conversations = conversations
+
+    async def draft(self, owner: str, origin: Origin) -> Draft:
+        """Raises ApiError."""
+        request = origin.request
+        model = await self._manager.adapters.model(request.model)
+        begun = origin.begun or await self._begun(owner, request)
+        turn = await self._turn(owner, request, begun, model)
+        sampling = SamplingFields(
+            model=request.model,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+        ).sampling(model.files.defaults)
+        turn = msgspec.structs.replace(
+            turn,
+            sampling=sampling,
+            max_tokens=request.max_output_tokens,
+            seed=origin.seed,
+            stop=stop_strings(request.stop),
+            logprobs=LogprobParams(top=request.top_logprobs or 0) if request.wants_logprobs else None,
+            priority=request.priority or 0,
+            cache_salt=request.cache_salt or "",
+        )
+        return Draft(
+            plan=await self._plan(turn, model),
+            begun=begun,
+            body=new_body(origin.id, request, sampling, origin.created, stored=self._store is not None),
+            model=model,
+            wants_logprobs=request.wants_logprobs,
+        )
+
+    async def prompt(self, owner: str, request: Prompted) -> tuple[TurnPlan, ServedModel]:
+        """What would be generated from, for a count of its tokens. Raises ApiError."""
+        model = await self._manager.adapters.model(request.model)
+        turn = await self._turn(owner, request, await self._begun(owner, request), model)
+        return await self._plan(turn, model), model
+
+    async def _begun(self, owner: str, request: Prompted) -> Begun:
+        """The items that are new with this request, and those that stand in its conversation. Raises ApiError."""
+        past = None
+        if request.conversation_id is not None:
+            if self._conversations is None:
+                raise NotFoundError("This server keeps no conversations to go on with.", param="conversation")
+            past = await self._conversations.past(owner, request.conversation_id)
+        given = await self._given(owner, request)
+        if past is not None:
+            past.check_room(given)
+            if not (past.items or given):
+                raise missing_input()
+        return Begun(given, past)
+
+    async def _turn(self, owner: str, request: Prompted, begun: Begun, model: ServedModel) -> ChatTurn:
+        """The turn that the items make, and those before them."""
+        earlier = begun.past.items if begun.past else []
+        if request.previous_response_id is not None:
+            earlier = await self._history(owner, request.previous_response_id)
+        return ChatTurn(
+            messages=messages_of(earlier, begun.given, request.instructions),
+            sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
+            tools=tuple(specs_of(request.tools or ())),
+            tool_choice=choice_of(request.tool_choice),
+            parallel_tool_calls=request.calls_several,
+            constraint=_constraint(request),
+            reasoning_effort=request.reasoning.effort if request.reasoning else None,
+            param_names=_NAMES,
+        )
+
+    async def _history(self, owner: str, response: str) -> list[Item]:
+        if self._store is None:
+            raise BadRequestError(
+                "This server stores no responses to go on from.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return await self._store.history(owner, response)
+
+    async def _given(self, owner: str, request: Prompted) -> list[Item]:
+        if isinstance(request.input, str):
+            return [shaped({"type": "message", "role": "user", "content": request.input})]
+
+        async def find(item: str) -> Item | None:
+            return await self._store.item(owner, item) if self._store else None
+
+        return await given_items(request.input or (), "input", find)
+
+    async def _plan(self, turn: ChatTurn, model: ServedModel) -> TurnPlan:
+        try:
+            return await self._planner.plan(turn, model)
+        except BadRequestError as error:
+            if error.param is not None and error.param.startswith("messages"):  # made of the items of `input`
+                error.param = "input"
+            raise
+
+
+def new_seed() -> int:
+    """A seed where the client gives none: a response begun again has to say the same."""
+    return secrets.randbits(63)
+
+
+def _constraint(request: Prompted) -> Constraint | None:
+    match request.text and request.text.format:
+        case JsonObjectFormat():
+            return JsonObject(param="text.format")
+        case JsonSchemaFormat() as wanted:
+            return JsonSchema(
+                schema=wanted.schema_, strict=bool(wanted.strict), name=wanted.name, param="text.format.schema"
+            )
+    return None

@@ -1,0 +1,76 @@
+"""The events of one response in order, each with its number."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from tercet.frontend.api.responses.output_items import Change
+from tercet.frontend.http.sse import named_event
+
+ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+"""The last event of a response is one of these."""
+
+_TEXT_OF_CALL = {"function_call": "arguments", "custom_tool_call": "input"}
+
+
+class EventLog:
+    """Numbers events. One that goes on after `earlier` leaves out what those have told, however they were cut.
+
+    A response that is begun again says the same, but its text arrives in other pieces. Each character of a delta and
+    each other event is one step; so many steps as `earlier` has are passed over, but never the last of all.
+    """
+
+    def __init__(self, earlier: Sequence[Change] = ()) -> None:
+        self.next = len(earlier)
+        self._told = sum(_steps(change) for change in earlier)
+
+    def add(self, changes: Iterable[Change]) -> list[Change]:
+        """The events that are new, with their numbers."""
+        numbered = []
+        for change in changes:
+            steps = _steps(change)
+            told = min(steps, self._told)
+            self._told -= told
+            if told == steps and change["type"] not in ENDS:
+                continue
+            if 0 < told < steps:
+                change = {**change, "delta": change["delta"][told:]}
+            numbered.append({**change, "sequence_number": self.next})
+            self.next += 1
+        return numbered
+
+
+def items_told(events: Iterable[Change]) -> list[dict[str, Any]]:
+    """The items that the events of a response tell of, each as far as it is told. They become parts of the items."""
+    items: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for event in events:
+        match event["type"]:
+            case "response.output_item.added":
+                items.append(event["item"] | {"status": "incomplete"})
+            case "response.content_part.added":
+                items[-1]["content"] = [event["part"]]
+            case "response.output_item.done":
+                items[-1] = event["item"]
+                texts.clear()
+        if "delta" in event:
+            texts.append(event["delta"])
+            if event.get("logprobs"):
+                items[-1]["content"][0]["logprobs"] += event["logprobs"]
+    if texts:
+        last, field = items[-1], _TEXT_OF_CALL.get(items[-1]["type"])
+        if field is None:
+            last, field = last["content"][0], "text"
+        last[field] = "".join(texts)
+    return items
+
+
+def _steps(change: Change) -> int:
+    delta: str | None = change.get("delta")
+    return 1 if delta is None else len(delta)
+
+
+def encoded(event: dict[str, Any]) -> bytes:
+    """An event as its client reads it: its type is its name."""
+    return named_event(event["type"], orjson.dumps(event))

@@ -1,0 +1,154 @@
+"""The items that a response is given, and the ones that earlier responses said."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, Discriminator, Field, Tag
+
+from tercet.frontend.api.openai.sampling_schema import Name, Strict
+from tercet.frontend.api.openai.text_only import refuse_what_is_no_text
+from tercet.frontend.errors import UnsupportedParameterError
+
+Text = Annotated[str, Field(max_length=16_777_216)]
+Status = Literal["in_progress", "completed", "incomplete"]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)]
+ASYNC = AliasChoices("async", "async_")
+"""A keyword of Python's, which OpenAI's clients write with a line where an item is dumped under its own names."""
+
+
+class TextPart(Strict):
+    """A piece of text, the user's or the model's; `parsed` is what OpenAI's clients made of it."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+    parsed: Any = Field(None, exclude=True)
+    annotations: Annotated[list[Any], Field(max_length=4096)] | None = None
+    logprobs: Annotated[list[Any], Field(max_length=131_072)] | None = None
+    prompt_cache_breakpoint: Any = None
+
+
+class RefusalPart(Strict):
+    """What the assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+class ReasoningPart(Strict):
+    """What the model thought."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: Text
+
+
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+
+class MessageItem(Strict):
+    """What somebody said."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | Annotated[list[Part], Field(max_length=4096)]
+    id: Name | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class ReasoningItem(Strict):
+    """What the model thought before."""
+
+    type: Literal["reasoning"]
+    id: Name | None = None
+    summary: Annotated[list[ReasoningPart], Field(max_length=4096)] | None = None
+    content: Annotated[list[ReasoningPart], Field(max_length=4096)] | None = None
+    encrypted_content: Text | None = None
+    status: Status | None = None
+
+
+class CallItem(Strict):
+    """What all calls have that the model made."""
+
+    call_id: Name
+    name: Name
+    id: Name | None = None
+    status: Status | None = None
+    namespace: Name | None = None
+    caller: Any = None
+    async_: bool | None = Field(None, alias="async", validation_alias=ASYNC, exclude=True)
+    created_by: Name | None = Field(None, exclude=True)
+
+
+class FunctionCallItem(CallItem):
+    """A call of a function; `parsed_arguments` is what OpenAI's clients made of it."""
+
+    type: Literal["function_call"]
+    arguments: Text
+    parsed_arguments: Any = Field(None, exclude=True)
+
+
+class CustomCallItem(CallItem):
+    """A call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    input: Text
+
+
+class OutputItem(Strict):
+    """What a call gave."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: Name
+    output: Text | Annotated[list[TextPart], Field(max_length=4096)]
+    id: Name | None = None
+    status: Status | None = None
+    name: Name | None = None
+    namespace: Name | None = None
+    caller: Any = None
+    created_by: Name | None = Field(None, exclude=True)
+
+
+class ItemReference(Strict):
+    """An item of a stored response."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: Name
+
+
+def _kind(item: object) -> str:
+    """The type of an item; one that names none is a message, or a reference where it has nothing but an id."""
+    if not isinstance(item, dict):  # one of the models below, which is written back
+        return str(getattr(item, "type", "message"))
+    kind = item.get("type")
+    if isinstance(kind, str):
+        return kind
+    return "item_reference" if item.keys() == {"id"} else "message"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[OutputItem, Tag("custom_tool_call_output")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(_kind),
+]
+
+_ITEMS = {
+    *("message", "reasoning", "item_reference"),
+    *("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+}
+
+
+def known_types(param: str, items: object) -> object:
+    """The items as they are. Raises UnsupportedParameterError, naming it, for a documented type not served here."""
+    for place, item in enumerate(items if isinstance(items, list) else ()):
+        if not isinstance(item, dict):
+            continue
+        kind = item.get("type")
+        if isinstance(kind, str) and kind not in _ITEMS:
+            raise UnsupportedParameterError(f"Items of type '{kind}' are not supported.", param=f"{param}[{place}]")
+        for field in ("content", "output"):
+            refuse_what_is_no_text(item.get(field), f"{param}[{place}].{field}")
+    return items

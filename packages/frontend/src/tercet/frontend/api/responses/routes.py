@@ -1,0 +1,227 @@
+"""/v1/responses."""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.api.responses.background import Background
+from tercet.frontend.api.responses.body import id_of, page, rid_of
+from tercet.frontend.api.responses.draft import Draft, Drafter, Origin, new_seed
+from tercet.frontend.api.responses.event_log import EventLog, encoded
+from tercet.frontend.api.responses.output_items import Change
+from tercet.frontend.api.responses.schema import CreateResponse, TokenCount
+from tercet.frontend.api.responses.store import ResponseStore
+from tercet.frontend.api.responses.writer import ResponseWriter
+from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.database import StoreError
+from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError, ServerError, UnsupportedParameterError
+from tercet.frontend.http.auth import visitor_of
+from tercet.frontend.http.query import flag, number, order
+from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.sse import EventStream, unless_gone
+from tercet.frontend.kept import Kept
+from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+
+logger = logging.getLogger(__name__)
+
+
+class OpenAIServingResponses:
+    """Responses of every served model. Without a store none can be come back for."""
+
+    def __init__(
+        self,
+        manager: TokenizerManager,
+        planner: TurnPlanner,
+        kept: Kept | None,
+        body_limit: int,
+    ) -> None:
+        self._manager = manager
+        self._kept = kept.responses if kept else None
+        self._background = kept.background if kept else None
+        self._drafter = Drafter(manager, planner, self._kept, kept.conversations if kept else None)
+        self._body_limit = body_limit
+
+    async def create(self, request: Request) -> Response:
+        """Make a response."""
+        body = await read_model(request, CreateResponse, self._body_limit)
+        if body.store and self._kept is None:
+            raise UnsupportedParameterError("This server stores no responses.", param="store")
+        owner = visitor_of(request).owner
+        seed = new_seed() if body.seed is None else body.seed
+        origin = Origin(id_of(self._manager.new_id()), int(time.time()), seed, body)
+        draft = await self._drafter.draft(owner, origin)
+        if body.background:
+            return await self._in_background(owner, origin, draft)
+        work = _Work(self._manager, draft, owner, self._kept)
+        return await (work.stream(request) if body.stream else work.whole(request))
+
+    async def retrieve(self, request: Request) -> Response:
+        """A response as it stands, or with `stream=true` the events of one made in the background."""
+        owner, response = visitor_of(request).owner, request.path_params["response_id"]
+        body = await self._store.get(owner, response)
+        if not flag(request, "stream"):
+            return _json(body)
+        if not body["background"] or self._background is None:
+            raise BadRequestError("Only a response that was made in the background can be streamed.", param="stream")
+        after = number(request, "starting_after", -1, lowest=0, highest=2**31 - 1)
+        return self._follow(self._background, owner, response, after, self._background.join(owner))
+
+    async def cancel(self, request: Request) -> Response:
+        """End a response that is made in the background."""
+        response = request.path_params["response_id"]
+        body = await self._store.cancel(visitor_of(request).owner, response)
+        if self._background is not None:
+            self._background.stop(response)
+        return _json(body)
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a response."""
+        response = request.path_params["response_id"]
+        await self._store.delete(visitor_of(request).owner, response)
+        if self._background is not None:
+            self._background.stop(response)
+        return _json({"id": response, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        """What a response was made from, one page at a time."""
+        items = await self._store.input_items(visitor_of(request).owner, request.path_params["response_id"])
+        limit = number(request, "limit", 20, lowest=1, highest=100)
+        return _json(page(items, limit, request.query_params.get("after"), order(request)))
+
+    async def input_tokens(self, request: Request) -> Response:
+        """How many tokens a response would be made from."""
+        body = await read_model(request, TokenCount, self._body_limit)
+        plan, model = await self._drafter.prompt(visitor_of(request).owner, body)
+        ids = await model.tokenized(plan.request.prompt, must_fit=False)
+        return _json({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+    @property
+    def _store(self) -> ResponseStore:
+        if self._kept is None:
+            raise NotFoundError("This server stores no responses: it was started without --response-store.")
+        return self._kept
+
+    async def _in_background(self, owner: str, origin: Origin, draft: Draft) -> Response:
+        if self._background is None:
+            raise UnsupportedParameterError("This server stores no responses to make in the background.", param="store")
+        if not origin.request.stream:
+            return _json(await self._background.begin(owner, origin, draft))
+        leave = self._background.join(owner)
+        try:
+            await self._background.begin(owner, origin, draft)
+        except BaseException:
+            leave()
+            raise
+        return self._follow(self._background, owner, origin.id, -1, leave)
+
+    def _follow(
+        self, background: Background, owner: str, response: str, after: int, leave: Callable[[], None]
+    ) -> Response:
+        """Stream events; `leave` is called at the end."""
+
+        async def events() -> AsyncIterator[bytes]:
+            number = after + 1
+            try:
+                async for data in background.follow(owner, response, after):
+                    yield data
+                    number += 1
+            except ApiError as error:  # deleted, or forgotten for its age or for room
+                yield encoded(
+                    {
+                        "type": "error",
+                        "code": error.code,
+                        "message": error.message,
+                        "param": error.param,
+                        "sequence_number": number,
+                    }
+                )
+
+        return EventStream(events(), on_close=leave)
+
+
+class _Work:
+    """One response that its client waits for."""
+
+    def __init__(self, manager: TokenizerManager, draft: Draft, owner: str, store: ResponseStore | None) -> None:
+        self._manager = manager
+        self._draft = draft
+        self._owner = owner
+        self._store = store
+        self._writer = ResponseWriter(draft.body)
+
+    async def whole(self, request: Request) -> Response:
+        """The response when it has ended."""
+        generation = await unless_gone(
+            request, self._manager.submit([self._draft.plan.request], rid_of(self._draft.body["id"]))
+        )
+        try:
+            await unless_gone(request, self._collect(generation))
+        finally:
+            self._manager.release(generation)
+        await self._keep()
+        return _json(self._writer.body)
+
+    async def stream(self, request: Request) -> Response:
+        """Its events as they come. Errors before the first token raise ApiError."""
+        generation = await unless_gone(
+            request, self._manager.submit([self._draft.plan.request], rid_of(self._draft.body["id"]))
+        )
+        changes = self._draft.changes(self._writer, generation)
+        begin = self._writer.begin()
+        try:
+            first = await unless_gone(request, anext(changes))
+        except BaseException:
+            self._manager.release(generation)
+            raise
+        return EventStream(self._events([*begin, *first], changes), lambda: self._manager.release(generation))
+
+    async def _collect(self, generation: Generation) -> None:
+        if not self._draft.wants_logprobs:  # those are written as they come: all together they take long
+            generation.tell_ends()
+        async for _ in self._draft.changes(self._writer, generation):
+            pass
+
+    async def _events(self, first: list[Change], rest: AsyncIterator[list[Change]]) -> AsyncIterator[bytes]:
+        log = EventLog()
+        try:
+            yield await self._told(log, first)
+            async for changes in rest:
+                yield await self._told(log, changes)
+        except ApiError as error:
+            yield await self._told(log, self._writer.fail(error))
+        except Exception:
+            logger.exception("the stream of %s failed", self._writer.body["id"])
+            yield _encoded(log, self._writer.fail(ServerError("The server failed this response.")))
+
+    async def _told(self, log: EventLog, changes: list[Change]) -> bytes:
+        """Events for the client, who may come back for the response once it has read the last.
+
+        Where it cannot, the last says so, unless that tells of a failure anyhow.
+        """
+        if self._writer.ended:
+            try:
+                await self._keep()
+            except StoreError as error:
+                logger.error("%s", error)
+                if self._writer.body["status"] != "failed":
+                    changes = [*changes[:-1], *self._writer.fail(ServerError(str(error)))]
+        return _encoded(log, changes)
+
+    async def _keep(self) -> None:
+        body, begun = self._writer.body, self._draft.begun
+        if self._store is not None and (body["store"] or body["conversation"]):
+            await self._store.keep(self._owner, body, begun.given, begun.seen)
+
+
+def _encoded(log: EventLog, changes: list[Change]) -> bytes:
+    return b"".join(map(encoded, log.add(changes)))
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -1,0 +1,216 @@
+"""The request of /v1/responses: every field OpenAI documents, and the extensions it shares with chat."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tercet.frontend.api.openai.sampling_schema import Count, Name, Stops, Strict, refuse
+from tercet.frontend.api.responses.input_schema import InputItem, Metadata, Text, known_types
+from tercet.frontend.api.responses.tool_schema import (
+    Anything,
+    Choice,
+    NamedTool,
+    TextFormat,
+    ToolName,
+    Tools,
+    supported_choice,
+    supported_tools,
+)
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+
+_INCLUDABLE = {
+    "message.output_text.logprobs": True,
+    "reasoning.encrypted_content": True,  # reasoning is told openly, and comes back the same way
+    "web_search_call.action.sources": False,
+    "web_search_call.results": False,
+    "code_interpreter_call.outputs": False,
+    "computer_call_output.output.image_url": False,
+    "file_search_call.results": False,
+    "message.input_image.image_url": False,
+}
+"""What a client may ask to have included, and whether this server ever has it."""
+
+
+class JsonObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Strict):
+    """An instance of a schema."""
+
+    type: Literal["json_schema"]
+    name: ToolName
+    schema_: Anything = Field(alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Strict):
+    """What the text is to look like."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(Strict):
+    """How much to think. There are no summaries: reasoning is told as it is."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Name | None = None
+
+    @model_validator(mode="after")
+    def _is_the_templates_to_show(self) -> "Reasoning":
+        """Which of the reasoning of earlier turns a model reads again, its chat template decides."""
+        refuse("reasoning.context", self.context, harmless=self.context == "auto")
+        refuse("reasoning.mode", self.mode, harmless=self.mode == "standard")
+        return self
+
+
+class StreamOptions(Strict):
+    """What a stream carries besides events."""
+
+    include_obfuscation: bool | None = None
+
+
+def missing_input() -> BadRequestError:
+    """There is nothing to answer."""
+    return BadRequestError("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
+
+
+class InConversation(Strict):
+    """The conversation that a response goes on with."""
+
+    id: Name
+
+
+class Prompted(Strict):
+    """What stands before an answer: the part that creating a response and counting its tokens share."""
+
+    model: Name
+    input: Text | Annotated[list[InputItem], Field(max_length=16_384)] | None = None
+    instructions: Text | None = None
+    previous_response_id: Name | None = None
+    conversation: Name | InConversation | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _items_are_known(cls, value: object) -> object:
+        return known_types("input", value)
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _tools_are_supported(cls, value: object) -> object:
+        return supported_tools(value)
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _choice_is_supported(cls, value: object) -> object:
+        return supported_choice(value)
+
+    @model_validator(mode="after")
+    def _prompt_is_ours_to_find(self) -> "Prompted":
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise BadRequestError(
+                "Only one of 'conversation' and 'previous_response_id' can be given.",
+                param="conversation",
+                code="mutually_exclusive_parameters",
+            )
+        if self.truncation == "auto":
+            raise UnsupportedParameterError("'truncation' can only be 'disabled'.", param="truncation")
+        if not self.input and self.previous_response_id is None and self.conversation is None:
+            raise missing_input()
+        return self
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation, however it is written."""
+        return self.conversation.id if isinstance(self.conversation, InConversation) else self.conversation
+
+    @property
+    def calls_several(self) -> bool:
+        """Whether one answer may have more calls than one; a tool that is named is called exactly once."""
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
+
+
+class TokenCount(Prompted):
+    """How many tokens an input has."""
+
+    personality: Name | None = None
+
+
+class CreateResponse(Prompted):
+    """A response to make."""
+
+    background: bool | None = None
+    client_metadata: Anything | None = Field(None, exclude=True)
+    include: Annotated[list[Name], Field(max_length=32)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_tool_calls: Count | None = None
+    metadata: Metadata | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_options: Anything | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    safety_identifier: Name | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    user: Name | None = None
+
+    access_programs: Any = None
+    context_management: Any = None
+    image: Any = None
+    moderation: Any = None
+    prompt: Any = None
+
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stops | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+
+    @field_validator("include")
+    @classmethod
+    def _has_what_is_included(cls, include: list[str] | None) -> list[str] | None:
+        for place, each in enumerate(include or ()):
+            if each not in _INCLUDABLE:
+                raise ValueError(f"nothing is called '{each}'")
+            if not _INCLUDABLE[each]:
+                raise UnsupportedParameterError(f"'{each}' is not supported by this server.", param=f"include[{place}]")
+        return include
+
+    @model_validator(mode="after")
+    def _only_what_is_honoured(self) -> "CreateResponse":
+        for name in ("access_programs", "context_management", "image", "moderation", "prompt"):
+            refuse(name, getattr(self, name), harmless=False)
+        return self
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> "CreateResponse":
+        if self.stream_options is not None and not self.stream:
+            raise BadRequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        if self.background and self.store is False:
+            raise BadRequestError("A response in the background has to be stored.", param="background")
+        return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether text comes with log-probabilities."""
+        return "message.output_text.logprobs" in (self.include or ())

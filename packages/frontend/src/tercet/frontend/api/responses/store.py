@@ -1,0 +1,377 @@
+"""Responses that clients come back for: what each was given, what it became, and whoever works on it in the background.
+
+A response belongs to its owner and is not there for anybody else. One that runs in the background is leased to a
+frontend, which renews the lease while it lives. `run` counts those that took it, and a frontend that lost the lease can
+write nothing any more.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from tercet.frontend.api.responses import conversation_rows as rows
+from tercet.frontend.api.responses.event_log import items_told
+from tercet.frontend.database import Database
+from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError
+
+Item = dict[str, Any]
+Body = dict[str, Any]
+
+LEASE_SECONDS = 10.0
+MOST_HISTORY = 32 * 1024 * 1024
+"""Bytes of all that a response goes on from: it is read into memory at once, whatever a prompt may have of it."""
+MOST_EVENTS = 256
+"""Events of a response that are read at once."""
+_RUNNING = ("queued", "in_progress")
+_MADE = ("completed", "incomplete")
+_HELD = "SELECT 1 FROM responses WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
+_RENEW = (
+    "UPDATE responses SET lease = ? WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
+)
+_GIVE_UP = (
+    "UPDATE responses SET lease = 0, runs = runs - 1"
+    " WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
+)
+
+
+class LeaseLostError(Exception):
+    """Cancelled, deleted, or in the hands of another frontend: there is nothing more to write."""
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """The right to work on a background response."""
+
+    id: str
+    run: int
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A background response that its frontend left behind."""
+
+    lease: Lease
+    owner: str
+    request: dict[str, Any]
+    given: list[Item]
+
+
+class ResponseStore:
+    """The rows of every response. `clock` gives seconds since 1970, on which all frontends of a file must agree."""
+
+    def __init__(self, database: Database, peer: str, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._peer = peer
+        self._clock = clock
+        self._overdue: dict[str, float] = {}
+        """The leases that were not as they should be when last looked at."""
+
+    async def keep(self, owner: str, body: Body, given: Sequence[Item], seen: int = 0) -> None:
+        """A response that has ended, with the input of its own.
+
+        With a conversation both go to its end, too; the response saw what stands there before the place `seen`. One
+        that is not to be stored is told to its conversation alone.
+        """
+
+        def work(connection: sqlite3.Connection) -> None:
+            if body["store"]:
+                self._insert(connection, owner, body, given, {}, seen, lease=0.0)
+            else:
+                self._database.prune(connection, self._clock())
+            _tell_conversation(connection, body, given, self._clock())
+
+        await self._database.run(work)
+
+    async def begin(
+        self, owner: str, body: Body, given: Sequence[Item], request: Mapping[str, Any], seen: int = 0
+    ) -> Lease:
+        """A response to be made in the background; `request` is what it takes to begin again."""
+        lease = self._clock() + LEASE_SECONDS
+        await self._database.run(lambda each: self._insert(each, owner, body, given, request, seen, lease=lease))
+        return Lease(body["id"], 1)
+
+    async def get(self, owner: str, response: str) -> Body:
+        """The response as it stands. Raises NotFoundError."""
+        since = self._since
+        return await self._database.read(lambda each: _body(each, owner, response, since))
+
+    async def delete(self, owner: str, response: str) -> None:
+        """Forget it; what still works on it stops. Raises NotFoundError."""
+        since = self._since
+
+        def work(connection: sqlite3.Connection) -> None:
+            _body(connection, owner, response, since)
+            connection.execute("DELETE FROM responses WHERE id = ?", (response,))
+
+        await self._database.run(work)
+
+    async def cancel(self, owner: str, response: str) -> Body:
+        """End one that runs in the background, with what it has said. One that has ended stays as it is.
+
+        Raises ApiError.
+        """
+        since = self._since
+
+        def work(connection: sqlite3.Connection) -> Body:
+            body = _body(connection, owner, response, since)
+            if not body["background"]:
+                raise BadRequestError("Only a response that runs in the background can be cancelled.")
+            if body["status"] in _RUNNING:
+                body |= {"status": "cancelled", "output": items_told(_emitted(connection, response))}
+                _ended(connection, response, body, self._clock())
+            return body
+
+        return await self._database.run(work)
+
+    async def input_items(self, owner: str, response: str) -> list[Item]:
+        """Everything it was given, what earlier responses were given and said included. Raises NotFoundError."""
+        since = self._since
+
+        def work(connection: sqlite3.Connection) -> list[Item]:
+            body = _body(connection, owner, response, since)
+            before = body["previous_response_id"]
+            earlier = _history(connection, owner, before, since, NotFoundError) if before else []
+            earlier += _seen(connection, response, since, NotFoundError)
+            return earlier + _given(connection, response)
+
+        return await self._database.read(work)
+
+    async def history(self, owner: str, response: str) -> list[Item]:
+        """What a response that goes on from this one begins with. Raises BadRequestError."""
+        since = self._since
+        return await self._database.read(lambda each: _history(each, owner, response, since, BadRequestError))
+
+    async def item(self, owner: str, item: str) -> Item | None:
+        """An item of any response or conversation of the owner's."""
+        query = (
+            "SELECT data FROM items JOIN responses ON responses.id = items.response"
+            " WHERE items.id = ? AND owner = ? AND created >= ? ORDER BY created DESC LIMIT 1"
+        )
+        since = self._since
+
+        def work(connection: sqlite3.Connection) -> Item | None:
+            row = connection.execute(query, (item, owner, since)).fetchone()
+            return orjson.loads(row[0]) if row else rows.item_of_any(connection, owner, item, since)
+
+        return await self._database.read(work)
+
+    # Work in the background.
+
+    async def add(self, lease: Lease, first: int, events: Sequence[bytes], body: Body | None = None) -> None:
+        """More events of a response, numbered from `first`, and how it now stands. Raises LeaseLostError."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            self._require(connection, lease)
+            numbered = [(lease.id, first + place, event) for place, event in enumerate(events)]
+            connection.executemany("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", numbered)
+            if body is not None and body["status"] in _RUNNING:
+                _update(connection, lease.id, body)
+            elif body is not None:
+                _ended(connection, lease.id, body, self._clock())
+                self._database.prune(connection, self._clock())
+
+        await self._database.run(work)
+
+    async def events(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
+        """Return the next events numbered above `after`, `MOST_EVENTS` at the most, and whether more will come.
+
+        Raises NotFoundError.
+        """
+        since = self._since
+
+        def work(connection: sqlite3.Connection) -> tuple[list[bytes], bool]:
+            query = "SELECT status FROM responses WHERE id = ? AND owner = ? AND created >= ?"
+            row = connection.execute(query, (response, owner, since)).fetchone()
+            if row is None:
+                raise _not_found(response)
+            query = "SELECT data FROM events WHERE response = ? AND number > ? ORDER BY number LIMIT ?"
+            events = [data for (data,) in connection.execute(query, (response, after, MOST_EVENTS))]
+            return events, row[0] in _RUNNING or len(events) == MOST_EVENTS
+
+        return await self._database.read(work)
+
+    async def renew(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Keep what one works on; returns what one has lost."""
+        until = self._clock() + LEASE_SECONDS
+
+        def work(connection: sqlite3.Connection) -> list[Lease]:
+            return [each for each in leases if not connection.execute(_RENEW, (until, *self._mine(each))).rowcount]
+
+        return await self._database.run(work)
+
+    async def give_up(self, lease: Lease) -> None:
+        """Leave the work to whoever comes next."""
+        await self._database.run(lambda each: each.execute(_GIVE_UP, self._mine(lease)))
+
+    async def take_over(self, models: Sequence[str]) -> list[Job]:
+        """What frontends that are gone have left undone, for models that are served here. Ask now and then.
+
+        What has run out is only taken at the next asking. A frontend that lives has renewed it by then: it may have
+        slept with the whole machine, or the clock may have been set, back as well as forward.
+        """
+        now = self._clock()
+
+        def work(connection: sqlite3.Connection) -> list[Job]:
+            found = connection.execute(
+                "SELECT id, owner, request, runs, lease FROM responses"
+                " WHERE status IN ('queued', 'in_progress') AND lease NOT BETWEEN ? AND ?"
+                " AND model IN (SELECT value FROM json_each(?))",
+                (now, now + LEASE_SECONDS, orjson.dumps(models)),
+            ).fetchall()
+            before, self._overdue = self._overdue, {row[0]: row[4] for row in found}
+            found = [row for row in found if not row[4] or before.get(row[0]) == row[4]]
+            taken = [(self._peer, now + LEASE_SECONDS, row[0]) for row in found]
+            connection.executemany("UPDATE responses SET frontend = ?, lease = ?, runs = runs + 1 WHERE id = ?", taken)
+            return [
+                Job(Lease(response, runs + 1), owner, orjson.loads(request), _given(connection, response))
+                for response, owner, request, runs, _ in found
+            ]
+
+        return await self._database.run(work)
+
+    async def emitted(self, response: str) -> list[dict[str, Any]]:
+        """Every event so far."""
+        return await self._database.read(lambda each: _emitted(each, response))
+
+    # Inside.
+
+    @property
+    def _since(self) -> float:
+        """When the oldest response that is still there may have been made."""
+        return self._database.oldest(self._clock())
+
+    def _insert(
+        self,
+        connection: sqlite3.Connection,
+        owner: str,
+        body: Body,
+        given: Sequence[Item],
+        request: Mapping[str, Any],
+        seen: int,
+        *,
+        lease: float,
+    ) -> None:
+        now = self._clock()
+        self._database.prune(connection, now)
+        row = (
+            *(body["id"], owner, now, body["model"], body["status"], bool(body["background"])),
+            *(body["previous_response_id"], orjson.dumps(request), orjson.dumps(body), self._peer, lease, 1),
+        )
+        connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        if body.get("conversation"):
+            place = (body["id"], body["conversation"]["id"], seen)
+            connection.execute("INSERT INTO response_conversations VALUES (?, ?, ?)", place)
+        _add_items(connection, body["id"], 0, given, given=True)
+        _add_items(connection, body["id"], len(given), body["output"], given=False)
+
+    def _mine(self, lease: Lease) -> tuple[str, str, int]:
+        return lease.id, self._peer, lease.run
+
+    def _require(self, connection: sqlite3.Connection, lease: Lease) -> None:
+        if not connection.execute(_HELD, self._mine(lease)).fetchone():
+            raise LeaseLostError(lease.id)
+
+
+def _body(connection: sqlite3.Connection, owner: str, response: str, since: float) -> Body:
+    query = "SELECT body FROM responses WHERE id = ? AND owner = ? AND created >= ?"
+    row = connection.execute(query, (response, owner, since)).fetchone()
+    if row is None:
+        raise _not_found(response)
+    body: Body = orjson.loads(row[0])
+    return body
+
+
+def _not_found(response: str) -> NotFoundError:
+    return NotFoundError(f"Response with id '{response}' not found.", param="response_id")
+
+
+def _update(connection: sqlite3.Connection, response: str, body: Body) -> None:
+    query = "UPDATE responses SET status = ?, body = ? WHERE id = ?"
+    connection.execute(query, (body["status"], orjson.dumps(body), response))
+
+
+def _ended(connection: sqlite3.Connection, response: str, body: Body, now: float) -> None:
+    """A response of the background stands as it will: others may go on from it, and it is not begun again."""
+    _update(connection, response, body)
+    connection.execute("UPDATE responses SET request = ? WHERE id = ?", (b"{}", response))
+    _tell_conversation(connection, body, _given(connection, response), now)
+    place = connection.execute("SELECT count(*) FROM items WHERE response = ?", (response,)).fetchone()[0]
+    _add_items(connection, response, place, body["output"], given=False)
+
+
+def _tell_conversation(connection: sqlite3.Connection, body: Body, given: Sequence[Item], now: float) -> None:
+    """What a response was given and said goes to the end of its conversation, if it has one and has come to an end."""
+    if body.get("conversation") and body["status"] in _MADE:
+        rows.append(connection, body["conversation"]["id"], [*given, *body["output"]], now)
+
+
+def _emitted(connection: sqlite3.Connection, response: str) -> list[dict[str, Any]]:
+    query = "SELECT data FROM events WHERE response = ? ORDER BY number"
+    return [orjson.loads(data) for (data,) in connection.execute(query, (response,))]
+
+
+def _add_items(
+    connection: sqlite3.Connection, response: str, place: int, items: Sequence[Item], *, given: bool
+) -> None:
+    placed = [(response, place + step, item["id"], given, orjson.dumps(item)) for step, item in enumerate(items)]
+    connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", placed)
+
+
+def _items(connection: sqlite3.Connection, response: str) -> list[tuple[Item, bool]]:
+    """The items of one response, and whether it was given them."""
+    query = "SELECT data, given FROM items WHERE response = ? ORDER BY place"
+    return [(orjson.loads(data), bool(given)) for data, given in connection.execute(query, (response,))]
+
+
+def _given(connection: sqlite3.Connection, response: str) -> list[Item]:
+    return [item for item, given in _items(connection, response) if given]
+
+
+def _seen(connection: sqlite3.Connection, response: str, since: float, missing: type[ApiError]) -> list[Item]:
+    """What a response saw of its conversation, as far as it is still there. Raises `missing` where that is gone."""
+    query = (
+        "SELECT conversation, seen, used FROM response_conversations"
+        " LEFT JOIN conversations ON conversations.id = conversation WHERE response = ?"
+    )
+    row = connection.execute(query, (response,)).fetchone()
+    if row is None:
+        return []
+    conversation, seen, used = row
+    if used is None or used < since:
+        raise _lost(missing, f"The conversation '{conversation}', which '{response}' was made in, is not there.")
+    return rows.items_before(connection, conversation, seen)
+
+
+def _lost(missing: type[ApiError], message: str) -> ApiError:
+    return missing(message, param="previous_response_id", code="previous_response_not_found")
+
+
+def _history(
+    connection: sqlite3.Connection, owner: str, response: str, since: float, missing: type[ApiError]
+) -> list[Item]:
+    """The items of a response and of all before it. Raises `missing` for one that is not there."""
+    parts: list[list[Item]] = []
+    step: str | None = response
+    size = 0
+    while step is not None:
+        query = (
+            "SELECT previous, status, (SELECT sum(length(data)) FROM items WHERE response = responses.id),"
+            " (SELECT bytes FROM conversations JOIN response_conversations ON conversations.id = conversation"
+            " WHERE response = responses.id) FROM responses WHERE id = ? AND owner = ? AND created >= ?"
+        )
+        row = connection.execute(query, (step, owner, since)).fetchone()
+        if row is None:
+            raise _lost(missing, f"Previous response with id '{step}' not found.")
+        if row[1] in _RUNNING:
+            raise BadRequestError(f"The response '{step}' has not ended yet.", param="previous_response_id")
+        size += (row[2] or 0) + (row[3] or 0)
+        if size > MOST_HISTORY:
+            raise BadRequestError(
+                f"The responses to go on from hold more than {MOST_HISTORY} bytes.", param="previous_response_id"
+            )
+        parts.append([item for item, _ in _items(connection, step)])
+        parts.append(_seen(connection, step, since, missing))
+        step = row[0]
+    return [item for part in reversed(parts) for item in part]

@@ -1,0 +1,187 @@
+"""Tools and the choice among them, as requests of /v1/responses write them."""
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from tercet.frontend.api.openai.sampling_schema import Strict, refuse
+from tercet.frontend.api.openai.tool_schema import InputGrammar
+from tercet.frontend.api.responses.input_schema import ASYNC, Text
+from tercet.frontend.api.responses.namespaces import known_as
+from tercet.frontend.chat.chat_request import Calls, ToolChoice
+from tercet.frontend.chat.custom_calls import custom_tool
+from tercet.frontend.errors import UnsupportedParameterError
+from tercet.frontend.parsers.port import ToolSpec
+
+_MOST_TOOLS = 1024
+
+Anything = dict[str, Any]
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+
+
+class ClientTool(Strict):
+    """What functions and custom tools have in common."""
+
+    name: ToolName
+    description: Text | None = None
+    allowed_callers: Annotated[list[Literal["direct", "programmatic"]], Field(max_length=8)] | None = Field(
+        None, exclude=True
+    )
+    defer_loading: bool | None = Field(None, exclude=True)
+    async_: bool | None = Field(None, alias="async", validation_alias=ASYNC, exclude=True)
+
+    @model_validator(mode="after")
+    def _can_be_called_at_once(self) -> "ClientTool":
+        """Only the model calls here, no programs: nobody reads a schema of outputs, either."""
+        refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
+        refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
+        refuse("tools.async", self.async_, harmless=not self.async_)
+        return self
+
+
+class FunctionTool(ClientTool):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    parameters: Anything | None = None
+    strict: bool | None = None
+    output_schema: Anything | None = Field(None, exclude=True)
+
+    def spec(self, name: str, description: str, where: str) -> ToolSpec:  # noqa: ARG002
+        """The function as the rest of the frontend knows it."""
+        return ToolSpec(name, self.parameters or {}, description, bool(self.strict))
+
+
+class TextFormat(Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class GrammarFormat(InputGrammar):
+    """The texts of a language."""
+
+    type: Literal["grammar"]
+
+
+class CustomTool(ClientTool):
+    """A tool of the client's that takes a text."""
+
+    type: Literal["custom"]
+    format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] = TextFormat(type="text")
+
+    def spec(self, name: str, description: str, where: str) -> ToolSpec:
+        """The tool as the rest of the frontend knows it; `where` it stands in the request."""
+        if isinstance(self.format, GrammarFormat):
+            return custom_tool(name, description, self.format.constraint(f"{where}.format.definition"))
+        return custom_tool(name, description)
+
+
+class Namespace(Strict):
+    """Tools that belong together."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: Text | None = None
+    tools: Annotated[
+        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]],
+        Field(min_length=1, max_length=_MOST_TOOLS),
+    ]
+
+
+class OfflineSearch(Strict):
+    """A search of what OpenAI keeps of the web, and of nothing else: here it could find nothing, and is left out."""
+
+    type: Literal["web_search"]
+    external_web_access: Literal[False]
+    filters: Any = None
+    search_context_size: Any = None
+    user_location: Any = None
+
+
+AnyTool = Annotated[FunctionTool | CustomTool | Namespace | OfflineSearch, Field(discriminator="type")]
+Tools = Annotated[list[AnyTool], Field(max_length=_MOST_TOOLS)]
+
+
+class NamedTool(Strict):
+    """The tool that is to be called."""
+
+    type: Literal["function", "custom"]
+    name: ToolName
+
+
+class AllowedTools(Strict):
+    """Some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=_MOST_TOOLS)]
+
+
+Choice = Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+_OWN = {"function", "custom"}
+
+
+def supported_tools(tools: object) -> object:
+    """The tools as they are. Raises UnsupportedParameterError, naming it, for one of a type not served here."""
+    for place, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if not isinstance(tool, dict) or _searches_offline(tool):
+            continue
+        _refuse_others(tool, f"tools[{place}]", _OWN | {"namespace"})
+        if isinstance(inner := tool.get("tools"), list):
+            for step, each in enumerate(inner):
+                _refuse_others(each, f"tools[{place}].tools[{step}]", _OWN)
+    return tools
+
+
+def supported_choice(choice: object) -> object:
+    """The choice as it is. Raises UnsupportedParameterError for one of a type not served here."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind not in _OWN | {"allowed_tools"}:
+        raise UnsupportedParameterError(f"A choice of type '{kind}' is not supported.", param="tool_choice")
+    return choice
+
+
+def _searches_offline(tool: dict[str, Any]) -> bool:
+    return tool.get("type") == "web_search" and tool.get("external_web_access") is False
+
+
+def _refuse_others(tool: object, where: str, known: Set[str]) -> None:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind not in known:
+        raise UnsupportedParameterError(f"Tools of type '{kind}' are not supported.", param=where)
+
+
+def specs_of(tools: Iterable[AnyTool]) -> Iterator[ToolSpec]:
+    """Tools as the rest of the frontend knows them, by the names that the model calls them.
+
+    The description of a namespace stands once, before that of its first tool.
+    """
+    for place, tool in enumerate(tools):
+        where = f"tools[{place}]"
+        if isinstance(tool, Namespace):
+            about = tool.description
+            for step, each in enumerate(tool.tools):
+                told = "\n\n".join(text for text in (about, each.description) if text)
+                yield each.spec(known_as(tool.name, each.name), told, f"{where}.tools[{step}]")
+                about = None
+        elif not isinstance(tool, OfflineSearch):
+            yield tool.spec(tool.name, tool.description or "", where)
+
+
+def choice_of(choice: Choice | None) -> ToolChoice:
+    """What may be called, and what must."""
+    match choice:
+        case NamedTool():
+            return _among(Calls.REQUIRED, [choice])
+        case AllowedTools(mode=mode, tools=tools):
+            return _among(Calls(mode), tools)
+        case str(word):
+            return ToolChoice(Calls(word))
+    return ToolChoice()
+
+
+def _among(calls: Calls, tools: Sequence[NamedTool]) -> ToolChoice:
+    customs = frozenset(each.name for each in tools if each.type == "custom")
+    return ToolChoice(calls, frozenset(each.name for each in tools), customs)

@@ -1,0 +1,62 @@
+"""/load_lora_adapter and /unload_lora_adapter, as SGLang has them, and under /v1 as vLLM does."""
+
+from typing import Annotated
+
+import orjson
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.adapter_text import LONGEST_NAME, LONGEST_PATH
+from tercet.frontend.api.openai.sampling_schema import Name, Strict
+from tercet.frontend.http.auth import require_admin
+from tercet.frontend.http.request_body import read_model
+from tercet.frontend.lora.registry import Adapters
+
+LOAD_PATHS = ("/load_lora_adapter", "/v1/load_lora_adapter")
+UNLOAD_PATHS = ("/unload_lora_adapter", "/v1/unload_lora_adapter")
+
+AdapterName = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+
+
+class LoadAdapter(Strict):
+    """A name, and what it is to stand for: a directory where the schedulers are, or a name at Hugging Face."""
+
+    lora_name: AdapterName
+    lora_path: Annotated[str, Field(min_length=1, max_length=LONGEST_PATH)]
+    base_model: Name | None = None
+    pinned: bool | None = None
+    load_inplace: bool | None = None
+
+
+class UnloadAdapter(Strict):
+    """A name that is to stand for nothing any more."""
+
+    lora_name: AdapterName
+    lora_int_id: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+
+
+class AdapterRoutes:
+    """Names that come and go. As they are everybody's, both routes need an admin key."""
+
+    def __init__(self, adapters: Adapters, body_limit: int) -> None:
+        self._adapters = adapters
+        self._body_limit = body_limit
+
+    async def load(self, request: Request) -> Response:
+        """Have every scheduler read an adapter, and give it a name."""
+        require_admin(request)
+        body = await read_model(request, LoadAdapter, self._body_limit)
+        await self._adapters.load(body.lora_name, body.lora_path, body.base_model)
+        return await self._loaded()
+
+    async def unload(self, request: Request) -> Response:
+        """Take a name away."""
+        require_admin(request)
+        body = await read_model(request, UnloadAdapter, self._body_limit)
+        await self._adapters.unload(body.lora_name)
+        return await self._loaded()
+
+    async def _loaded(self) -> Response:
+        paths = {each.name: each.lora.path for each in await self._adapters.all()}
+        return Response(orjson.dumps({"success": True, "loaded_adapters": paths}), media_type="application/json")

@@ -1,0 +1,107 @@
+"""What concerns requests of others, caches, pauses and weights, as SGLang has it."""
+
+from typing import Annotated, Literal
+
+import orjson
+from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.adapter_text import LONGEST_PATH
+from tercet.frontend.api.openai.sampling_schema import Name, Strict
+from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.http.auth import require_admin
+from tercet.frontend.http.request_body import read_model
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.routing.control import Order
+from tercet.protocol.messages.messages import ContinueGenerationReq, FlushCacheReq, PauseGenerationReq
+
+_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_", "rerank-", "score-", "classify-")
+"""Prefixes that the ids in answers have before those of their requests."""
+
+
+class AbortRequest(Strict):
+    """Which request is to end: one by its id, or every one of this server."""
+
+    rid: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    abort_all: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_something(self) -> "AbortRequest":
+        if (self.rid is None) == (not self.abort_all):
+            raise BadRequestError("Give either 'rid' or 'abort_all'.", param="rid")
+        return self
+
+
+class UpdateWeights(Strict):
+    """Other weights of a model: a directory of safetensors where the schedulers are."""
+
+    model_path: Annotated[str, Field(min_length=1, max_length=LONGEST_PATH)]
+    model: Name | None = None
+    rolling: bool | None = None
+    abort_all_requests: bool | None = None
+    load_format: Literal["auto", "safetensors"] | None = None
+    flush_cache: Literal[True] | None = None
+
+
+class ControlRoutes:
+    """Routes that act on running requests and on schedulers. What concerns everybody needs an admin key."""
+
+    def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
+        self._manager = manager
+        self._body_limit = body_limit
+
+    async def abort_request(self, request: Request) -> Response:
+        """End a request, wherever it runs: an id is unguessable, so whoever knows one was given it.
+
+        An id that no request has, or has any more, is no error: the end it asks for is there.
+        """
+        body = await read_model(request, AbortRequest, self._body_limit)
+        if body.abort_all:
+            require_admin(request)
+            self._manager.abort_all()
+        else:
+            assert body.rid is not None
+            rid = body.rid.removeprefix(next(filter(body.rid.startswith, _PREFIXES), ""))
+            if not rid:
+                raise BadRequestError("'rid' must be the id of a request.", param="rid")
+            self._manager.abort(rid)
+        return _json({"success": True})
+
+    async def flush_cache(self, request: Request) -> Response:
+        """Forget every cached prefix that no running request uses."""
+        return await self._order(request, lambda number: FlushCacheReq(id=number))
+
+    async def pause_generation(self, request: Request) -> Response:
+        """Plan no further step until told to go on. Requests are kept, and new ones are queued."""
+        return await self._order(request, lambda number: PauseGenerationReq(id=number))
+
+    async def continue_generation(self, request: Request) -> Response:
+        """End a pause."""
+        return await self._order(request, lambda number: ContinueGenerationReq(id=number))
+
+    async def update_weights(self, request: Request) -> Response:
+        """Have every scheduler go on with other weights."""
+        require_admin(request)
+        body = await read_model(request, UpdateWeights, self._body_limit)
+        if not body.model_path.startswith("/"):
+            raise BadRequestError("'model_path' must be an absolute path.", param="model_path")
+        if body.abort_all_requests:
+            self._manager.abort_all()
+        weights = await self._manager.weights.update(body.model_path, body.model, rolling=bool(body.rolling))
+        return _json({"success": True, "message": f"The weights are those of {body.model_path}.", "weights": weights})
+
+    async def _order(self, request: Request, order: Order) -> Response:
+        """Tell every scheduler; the answer says what each answered. Raises UnavailableError unless all obeyed."""
+        require_admin(request)
+        answers = await self._manager.control.ask(order)
+        obeyed = all(answer.ok for answer in answers.values())
+        said = {peer: answer.message or ("done" if answer.ok else "refused") for peer, answer in answers.items()}
+        if not obeyed:
+            told = ", ".join(f"{peer}: {what}" for peer, what in sorted(said.items()))
+            raise UnavailableError(f"Not every scheduler obeyed. {told}.", retry_after=1)
+        return _json({"success": True, "schedulers": said})
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

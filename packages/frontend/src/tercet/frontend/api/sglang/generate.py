@@ -1,0 +1,237 @@
+"""The routes that are not OpenAI's: /generate, /tokenize, /detokenize, /server_info, /health and /live."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.__about__ import __version__
+from tercet.frontend.api.generation_response import answer
+from tercet.frontend.api.openai.chat_messages import message_of
+from tercet.frontend.api.openai.sampling_schema import biases, stop_strings
+from tercet.frontend.api.openai.structured_schema import native_constraint_of
+from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerate, Tokenize, tokenize_request
+from tercet.frontend.api.sglang.generate_writer import NativeForm
+from tercet.frontend.api.sglang.session_routes import Sessions
+from tercet.frontend.chat.messages import history
+from tercet.frontend.chat.tool_prompt import for_template, with_instructions
+from tercet.frontend.errors import ApiError, BadRequestError, UnavailableError
+from tercet.frontend.http.request_body import read_model
+from tercet.frontend.manager.request import ChatPrompt, GenerateRequest, ParamNames, Prompt, TextPrompt
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.structured_output.compiler import to_grammar
+from tercet.protocol.messages.values import WIRE_VERSION, LogprobParams, LoRAAdapter, SamplingParams
+
+_DEFAULT_MAX_NEW_TOKENS = 128
+_NAMES = ParamNames(
+    max_tokens="sampling_params.max_new_tokens",
+    min_tokens="sampling_params.min_new_tokens",
+    n="sampling_params.n",
+    stop="sampling_params.stop",
+    stop_token_ids="sampling_params.stop_token_ids",  # noqa: S106
+    logit_bias="sampling_params.logit_bias",
+    logprobs="return_logprob",
+)
+
+
+class Native:
+    """Everything that is neither OpenAI's nor an error."""
+
+    def __init__(self, manager: TokenizerManager, sessions: Sessions, body_limit: int, reasoning_field: str) -> None:
+        self._manager = manager
+        self._sessions = sessions
+        self._body_limit = body_limit
+        self._tokenize = tokenize_request(reasoning_field)
+
+    async def generate(self, request: Request) -> Response:
+        """SGLang's own generation route."""
+        body = await read_model(request, NativeGenerate, self._body_limit)
+        model, lora = await self._models(body)
+        work, ended = to_generate(body, model, lora), None
+        form = NativeForm(body.logprob_start_len, batch=body.is_batch)
+        if body.session_params is not None:
+            [turn] = work
+            turn, ended = await self._sessions.continued(request, body.session_params, turn, model)
+            work = [turn]
+        return await answer(request, self._manager, work, form, stream=bool(body.stream), ended=ended)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Ids of a prompt, or of a chat as its template renders it."""
+        body = await read_model(request, self._tokenize, self._body_limit)
+        model = await self._model(body.model)
+        ids = await model.tokenized(prompt_of(body, model), must_fit=False)
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": model.context})
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of ids."""
+        body = await read_model(request, Detokenize, self._body_limit)
+        skip = bool(body.skip_special_tokens)
+        text = await (await self._model(body.model)).decoded(body.tokens, skip_special_tokens=skip, param="tokens")
+        return _json({"prompt": text, "text": text})
+
+    async def server_info(self, request: Request) -> Response:  # noqa: ARG002
+        """Models with their limits, and every part with how busy it is."""
+        manager = self._manager
+        fleet, counters = manager.fleet, manager.counters
+        return _json(
+            {
+                "version": __version__,
+                "wire_version": list(WIRE_VERSION),
+                "frontend": manager.peer,
+                "ready": manager.ready,
+                "requests_running": manager.running,
+                "requests_waiting": manager.waiting,
+                "requests_ended": counters.outcomes,
+                "requests_over_limit": counters.over_limit,
+                "requests_resumed_and_finished": counters.resumed_finished,
+                "redispatches": counters.redispatches,
+                "deaths": counters.deaths,
+                "models": [_describe(model) for model in manager.models],
+                "schedulers": [
+                    {
+                        "peer": each.peer,
+                        "incarnation": each.incarnation,
+                        "ready": each.ready,
+                        "phase": each.heartbeat.phase,
+                        "model": each.limits.model if each.limits else None,
+                        "load": {name: getattr(each.load, name) for name in each.load.__struct_fields__},
+                    }
+                    for each in fleet.schedulers.values()
+                ],
+                "detokenizers": [
+                    {
+                        "peer": each.peer,
+                        "incarnation": each.incarnation,
+                        "ready": each.ready,
+                        "phase": each.heartbeat.phase,
+                        "choices": each.load.running,
+                    }
+                    for each in fleet.detokenizers.values()
+                ],
+            }
+        )
+
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        """Whether requests can be served: 200, or 503 while no scheduler or no detokenizer is ready."""
+        if self._manager.draining:
+            raise UnavailableError("The server is about to leave.", retry_after=1)
+        if not self._manager.ready:
+            raise UnavailableError("No scheduler or no detokenizer is ready.", retry_after=1)
+        return _json({"status": "ok"})
+
+    async def live(self, request: Request) -> Response:  # noqa: ARG002
+        """Whether this process answers at all."""
+        return _json({"status": "ok"})
+
+    async def _models(self, body: NativeGenerate) -> tuple[ServedModel, list[LoRAAdapter | None]]:
+        """The model of a request, and the adapter of each of its prompts. Raises ApiError."""
+        names = body.adapters()
+        found = {name: await self._adapter(name) for name in names if name is not None}
+        first = next(iter(found.values()), None)
+        model = await self._model(first.base if first is not None and body.model is None else body.model)
+        for name, each in found.items():
+            if each.base != model.name:
+                raise BadRequestError(f"The adapter {name!r} is not one of {model.name!r}.", param="lora_path")
+        return model, [model.lora if name is None else found[name].lora for name in names]
+
+    async def _adapter(self, name: str) -> ServedModel:
+        """The model with that adapter. Raises ApiError."""
+        try:
+            model = await self._manager.adapters.model(name)
+        except ApiError as error:
+            error.param = "lora_path"
+            raise
+        if model.lora is None:
+            raise BadRequestError(f"{name!r} is a model, and no adapter.", param="lora_path")
+        return model
+
+    async def _model(self, name: str | None) -> ServedModel:
+        """The model named, else the first."""
+        if name is not None:
+            return await self._manager.adapters.model(name)
+        return next(iter(self._manager.models), None) or self._manager.models.get("")
+
+
+def prompt_of(body: Tokenize, model: ServedModel) -> Prompt:
+    """What is to be tokenized: text, or a chat with the tools that its model is told of. Raises BadRequestError."""
+    if body.messages is None:
+        return TextPrompt(body.prompt or "", body.add_special_tokens is not False)
+    messages, tools = history([message_of(message) for message in body.messages]), body.specs()
+    if tools and model.files.template is not None and not model.files.template.knows_tools:
+        messages = with_instructions(messages, tools)
+    return ChatPrompt(
+        messages=messages,
+        tools=for_template(tools) if tools else None,
+        add_generation_prompt=body.add_generation_prompt is not False,
+    )
+
+
+def to_generate(body: NativeGenerate, model: ServedModel, lora: Sequence[LoRAAdapter | None]) -> list[GenerateRequest]:
+    """One request for each prompt, with its adapter, as the rest of the frontend knows them. Raises BadRequestError."""
+    asked = body.sampling_params
+    constraint = native_constraint_of(asked)
+    logprobs = None
+    if body.return_logprob:
+        start = -1 if body.logprob_start_len is None else body.logprob_start_len
+        logprobs = LogprobParams(top=body.top_logprobs_num or 0, prompt=start >= 0)
+    request = GenerateRequest(
+        model=model.base,
+        prompt=TextPrompt(""),
+        sampling=SamplingParams(
+            max_new_tokens=0,
+            min_new_tokens=asked.min_new_tokens or 0,
+            n=asked.n or 1,
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            top_k=max(asked.top_k or 0, 0),
+            min_p=asked.min_p or 0.0,
+            presence_penalty=asked.presence_penalty or 0.0,
+            frequency_penalty=asked.frequency_penalty or 0.0,
+            repetition_penalty=asked.repetition_penalty or 1.0,
+            stop_token_ids=asked.stop_token_ids or [],
+            ignore_eos=bool(asked.ignore_eos),
+            logit_bias=biases(asked.logit_bias),
+        ),
+        max_tokens=asked.max_new_tokens,
+        default_tokens=_DEFAULT_MAX_NEW_TOKENS,
+        seed=asked.sampling_seed,
+        stop=stop_strings(asked.stop),
+        include_stop=bool(asked.no_stop_trim),
+        skip_special_tokens=asked.skip_special_tokens is not False,
+        spaces_between_special_tokens=asked.spaces_between_special_tokens is not False,
+        logprobs=logprobs,
+        grammar=to_grammar(constraint, model.tokens) if constraint else None,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        param_names=msgspec.structs.replace(
+            _NAMES,
+            model="model" if body.lora_path is None else "lora_path",
+            grammar=constraint.param if constraint else "",
+        ),
+    )
+    return [
+        msgspec.structs.replace(request, prompt=prompt, lora=each)
+        for prompt, each in zip(body.prompts(), lora, strict=True)
+    ]
+
+
+def _describe(model: ServedModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "context_length": model.limits.context_length,
+        "max_total_tokens": model.limits.max_total_tokens,
+        "vocab_size": model.limits.vocab_size,
+        "weights": model.identity.weights,
+        "grammars": model.limits.grammars or None,
+        "max_loras": model.limits.max_loras,
+        "has_chat_template": model.files.template is not None,
+    }
+
+
+def _json(value: object) -> Response:
+    # Enumerations are keys of the counters.
+    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")

@@ -1,0 +1,166 @@
+"""The requests of the routes that are not OpenAI's: SGLang's shape of /generate, and the tokenizer's."""
+
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import Field, field_validator, model_validator
+
+from tercet.frontend.api.openai.chat_messages import Messages, with_reasoning
+from tercet.frontend.api.openai.completion_schema import MOST_CHOICES, Batch
+from tercet.frontend.api.openai.sampling_schema import Count, LogitBias, Name, Stops, Strict, TokenId, refuse
+from tercet.frontend.api.openai.structured_schema import NativeStructuredFields
+from tercet.frontend.api.openai.tool_schema import Tools, specs_of
+from tercet.frontend.api.sglang.session_schema import SessionParams
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.manager.request import TextPrompt, TokenPrompt
+from tercet.frontend.parsers.port import ToolSpec
+
+Text = Annotated[str, Field(max_length=16_777_216)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True)]
+
+
+class NativeSampling(NativeStructuredFields):
+    """SGLang's names of the sampling parameters."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    stop: Stops | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    sampling_seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    logit_bias: LogitBias | None = None
+
+
+_NOT_SERVED = (
+    "return_text_in_logprobs",
+    "return_hidden_states",
+    "return_routed_experts",
+    "token_ids_logprob",
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "custom_logit_processor",
+)
+"""What SGLang has besides, and its programs send where they ask for none of it."""
+
+
+class NativeGenerate(Strict):
+    """A prompt, or several, as text or as ids."""
+
+    text: Text | Annotated[list[Text], Batch] | None = None
+    input_ids: TokenIds | Annotated[list[TokenIds], Batch] | None = None
+    model: Name | None = None
+    sampling_params: NativeSampling = NativeSampling()
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    top_logprobs_num: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprob_start_len: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    rid: Any = None
+    log_metrics: bool | None = None
+    return_text_in_logprobs: bool | None = None
+    return_hidden_states: bool | None = None
+    return_routed_experts: bool | None = None
+    token_ids_logprob: Any = None
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    custom_logit_processor: Any = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    session_params: SessionParams | None = None
+    lora_path: Name | Annotated[list[Name | None], Batch] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_prompt(self) -> "NativeGenerate":
+        if (self.text is None) == (self.input_ids is None):
+            raise BadRequestError("Give either 'text' or 'input_ids'.", param="text")
+        refuse("rid", self.rid, harmless=False)
+        for name in _NOT_SERVED:
+            value = getattr(self, name)
+            refuse(name, value, harmless=value is False)
+        if self.is_batch and self.session_params is not None:
+            raise BadRequestError("A turn of a session has one prompt.", param="session_params")
+        prompts = len(self.text or self.input_ids or ()) if self.is_batch else 1
+        if prompts * (self.sampling_params.n or 1) > MOST_CHOICES:
+            raise BadRequestError(f"A request can ask for {MOST_CHOICES} choices in all.", param="sampling_params.n")
+        if isinstance(self.lora_path, list) and not (self.is_batch and len(self.lora_path) == prompts):
+            raise BadRequestError("A list of adapters has one, or null, for each prompt of a list.", param="lora_path")
+        return self
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether prompts came as a list, which answers with one."""
+        return isinstance(self.text, list) or (self.input_ids is not None and isinstance(self.input_ids[0], list))
+
+    def adapters(self) -> list[str | None]:
+        """The name of each prompt's adapter, where it has one."""
+        return self.lora_path if isinstance(self.lora_path, list) else [self.lora_path] * len(self.prompts())
+
+    def prompts(self) -> list[TextPrompt | TokenPrompt]:
+        """The prompts in order."""
+        if self.text is not None:
+            texts = [self.text] if isinstance(self.text, str) else self.text
+            return [TextPrompt(each, param="text") for each in texts]
+        # Which of the two it is the schema has checked of every element; of millions that is not done again.
+        batch = self.input_ids if self.is_batch else [self.input_ids]
+        return [TokenPrompt(each, param="input_ids") for each in cast("list[list[int]]", batch)]
+
+
+class Tokenize(Strict):
+    """Text, or a chat, to turn into ids."""
+
+    reasoning_field: ClassVar[str] = "reasoning_content"
+    """As in chats."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _reasoning_comes_back_as_it_was_told(cls, messages: object) -> object:
+        return with_reasoning(messages, cls.reasoning_field)
+
+    @model_validator(mode="after")
+    def _has_one_prompt(self) -> "Tokenize":
+        if (self.prompt is None) == (self.messages is None):
+            raise BadRequestError("Give either 'prompt' or 'messages'.", param="prompt")
+        if self.tools and self.messages is None:
+            raise BadRequestError("'tools' go with 'messages'.", param="tools")
+        return self
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """Every tool that the chat's model would be told of."""
+        return specs_of(self.tools or ())
+
+
+def tokenize_request(name: str) -> type[Tokenize]:
+    """The schema of a server whose chats call reasoning so."""
+
+    class Named(Tokenize):
+        reasoning_field = name
+
+    return Named
+
+
+class Detokenize(Strict):
+    """Ids to turn into text."""
+
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=4_194_304, fail_fast=True)]
+    skip_special_tokens: bool | None = None

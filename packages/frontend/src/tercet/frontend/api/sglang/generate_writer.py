@@ -1,0 +1,129 @@
+"""How /generate is answered: in SGLang's shape."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from tercet.frontend.api.generation_response import Whole
+from tercet.frontend.api.openai.logprobs import Members, entries, sliced
+from tercet.frontend.http.loop_turns import Steps, result_of
+from tercet.frontend.http.sse import DONE, event
+from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.req_state import ReqState
+from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_ints
+
+
+class NativeForm:
+    """Each event of a stream holds the whole text so far; a list of prompts, and n > 1, answer with a list.
+
+    The choice of prompt i with index j is number i * n + j. Log-probabilities of a prompt are those from `start` on.
+    """
+
+    def __init__(self, start: int | None = None, *, batch: bool = False) -> None:
+        self._start = start or 0
+        self._batch = batch
+        self._texts: dict[int, str] = {}
+        self._ids: dict[int, list[int]] = {}
+        self._scores: dict[int, _Scores] = {}
+        self._prompts: dict[str, _Scores] = {}
+
+    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+        """One event for each choice with news."""
+        chunks = b""
+        for arrival in arrivals:
+            update, state = arrival.update, generation.states[arrival.prompt]
+            result_of(self.prepare(state))
+            number = arrival.prompt * state.sampling.n + update.index
+            text = self._texts[number] = self._texts.get(number, "") + update.text
+            ids = self._ids.setdefault(number, [])
+            ids += update.token_ids
+            scores = self._scores.setdefault(number, _Scores())
+            if state.request.logprobs is not None:
+                scores.add(update.token_ids, update.logprobs)
+            chunks += event(orjson.dumps(self._choice(number, state, text, ids, scores, update.finish)))
+        return chunks
+
+    def end(self, generation: Generation) -> bytes:  # noqa: ARG002
+        """The end of the stream."""
+        return DONE
+
+    def prepare(self, state: ReqState) -> Steps[None]:
+        """Write the log-probabilities of the prompt's tokens from the one that was asked for on."""
+        if state.prompt_logprobs is not None and state.rid not in self._prompts:
+            scores = _Scores()
+            yield from scores.steps(unpack_ints(state.prompt_ids), [state.prompt_logprobs], self._start)
+            self._prompts[state.rid] = scores
+
+    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:  # noqa: ARG002
+        """One object, or a list of them."""
+        rows = []
+        for each in choices:
+            yield from self.prepare(each.state)
+            ids, scores = list(each.token_ids), _Scores()
+            if each.state.request.logprobs is not None:
+                yield from scores.steps(ids, each.logprobs)
+            rows.append(self._choice(_number(each), each.state, each.text, ids, scores, each.finish))
+            yield
+        return orjson.dumps(rows if self._batch or len(rows) > 1 else rows[0])
+
+    def _choice(
+        self, number: int, state: ReqState, text: str, ids: list[int], scores: "_Scores", finish: FinishReason | None
+    ) -> dict[str, Any]:
+        if state.request.max_tokens == 0:
+            text, ids, scores = "", [], _Scores()
+        meta: dict[str, Any] = {
+            "id": state.rid,
+            "finish_reason": finish and {"type": finish.type, "matched": finish.matched},
+            "prompt_tokens": state.prompt_tokens,
+            "completion_tokens": len(ids),
+            "cached_tokens": state.cached_tokens,
+        }
+        if state.request.logprobs is not None:
+            meta |= self._prompt_scores(state).fields("input") | scores.fields("output")
+        return {"index": number, "text": text, "output_ids": ids, "meta_info": meta}
+
+    def _prompt_scores(self, state: ReqState) -> "_Scores":
+        """Those of the prompt's tokens, which are prepared if they have come; of the first there is none."""
+        return self._prompts.get(state.rid) or _Scores()
+
+
+class _Scores:
+    """Triples of log-probability, token id and text, which is left out, and the same of each token's alternatives.
+
+    They are kept as JSON: every event of a stream has all of them, and those of long answers are many.
+    """
+
+    def __init__(self) -> None:
+        self._chosen = Members()
+        self._others = Members()
+
+    def steps(self, ids: Sequence[int], logprobs: list[Logprobs], start: int = 0) -> Steps[None]:
+        """Add those of further tokens, without the first `start` of them."""
+        place = 0
+        for some, part in sliced(ids, logprobs):
+            self.add(some, [part], max(start - place, 0))
+            place += len(some)
+            yield
+
+    def add(self, ids: Sequence[int], logprobs: list[Logprobs], start: int = 0) -> None:
+        """Do the same at once."""
+        scored = list(zip(ids, entries(logprobs), strict=True))[start:]
+        self._chosen.add([[chosen, each, None] for each, (chosen, _) in scored])
+        self._others.add(
+            [
+                None if chosen is None else [[value, other, None] for other, value in alternatives]
+                for _, (chosen, alternatives) in scored
+            ]
+        )
+
+    def fields(self, side: str) -> dict[str, orjson.Fragment]:
+        """As members of an object, for tokens of the `input` or the `output`."""
+        return {
+            f"{side}_token_logprobs": self._chosen.fragment(),
+            f"{side}_top_logprobs": self._others.fragment(),
+        }
+
+
+def _number(choice: Whole) -> int:
+    return choice.prompt * choice.state.sampling.n + choice.index

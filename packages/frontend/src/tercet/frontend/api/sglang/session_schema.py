@@ -1,0 +1,36 @@
+"""What /open_session, /close_session and the `session_params` of /generate take: SGLang's names."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tercet.frontend.api.openai.sampling_schema import Name, Strict
+
+SessionId = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class OpenSession(Strict):
+    """A session to open."""
+
+    capacity_of_str_len: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    session_id: SessionId | None = None
+
+
+class CloseSession(Strict):
+    """A session to forget."""
+
+    session_id: SessionId
+
+
+class SessionParams(Strict):
+    """Which turn of which session a prompt goes on from."""
+
+    id: SessionId
+    rid: Name | None = None
+    """The turn; none begins anew."""
+    offset: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """Go on after so many of that turn's tokens; none, 0 and -1 mean all."""
+    replace: bool | None = None
+    """Forget what went on from that turn before."""
+    drop_previous_output: bool | None = None
+    """Go on from that turn's prompt, and not from what it said."""

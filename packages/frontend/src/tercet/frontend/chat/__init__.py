@@ -1,0 +1,1 @@
+"""Chat requests of every API: templates, tools, grammars, and parsed answers."""

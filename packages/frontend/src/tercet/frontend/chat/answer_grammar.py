@@ -1,0 +1,114 @@
+"""One grammar for all that is asked of an answer: reasoning first, then calls, an instance of something, or text."""
+
+import msgspec
+import orjson
+
+from tercet.frontend.chat.call_grammar import CallGrammar
+from tercet.frontend.chat.rules import Rules, any_token_but, check_size, escaped, one_token_of
+from tercet.frontend.constraints import Constraint, Tokens
+from tercet.frontend.parsers.port import ReasoningFraming, ToolFraming, ToolSpec
+from tercet.frontend.structured_output.compiler import to_grammar
+from tercet.frontend.structured_output.lark import LarkWriter, quoted, slashed
+from tercet.protocol.messages.values import Grammar, GrammarKind
+
+_CONSTRAINT = "tercet"
+"""What `LarkWriter` calls a grammar that has others beside it."""
+_CHARS_PER_TOKEN = 4
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """The reasoning before an answer."""
+
+    framing: ReasoningFraming
+    opened: bool
+    """The prompt has begun it; otherwise the answer begins it, or has none."""
+    budget: int | None = None
+    """Tokens after which it is ended."""
+
+
+class EnforcedCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of an answer."""
+
+    framing: ToolFraming
+    tools: tuple[ToolSpec, ...]
+    required: bool
+    several: bool
+
+
+def answer_grammar(
+    tokens: Tokens, thinking: Thinking | None, calls: EnforcedCalls | None, constraint: Constraint | None
+) -> Grammar:
+    """The grammar of an answer, of which something has to be asked. Raises BadRequestError."""
+    if thinking is None and calls is None and constraint is not None:
+        return to_grammar(constraint, tokens)
+    rules = Rules(tokens)
+    answer = _answer(rules, thinking.framing.answer if thinking else "", calls, constraint)
+    text = rules.text(f"{_reasoning(rules, thinking)} {answer}" if thinking else answer)
+    if constraint is not None:
+        text = _beside(text, LarkWriter(tokens).grammar(constraint))
+    check_size(len(text.encode()))
+    return Grammar(GrammarKind.LARK, text)
+
+
+def _answer(rules: Rules, opening: str, calls: EnforcedCalls | None, constraint: Constraint | None) -> str:
+    """What comes after the reasoning. `opening` is what the notation writes before an answer that is no call."""
+    said = f"{rules.literal(opening)} @{_CONSTRAINT}"
+    if calls is None:
+        return said if constraint is not None else f"{rules.literal(opening)} {any_token_but(rules.tokens.eos)}*"
+    grammar = CallGrammar(rules, calls.framing, calls.tools, several=calls.several)
+    if calls.required:
+        return grammar.answer()
+    if constraint is not None:
+        return rules.add(f"{said} | {grammar.answer()}")
+    if opening:
+        others = [rules.tokens.added[each] for each in calls.framing.also_begins if each in rules.tokens.added]
+        words = f"{rules.literal(opening)} {any_token_but([*others, *rules.tokens.eos])}*"
+        return rules.add(f"{words} | {grammar.answer()}")
+    return _text_with_calls(rules, grammar, calls)
+
+
+def _text_with_calls(rules: Rules, grammar: CallGrammar, enforced: EnforcedCalls) -> str:
+    """Free text in which every trigger begins calls, and nothing else that is read as one occurs."""
+    added, several = rules.tokens.added, enforced.several
+    triggers = grammar.triggers()
+    signs = enforced.framing.also_begins
+    written = [slashed(f"(?s:.*)({sign})(?s:.*)") for sign in signs if sign not in added]
+    text = rules.terminal(" & ".join(["/(?s:.*)/", *(f"~{each}" for each in written)]))
+    branches = []
+    for trigger, calls in triggers.items():
+        if trigger in added:
+            branches.append(f"{text} {rules.literal(trigger)} {calls}")
+        else:
+            branches.append(f"{rules.add(f'{text} {quoted(trigger)}', 'lazy')} {calls}")
+    begins = {added.get(sign, -1) for sign in (*triggers, *signs)}
+    others = set(added.values()) - begins - set(rules.tokens.eos)
+    words = rules.add(f"({text} {one_token_of(others)})*") if others else ""
+    part = rules.add(" | ".join(branches))
+    if several:
+        return rules.add(f"({words} {part})* {words} {text}")
+    return rules.add(f"{words} {part} | {words} {text}")
+
+
+def _reasoning(rules: Rules, thinking: Thinking) -> str:
+    framing, added = thinking.framing, rules.tokens.added
+    if thinking.budget == 0:
+        thoughts = rules.literal(framing.end)
+    elif framing.end in added:
+        most = "*" if thinking.budget is None else f"{{0,{thinking.budget}}}"
+        thoughts = f"{any_token_but([added[framing.end], *rules.tokens.eos])}{most} {rules.literal(framing.end)}"
+    else:
+        most = "*" if thinking.budget is None else f"{{0,{thinking.budget * _CHARS_PER_TOKEN}}}"
+        thoughts = rules.add(f"/(?s:.){most}{escaped(framing.end)}/", "lazy")
+    behind = rules.literal(framing.turn) if framing.turn else r"/\n{0,2}/"
+    if thinking.opened:
+        return f"{thoughts} {behind}"
+    return f"({rules.literal(framing.begin)} {thoughts} {behind})?"
+
+
+def _beside(text: str, constraint: str) -> str:
+    """Several grammars as one text."""
+    if constraint.startswith("{"):
+        others = orjson.loads(constraint)["grammars"]
+    else:
+        others = [{"name": _CONSTRAINT, "lark_grammar": constraint}]
+    return orjson.dumps({"grammars": [{"name": "turn", "lark_grammar": text}, *others]}).decode()

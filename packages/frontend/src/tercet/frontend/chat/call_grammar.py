@@ -1,0 +1,196 @@
+"""Tool calls in a model's own notation as a grammar: what required, named and strict calls are held to.
+
+The notation's `ToolFraming` says what stands around arguments. Arguments in JSON follow the tool's schema. Arguments
+written key by key come in the schema's order, strings as they are up to the marker that ends them.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from tercet.frontend.chat.rules import Rules, escaped
+from tercet.frontend.constraints import Regex
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
+from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, kinds
+from tercet.frontend.structured_output.json_schema import check_schema, schema_text, subschemas
+from tercet.frontend.structured_output.lark import quoted, slashed
+from tercet.frontend.structured_output.references import check_references
+
+_NOTHING = '""'
+_PLACE = re.compile(r"\$index")
+_NO_TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
+_ONLY_IN_JSON = ("pattern", "format")
+_NOT_REGULAR = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
+"""Look-around, word boundaries and back references, which no grammar has."""
+_WRITABLE_KEYS = {Style.TAGGED: re.compile(r"[^\s<>](?:[^\n<>]*[^\s<>])?"), Style.PYTHON: re.compile(r"\w+")}
+
+
+class CallGrammar:
+    """Writes the rules for one turn's calls."""
+
+    def __init__(self, rules: Rules, framing: ToolFraming, tools: Sequence[ToolSpec], *, several: bool) -> None:
+        ends_answer = rules.tokens.added.get(framing.suffix) in rules.tokens.eos
+        self._rules = rules
+        self._framing = framing
+        self._several = several and not ends_answer
+        self._suffix = "" if ends_answer else rules.literal(framing.suffix)
+        self._tools = {tool.name: rules.add(self._arguments(tool)) for tool in tools}
+
+    def answer(self) -> str:
+        """Calls, and nothing besides."""
+        return self._section(self._framing.begin)
+
+    def triggers(self) -> Mapping[str, str]:
+        """What begins calls in free text, each with what follows it."""
+        framing = self._framing
+        if len(framing.trigger) == 1:
+            # A single bracket is no sign of a call: only one with a tool's name behind it is.
+            begins = {name: framing.begin + framing.prefix_of(name) for name in self._tools}
+            return {begin: f"{self._body(name)} {self._further()}" for name, begin in begins.items()}
+        trigger = self._leading_token(framing.trigger) or framing.trigger
+        return {trigger: self._section(framing.begin, after=trigger)}
+
+    def _leading_token(self, text: str) -> str:
+        """The added token that a text begins with, which is a sign by itself; empty if none."""
+        return max(filter(text.startswith, self._rules.tokens.added), key=len, default="")
+
+    def _section(self, begin: str, after: str = "") -> str:
+        """Calls with what is around them; `after` is a beginning of theirs that stands there already."""
+        first = " | ".join(
+            f"{self._literal((begin + self._prefix(name)).removeprefix(after))} {self._body(name)}"
+            for name in self._tools
+        )
+        return self._rules.add(f"({first}) {self._further()}")
+
+    def _further(self) -> str:
+        end = self._rules.literal(self._framing.end)
+        if not self._several:
+            return end
+        separator = self._rules.literal(self._framing.separator)
+        call = self._rules.add(
+            " | ".join(f"{self._literal(self._prefix(name))} {self._body(name)}" for name in self._tools)
+        )
+        return f"({separator} {call})* {end}"
+
+    def _body(self, name: str) -> str:
+        return f"{self._tools[name]} {self._suffix}"
+
+    def _prefix(self, name: str) -> str:
+        return self._framing.prefix.replace("$name", name)
+
+    def _literal(self, text: str) -> str:
+        """A text in which a call's index is any number."""
+        return " /[0-9]{1,4}/ ".join(map(self._rules.literal, _PLACE.split(text)))
+
+    def _arguments(self, tool: ToolSpec) -> str:
+        schema = _object_schema(tool)
+        if tool.strict:
+            check_schema(schema, "tools", strict=True)
+        else:
+            check_references(schema, subschemas(schema, "tools"), "tools")
+        if self._framing.style is Style.JSON:
+            return _json(schema, strict=tool.strict)
+        return self._keys(tool, schema)
+
+    def _keys(self, tool: ToolSpec, schema: dict[str, Any]) -> str:
+        """Arguments key by key, in the order of the schema; those not required may be left out."""
+        separator = self._rules.literal(self._framing.key_separator)
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise BadRequestError(
+                f"The parameters of the tool '{tool.name}' are no JSON schema: 'properties' must be an object, "
+                "and 'required' an array.",
+                param="tools",
+            )
+        known: dict[str, frozenset[str]] = {}
+        first, rest = "", ""  # what may follow before, and after, the first argument written
+        for key, inner in reversed(properties.items()):
+            if not _WRITABLE_KEYS[self._framing.style].fullmatch(key):
+                raise UnsupportedParameterError(
+                    f"The argument {key!r} of the tool '{tool.name}' cannot be written in this model's notation.",
+                    param="tools",
+                )
+            name = self._rules.literal(self._framing.key_prefix_of(key))
+            argument = self._rules.add(f"{name} {self._value(tool, inner, schema, known)}")
+            if key in required:
+                first, rest = f"{argument} {rest}", f"{separator} {argument} {rest}"
+            else:
+                first = f"({argument} {rest} | {first})" if first.strip() else f"({argument} {rest})?"
+                rest = f"({separator} {argument})? {rest}"
+            first, rest = self._rules.add(first), self._rules.add(rest)
+        return first or _NOTHING
+
+    def _value(self, tool: ToolSpec, schema: Any, root: dict[str, Any], known: dict[str, frozenset[str]]) -> str:
+        """One argument's value, with what ends it. `known` are the types that references within `root` came to."""
+        suffix = self._framing.key_suffix
+        inner = schema if isinstance(schema, dict) else {}
+        defined: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        if self._framing.style is Style.PYTHON:  # JSON's literals are read there, too
+            return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
+        choices = inner.get("enum", [inner["const"]] if "const" in inner else None)
+        if isinstance(choices, list) and choices:
+            texts = [each if isinstance(each, str) else orjson.dumps(each).decode() for each in choices]
+            written = (self._rules.literal(text) or _NOTHING for text in texts)
+            return f"({' | '.join(written)}) {self._rules.literal(suffix)}"
+        allowed = kinds(inner, root, known)
+        if allowed != UNKNOWN and "string" not in allowed:
+            return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
+        if isinstance(tool.grammar, Regex):
+            pattern = slashed(tool.grammar.pattern)  # apart from what ends it: `$` in it is an end
+            return self._text(lambda end: self._rules.terminal(f"{pattern} {quoted(end)}" if end else pattern), suffix)
+        if tool.strict and allowed == STRING:
+            for keyword in _ONLY_IN_JSON:
+                if keyword in inner:
+                    raise UnsupportedParameterError(
+                        f"'{keyword}' of a strict tool's argument cannot be enforced in this model's notation.",
+                        param="tools",
+                    )
+        times = _repeats(inner.get("minLength"), inner.get("maxLength"))
+        return self._text(lambda end: f"/(?s:.){times}{escaped(end)}/", suffix)
+
+    def _text(self, ended: Callable[[str], str], suffix: str) -> str:
+        """A string as it is, up to the marker that ends it; line breaks around the marker are the notation's.
+
+        `ended` is the terminal of such a string with a text behind it.
+        """
+        marker = suffix.strip("\n")
+        before, _, behind = suffix.partition(marker)
+        if marker in self._rules.tokens.added:
+            return f"{ended(before)} {self._rules.literal(marker + behind)}"
+        text = ended(before + marker)
+        if before:
+            text += f" & ~/((?s:.)*[^\\n])?{escaped(marker)}(?s:.)*/"
+        for other in self._framing.value_also_ends:
+            text += f" & ~/(?s:.)*{escaped(other)}(?s:.)*/"
+        return f"{self._rules.add(text, 'lazy')} {self._rules.literal(behind)}"
+
+
+def _repeats(least: object, most: object) -> str:
+    """How often a character comes; bounds that are no numbers are none."""
+    bounds = [str(each) if isinstance(each, int) and not isinstance(each, bool) else "" for each in (least, most)]
+    return f"{{{bounds[0] or 0},{bounds[1]}}}" if any(bounds) else "*"
+
+
+def _object_schema(tool: ToolSpec) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object; with properties listed it has those and no others."""
+    schema = dict(tool.parameters) or dict(_NO_TOOL)
+    if schema.setdefault("type", "object") != "object":
+        raise BadRequestError(f"The parameters of the tool '{tool.name}' must be of 'type' 'object'.", param="tools")
+    if "properties" in schema and not tool.strict:
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def _json(schema: dict[str, Any], *, strict: bool) -> str:
+    """A value by its schema; without `strict` as far as the schema can be enforced."""
+    if strict:
+        return f"%json {schema_text(schema)}"
+    read = orjson.loads(schema_text({name: value for name, value in schema.items() if name != "x-guidance"}))
+    read["x-guidance"]["lenient"] = True
+    for _, each in subschemas(read, "tools"):
+        if isinstance(each, dict) and isinstance(pattern := each.get("pattern"), str) and _NOT_REGULAR.search(pattern):
+            del each["pattern"]
+    return f"%json {orjson.dumps(read).decode()}"

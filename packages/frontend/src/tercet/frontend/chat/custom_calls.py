@@ -1,0 +1,56 @@
+"""Calls of custom tools: functions with one argument to a model, and texts to whoever offered the tool."""
+
+from collections.abc import Container, Iterable
+
+from tercet.frontend.chat.custom_input import InputDecoder
+from tercet.frontend.constraints import Lark, Regex
+from tercet.frontend.parsers.events import Event, ToolArgumentsDelta, ToolCallEnd, ToolCallStart
+from tercet.frontend.parsers.port import ToolSpec
+
+
+def custom_tool(name: str, description: str, grammar: Lark | Regex | None = None) -> ToolSpec:
+    """A custom tool as the function that a model is told of. A regular expression is enforced, and Lark is told."""
+    text, asked = {"type": "string"}, ""
+    match grammar:
+        case Regex(pattern=pattern):
+            text["pattern"] = f"^(?:{pattern})$"
+            asked = f"The input has to match this regular expression, in whole:\n{pattern}"
+        case Lark(text=definition):
+            asked = f"The input has to be a text of the language that this Lark grammar defines:\n{definition}"
+    schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    told = "\n\n".join(filter(None, (description, asked)))
+    return ToolSpec(name, schema, told, isinstance(grammar, Regex), custom=True, grammar=grammar)
+
+
+class CustomCalls:
+    """Tells the inputs of one choice's calls of custom tools, which have these names, in place of their arguments."""
+
+    def __init__(self, names: Container[str]) -> None:
+        self._names = names
+        self._open: tuple[int, InputDecoder] | None = None
+
+    def translated(self, events: Iterable[Event], *, last: bool) -> list[Event]:
+        """The same events, but for those calls. With the `last`, what is known of one that was cut off is told, too."""
+        result: list[Event] = []
+        for event in events:
+            if isinstance(event, ToolArgumentsDelta) and self._open is not None:
+                index, decoder = self._open
+                result += _delta(index, decoder.feed(event.text))
+                continue
+            result += self._closed(complete=isinstance(event, ToolCallEnd))
+            if isinstance(event, ToolCallStart) and event.name in self._names:
+                self._open = event.index, InputDecoder()
+                event = ToolCallStart(event.index, event.name, event.id, custom=True)
+            result.append(event)
+        return result + self._closed(complete=False) if last else result
+
+    def _closed(self, *, complete: bool) -> list[Event]:
+        """What was held back of the open call, which has come to its end or was cut off."""
+        if self._open is None:
+            return []
+        (index, decoder), self._open = self._open, None
+        return _delta(index, decoder.finish(complete=complete))
+
+
+def _delta(index: int, text: str) -> list[Event]:
+    return [ToolArgumentsDelta(index, text, custom=True)] if text else []

@@ -1,0 +1,183 @@
+"""What one choice of a turn says: updates in, events out, and everything together once it is whole."""
+
+import secrets
+import string
+from collections.abc import Iterable
+
+import msgspec
+
+from tercet.frontend.chat.custom_calls import CustomCalls
+from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
+from tercet.frontend.manager.req_state import Update
+from tercet.frontend.model.special_text import SpecialText
+from tercet.frontend.parsers.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallEnd,
+    ToolCallStart,
+    merged,
+)
+from tercet.frontend.parsers.port import Parser
+from tercet.protocol.messages.values import FinishReason, FinishType
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+class Call(msgspec.Struct):
+    """A tool call; `arguments` is JSON text, or the input of a `custom` tool.
+
+    It may be cut off when the call is not `complete`.
+    """
+
+    id: str
+    name: str
+    arguments: str = ""
+    complete: bool = False
+    custom: bool = False
+
+
+class Said(msgspec.Struct):
+    """What events add up to."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[Call] = []
+
+
+def add_up(events: Iterable[Event]) -> Said:
+    """All events of one choice as one answer."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    arguments: list[list[str]] = []
+    calls: list[Call] = []
+    for event in events:
+        match event:
+            case TextDelta(text):
+                texts.append(text)
+            case ReasoningDelta(text):
+                thoughts.append(text)
+            case ToolCallStart(_, name, call_id, custom):
+                calls.append(Call(call_id or "", name, custom=custom))
+                arguments.append([])
+            case ToolArgumentsDelta(index, text):
+                arguments[index].append(text)
+            case ToolCallEnd(index):
+                calls[index].complete = True
+    for call, parts in zip(calls, arguments, strict=True):
+        call.arguments = "".join(parts)
+    return Said("".join(texts), "".join(thoughts), calls)
+
+
+def new_call_id(*, short: bool = False) -> str:
+    """An id for a call; `short` is nine letters and digits, which some templates insist on."""
+    if short:
+        return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+    return f"call_{secrets.token_urlsafe(18)}"
+
+
+class ChoiceReader:
+    """Reads one choice. Without a parser its text is text.
+
+    `call_end` is the stop token that ends a call, where one does: a parser reads nothing of it.
+    """
+
+    def __init__(
+        self,
+        parser: Parser | None = None,
+        specials: SpecialText | None = None,
+        thinking: ReasoningTokens | None = None,
+        *,
+        customs: CustomCalls | None = None,
+        call_end: int | None = None,
+        one_call: bool = False,
+        short_ids: bool = False,
+    ) -> None:
+        self.calls = 0
+        """Calls begun so far."""
+        self.in_call = False
+        """Whether the last of them has no end: nothing of it can be relied on."""
+        self._parser = parser
+        self._specials = specials
+        self._kind: type[Event] = TextDelta
+        self._thinking = thinking
+        self._customs = customs
+        self._call_end = call_end
+        self._has_arguments = False
+        """Whether the last call has any."""
+        self._one_call = one_call
+        self._short_ids = short_ids
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far, its markers among them."""
+        return self._thinking.count if self._thinking else 0
+
+    def read(self, update: Update) -> list[Event]:
+        """What the update means; with its finish, also what was held back. Every call has an id."""
+        if self._thinking is not None:
+            self._thinking.read(update.token_ids)
+        if self._parser is None:
+            return [TextDelta(update.text)] if update.text else []
+        events = self._parser.feed(update.text) if update.text else []
+        if update.finish is not None:
+            events += self._parser.finish()
+        if self._specials is not None:
+            events = self._without_specials(self._specials, events)
+            if update.finish is not None:
+                events += self._held_back(self._specials)
+        shown = [event for event in map(self._shown, events) if event is not None]
+        if update.finish is not None:
+            shown += self._end_of_call(update.finish)
+        if self._customs is not None:
+            shown = self._customs.translated(shown, last=update.finish is not None)
+        return merged(shown)
+
+    def _end_of_call(self, finish: FinishReason) -> list[Event]:
+        """The end of the call that is open, if the answer stopped where it ends."""
+        stopped = finish.type is FinishType.STOP and finish.matched is not None and finish.matched == self._call_end
+        if not (stopped and self.in_call):
+            return []
+        self.in_call, index = False, self.calls - 1
+        nothing: list[Event] = [] if self._has_arguments else [ToolArgumentsDelta(index, "{}")]
+        return [*nothing, ToolCallEnd(index)]
+
+    def _without_specials(self, specials: SpecialText, events: list[Event]) -> list[Event]:
+        result: list[Event] = []
+        for event in events:
+            if type(event) is not self._kind:
+                result += self._held_back(specials)
+                self._kind = type(event)
+            match event:
+                case TextDelta(text):
+                    event = TextDelta(specials.feed(text))
+                case ReasoningDelta(text):
+                    event = ReasoningDelta(specials.feed(text))
+            result.append(event)
+        return result
+
+    def _held_back(self, specials: SpecialText) -> list[Event]:
+        """What might have begun a special token, and did not, in what was said last."""
+        held = specials.finish()
+        return [ReasoningDelta(held) if self._kind is ReasoningDelta else TextDelta(held)]
+
+    def _shown(self, event: Event) -> Event | None:
+        """The event as the client sees it; None for what it does not."""
+        match event:
+            case TextDelta("") | ReasoningDelta(""):
+                return None
+            case TextDelta() | ReasoningDelta():
+                return event
+            case _ if self._one_call and event.index > 0:
+                return None
+            case ToolCallStart(index, name, call_id):
+                self.calls += 1
+                self.in_call, self._has_arguments = True, False
+                return ToolCallStart(index, name, call_id or new_call_id(short=self._short_ids))
+            case ToolCallEnd():
+                self.in_call = False
+                return event
+            case ToolArgumentsDelta():
+                self._has_arguments = True
+                return event

@@ -1,0 +1,230 @@
+"""From a turn to the request that generates its answer, and to the readers of what comes back."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from tercet.frontend.chat.answer_grammar import EnforcedCalls, Thinking, answer_grammar
+from tercet.frontend.chat.chat_request import Calls, ChatTurn
+from tercet.frontend.chat.custom_calls import CustomCalls
+from tercet.frontend.chat.messages import history
+from tercet.frontend.chat.output_parser import ChoiceReader
+from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
+from tercet.frontend.chat.template_variables import template_variables
+from tercet.frontend.chat.tool_prompt import for_template, with_instructions
+from tercet.frontend.config.config import ServingConfig
+from tercet.frontend.constraints import Tokens
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.http.json_depth import DEEPEST, is_within
+from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.request import ChatPrompt, GenerateRequest
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.model.special_text import SpecialText, SpecialTexts
+from tercet.frontend.notations import AUTOMATIC, NONE
+from tercet.frontend.parsers.port import ToolSpec
+from tercet.frontend.parsers.registry import ParserNames, make_parser, reasoning_format, tool_format
+from tercet.frontend.structured_output.compiler import to_grammar
+from tercet.frontend.structured_output.limits import MAX_TOOL_GRAMMARS
+from tercet.protocol.messages.values import Grammar, unpack_ints
+
+_PROMPT_END = 24
+"""Tokens at a prompt's end that may have opened or closed reasoning."""
+
+
+class TurnPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to generate for one turn, and how to read it."""
+
+    request: GenerateRequest
+    reads: bool
+    """Whether answers have anything but text: otherwise readers need not be asked."""
+    make_reader: Callable[[ReqState], ChoiceReader]
+
+    def readers(self, generation: Generation) -> list[ChoiceReader]:
+        """A reader for each choice of a generation that has this plan's request alone."""
+        [state] = generation.states
+        return [self.make_reader(state) for _ in state.choices]
+
+
+class TurnPlanner:
+    """Plans turns for every model of this frontend."""
+
+    def __init__(self, config: ServingConfig = ServingConfig()) -> None:
+        self._tools, self._reasoning = config.tool_call_parser, config.reasoning_parser
+        self.reasoning_field = config.reasoning_field_name
+        """Field of a chat's messages that has reasoning."""
+
+    def parsers(self, model: ServedModel) -> ParserNames:
+        """The notations in which this model sets reasoning and calls apart."""
+        template = model.files.template
+        found = template.parsers if template else ParserNames()
+        return ParserNames(
+            reasoning=found.reasoning if self._reasoning == AUTOMATIC else _named(self._reasoning),
+            tools=found.tools or "generic" if self._tools == AUTOMATIC else _named(self._tools),
+        )
+
+    async def plan(self, turn: ChatTurn, model: ServedModel) -> TurnPlan:
+        """The plan for a turn. Raises BadRequestError."""
+        names = self.parsers(model)
+        tools = _checked_tools(turn, names)
+        if not tools:
+            names = ParserNames(names.reasoning, None)
+        if turn.thinking_budget is not None and names.reasoning is None:
+            raise UnsupportedParameterError(
+                "This model has no reasoning to limit.", param=turn.param_names.thinking_budget
+            )
+        prompt = _prompt(turn, model, reasons=names.reasoning is not None)
+        special = _keeps_special_tokens(names, model.files.special_texts)
+        hidden = special and turn.skip_special_tokens
+        tokens = model.tokens
+        customs = frozenset(tool.name for tool in turn.tools if tool.custom)
+
+        def make_reader(state: ReqState) -> ChoiceReader:
+            end = _end_of_prompt(state) if names.reasoning else ""
+            return ChoiceReader(
+                make_parser(names, tools, end),
+                SpecialText(model.files.special_texts) if hidden else None,
+                _reasoning_tokens(names, model, end),
+                customs=CustomCalls(customs) if customs else None,
+                call_end=_call_end(names, tokens),
+                one_call=not turn.parallel_tool_calls,
+                short_ids=bool(names.tools and tool_format(names.tools).framing.short_ids),
+            )
+
+        return TurnPlan(
+            request=GenerateRequest(
+                model=model.base,
+                lora=model.lora,
+                prompt=prompt,
+                sampling=turn.sampling,
+                max_tokens=turn.max_tokens,
+                seed=turn.seed,
+                stop=turn.stop,
+                include_stop=turn.include_stop,
+                skip_special_tokens=turn.skip_special_tokens and not special,
+                spaces_between_special_tokens=turn.spaces_between_special_tokens,
+                stops_in_special_tokens=not hidden,
+                logprobs=turn.logprobs,
+                grammar=await _grammar(turn, model, names, tools, prompt),
+                trials=_trials(turn, model),
+                prediction=turn.prediction,
+                priority=turn.priority,
+                cache_salt=turn.cache_salt,
+                param_names=msgspec.structs.replace(turn.param_names, grammar=_grammar_param(turn)),
+            ),
+            reads=names != ParserNames(),
+            make_reader=make_reader,
+        )
+
+
+async def _grammar(
+    turn: ChatTurn, model: ServedModel, names: ParserNames, tools: tuple[ToolSpec, ...], prompt: ChatPrompt
+) -> Grammar | None:
+    """What is enforced; None where everything is left to the model."""
+    required = turn.tool_choice.calls is Calls.REQUIRED
+    constraint = None if required else turn.constraint
+    enforced = required or turn.tool_choice.names is not None or any(tool.strict for tool in tools)
+    if constraint is None and turn.thinking_budget is None and not (tools and enforced):
+        return None
+    calls = None
+    if names.tools and (enforced or constraint is not None):
+        framing = tool_format(names.tools).framing
+        calls = EnforcedCalls(framing=framing, tools=tools, required=required, several=turn.parallel_tool_calls)
+    thinking = None
+    if names.reasoning is not None:
+        # Whether reasoning is open depends on the whole chat, in ways that only its template knows.
+        end = await model.rendered_end(prompt)
+        form = reasoning_format(names.reasoning)
+        if not form.closed(end):
+            thinking = Thinking(framing=form.framing, opened=form.opened(end), budget=turn.thinking_budget)
+    if thinking is None and calls is None and constraint is None:
+        return None
+    return await asyncio.to_thread(answer_grammar, model.tokens, thinking, calls, constraint)
+
+
+def _trials(turn: ChatTurn, model: ServedModel) -> list[tuple[Grammar, str]]:
+    """The grammars of custom tools' inputs, enforced or not. Raises BadRequestError for too many, or too long ones."""
+    asked = [tool.grammar for tool in turn.tools if tool.grammar is not None]
+    if len(asked) > MAX_TOOL_GRAMMARS:
+        raise BadRequestError(f"More than {MAX_TOOL_GRAMMARS} custom tools have a grammar.", param="tools")
+    return [(to_grammar(each, model.tokens), each.param) for each in asked]
+
+
+def _grammar_param(turn: ChatTurn) -> str:
+    """Which parameter to name when the grammar is refused: of a format and tools, the one that rules."""
+    if turn.constraint is not None and turn.tool_choice.calls is not Calls.REQUIRED:
+        return turn.constraint.param
+    return "tools" if turn.tools else turn.param_names.thinking_budget
+
+
+def _named(option: str) -> str | None:
+    return None if option == NONE else option
+
+
+def _checked_tools(turn: ChatTurn, names: ParserNames) -> tuple[ToolSpec, ...]:
+    """The tools that the answer may call. Raises BadRequestError for a choice among tools that there are not."""
+    choice, known = turn.tool_choice, {tool.name: tool.custom for tool in turn.tools}
+    if len(known) < len(turn.tools):
+        raise BadRequestError("Two tools have the same name.", param="tools")
+    if deep := [tool.name for tool in turn.tools if not is_within(tool.parameters, DEEPEST)]:
+        raise BadRequestError(f"The schema of {deep[0]!r} is nested deeper than {DEEPEST} levels.", param="tools")
+    if strangers := sorted(each for each in choice.names or () if known.get(each) is not (each in choice.customs)):
+        raise BadRequestError(f"'tool_choice' names {strangers[0]!r}, which is not in 'tools'.", param="tool_choice")
+    tools = turn.callable_tools
+    if choice.calls is Calls.REQUIRED and not tools:
+        raise BadRequestError("'tool_choice' requires a call, and there is no tool to call.", param="tool_choice")
+    if tools and names.tools is None:
+        raise UnsupportedParameterError("This server reads no tool calls from this model's answers.", param="tools")
+    return tools
+
+
+def _prompt(turn: ChatTurn, model: ServedModel, *, reasons: bool) -> ChatPrompt:
+    """What the template gets. Tools that must not be called are not mentioned."""
+    template = model.files.template
+    messages = history(turn.messages)
+    tools = turn.tools if turn.tool_choice.calls is not Calls.NONE else ()
+    if tools and template is not None and not template.knows_tools:
+        messages = with_instructions(messages, tools)
+    return ChatPrompt(
+        messages=messages,
+        tools=for_template(tools) if tools else None,
+        add_generation_prompt=turn.add_generation_prompt,
+        continue_final_message=turn.continue_final_message,
+        kwargs=template_variables(turn, template.variables if template else frozenset(), reasons=reasons),
+        param=turn.param_names.messages,
+    )
+
+
+def _keeps_special_tokens(names: ParserNames, specials: SpecialTexts) -> bool:
+    """Whether the parsers look for texts that are special tokens, which decoding would leave out."""
+    if names.tools:
+        tools = tool_format(names.tools).framing
+        marks = (tools.begin, tools.prefix, tools.suffix, tools.separator, tools.end, tools.key_prefix)
+        if tools.special_tokens or any(map(specials.occur_in, marks)):
+            return True
+    if names.reasoning:
+        form = reasoning_format(names.reasoning)
+        return form.special_tokens or any(map(specials.occur_in, (form.framing.begin, form.framing.end)))
+    return False
+
+
+def _reasoning_tokens(names: ParserNames, model: ServedModel, prompt: str) -> ReasoningTokens | None:
+    if names.reasoning is None:
+        return None
+    form = reasoning_format(names.reasoning)
+    if form.closed(prompt):
+        return None
+    return ReasoningTokens(model.files.token_bytes, form.framing, opened=form.opened(prompt))
+
+
+def _call_end(names: ParserNames, tokens: Tokens) -> int | None:
+    """The stop token that ends a call, where one does."""
+    token_id = tokens.added.get(tool_format(names.tools).framing.suffix) if names.tools else None
+    return token_id if token_id in tokens.eos else None
+
+
+def _end_of_prompt(state: ReqState) -> str:
+    """The last of the prompt as the model reads it."""
+    ids = unpack_ints(state.prompt_ids)[-_PROMPT_END:]
+    return state.model.tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -1,0 +1,1 @@
+"""The `tercet` command: serve, chat, bench, keys and their arguments."""

@@ -1,0 +1,1 @@
+"""`tercet bench`: a load generator for servers with the OpenAI API."""

@@ -1,0 +1,98 @@
+"""`tercet bench serve`: options in, a table or JSON out."""
+
+import asyncio
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from tercet.frontend.cli.bench.client import Target
+from tercet.frontend.cli.bench.load import Figures, Goal, put_load
+from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, words_of
+from tercet.frontend.cli.chat import ChatError, Server
+
+app = App(name="bench", help="Measure a running server.", result_action="return_value")
+
+Milliseconds = Annotated[float | None, Parameter(help="A request slower than so many milliseconds is not good.")]
+
+
+@app.command
+def serve(
+    workloads: Annotated[tuple[str, ...], Parameter(help="W1, W2, W3 or W4; all of them when not given.")] = (),
+    *,
+    url: Annotated[str, Parameter(help="Where the server is.")] = "http://127.0.0.1:30000",
+    model: Annotated[str | None, Parameter(help="The first that the server lists when not given.")] = None,
+    tokenizer: Annotated[Path | None, Parameter(help="The model's directory: prompts of exact length.")] = None,
+    api_key: Annotated[str | None, Parameter(help="The server's key.", env_var="TERCET_API_KEY")] = None,
+    concurrency: Annotated[int | None, Parameter(help="Requests under way at a time.")] = None,
+    requests: Annotated[int | None, Parameter(help="Requests in all.")] = None,
+    input_tokens: Annotated[int | None, Parameter(help="Tokens of a prompt that no other has.")] = None,
+    output_tokens: Annotated[int | None, Parameter(help="Tokens of an answer.")] = None,
+    shared_tokens: Annotated[int | None, Parameter(help="Tokens that all prompts begin with.")] = None,
+    rate: Annotated[float | None, Parameter(help="Requests a second at random times, not so many at a time.")] = None,
+    good_ttft: Milliseconds = None,
+    good_tpot: Milliseconds = None,
+    seed: Annotated[int | None, Parameter(help="Of the prompts; another in every run when not given.")] = None,
+    json: Annotated[bool, Parameter(help="One JSON object a workload.", negative="")] = False,
+) -> int:
+    """Time to first token, time per output token, gaps between pieces, throughput and good requests a second.
+
+    W1: one request of 128 tokens in and out. W2: 8 at a time. W3: 32 at a time, 64 out. W4: 8 at a time that share
+    1024 tokens, 32 of their own and 32 out.
+    """
+    given = {
+        "concurrency": concurrency,
+        "requests": requests,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "shared_tokens": shared_tokens,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    good = Goal(
+        first_token=None if good_ttft is None else good_ttft / 1e3,
+        per_token=None if good_tpot is None else good_tpot / 1e3,
+    )
+    try:
+        chosen = {name: replace(_workload(name), **changes) for name in workloads or WORKLOADS}
+        target = Target(url=url, model=model or Server(url, api_key).first_model(), api_key=api_key)
+        words = words_of(tokenizer)
+        if rate is not None and rate <= 0:
+            raise ValueError("--rate must be above 0")
+    except (ChatError, ValueError) as error:
+        print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    failed = 0
+    for number, (name, workload) in enumerate(chosen.items()):
+        texts = prompts(workload, words, (time.time_ns() if seed is None else seed) + number)
+        result = asyncio.run(put_load(target, workload, texts, goal=good, rate=rate))
+        print(result.to_json() if json else _describe(name, workload, result), flush=True)  # noqa: T201
+        failed += result.failed
+    return min(failed, 1)
+
+
+def _workload(name: str) -> Workload:
+    if name not in WORKLOADS:
+        raise ValueError(f"{name} is not one of {', '.join(WORKLOADS)}")
+    return WORKLOADS[name]
+
+
+def _describe(name: str, workload: Workload, result: Figures) -> str:
+    shared = f"{workload.shared_tokens} shared + " if workload.shared_tokens else ""
+    lines = [
+        f"{name}: {workload.requests} requests, {workload.concurrency} at a time, "
+        f"{shared}{workload.input_tokens} tokens in, {workload.output_tokens} out",
+        f"  {result.output_tokens_per_second:.1f} output tokens/s, {result.requests_per_second:.2f} requests/s, "
+        f"{result.good_requests_per_second:.2f} good",
+    ]
+    spreads = {"first token": result.ttft_ms, "per token": result.tpot_ms, "between pieces": result.itl_ms}
+    for what, spread in spreads.items():
+        values = "  ".join(f"{percentile} {value:8.1f}" for percentile, value in spread.items())
+        lines.append(f"  {what:15} {values or 'none'} ms")
+    if result.failed:
+        lines.append(f"  {result.failed} failed: {result.first_error}")
+    if result.short:
+        lines.append(f"  {result.short} answers were not {workload.output_tokens} tokens long")
+    return "\n".join(lines)

@@ -1,0 +1,116 @@
+"""Puts a workload on a server, and adds up what came of it."""
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from tercet.frontend.cli.bench.client import BenchError, Target, Timeline, complete
+from tercet.frontend.cli.bench.workload import Workload
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a request must keep to count as good; None asks for nothing."""
+
+    first_token: float | None = None
+    per_token: float | None = None
+
+    def met(self, timeline: Timeline) -> bool:
+        """Whether a request kept it."""
+        per_token = timeline.per_token or 0.0
+        return (self.first_token is None or timeline.first_token <= self.first_token) and (
+            self.per_token is None or per_token <= self.per_token
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What a workload came to. Times are milliseconds, by percentile and mean."""
+
+    requests: int
+    failed: int
+    first_error: str
+    short: int
+    """Answers of another length than was asked."""
+    seconds: float
+    input_tokens: int
+    output_tokens: int
+    output_tokens_per_second: float
+    requests_per_second: float
+    good_requests_per_second: float
+    ttft_ms: dict[str, float]
+    tpot_ms: dict[str, float]
+    itl_ms: dict[str, float]
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+
+async def put_load(
+    target: Target, workload: Workload, prompts: Sequence[str], *, goal: Goal = Goal(), rate: float | None = None
+) -> Figures:
+    """Ask for every prompt: at most `concurrency` at a time, or at `rate` a second, with random gaps, however many."""
+    timelines: list[Timeline] = []
+    errors: list[str] = []
+    waiting = iter(prompts)
+
+    async def ask(prompt: str) -> None:
+        try:
+            timelines.append(await complete(target, prompt, workload.output_tokens))
+        except BenchError as error:
+            errors.append(str(error))
+
+    async def ask_in_turn() -> None:
+        for prompt in waiting:
+            await ask(prompt)
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        if rate is None:
+            for _ in range(workload.concurrency):
+                tasks.create_task(ask_in_turn())
+        else:
+            chance = random.Random(len(prompts))  # noqa: S311 - the same gaps in every run
+            for prompt in waiting:
+                tasks.create_task(ask(prompt))
+                await asyncio.sleep(chance.expovariate(rate))
+    return figures(timelines, errors, workload, time.perf_counter() - started, goal)
+
+
+def figures(
+    timelines: Sequence[Timeline], errors: Sequence[str], workload: Workload, seconds: float, goal: Goal
+) -> Figures:
+    """Add up."""
+    output = sum(timeline.output_tokens for timeline in timelines)
+    per_token = [timeline.per_token for timeline in timelines if timeline.per_token is not None]
+    return Figures(
+        requests=len(timelines) + len(errors),
+        failed=len(errors),
+        first_error=errors[0] if errors else "",
+        short=sum(timeline.output_tokens != workload.output_tokens for timeline in timelines),
+        seconds=seconds,
+        input_tokens=sum(timeline.input_tokens or 0 for timeline in timelines),
+        output_tokens=output,
+        output_tokens_per_second=output / seconds,
+        requests_per_second=len(timelines) / seconds,
+        good_requests_per_second=sum(map(goal.met, timelines)) / seconds,
+        ttft_ms=_spread([timeline.first_token for timeline in timelines]),
+        tpot_ms=_spread(per_token),
+        itl_ms=_spread([gap for timeline in timelines for gap in timeline.gaps]),
+    )
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles, by nearest rank, and the mean, in milliseconds; empty for nothing."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    ranks = {f"p{percent}": -(-len(ordered) * percent // 100) - 1 for percent in PERCENTILES}
+    return {name: 1e3 * ordered[rank] for name, rank in ranks.items()} | {"mean": 1e3 * statistics.fmean(ordered)}

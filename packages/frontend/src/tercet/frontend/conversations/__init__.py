@@ -1,1 +1,0 @@
-"""/v1/conversations: items that are kept together, for responses to go on with."""

@@ -1,1 +1,0 @@
-"""Inputs of encoders: laid out and tokenized here, and their vectors gathered."""

@@ -1,0 +1,1 @@
+"""`Engine`: a whole server in one Python object, without HTTP."""

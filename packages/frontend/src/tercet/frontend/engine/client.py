@@ -1,0 +1,213 @@
+"""The engine's side of the messages: a frontend without HTTP, on an event loop in a thread of its own."""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tercet.frontend.api.generation_response import Whole, collect
+from tercet.frontend.lora.registry import PATIENCE
+from tercet.frontend.manager.embedding_batch import EmbeddingBatch
+from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.embedding_request import EmbeddingRequest
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.policies import POLICIES
+from tercet.frontend.routing.router import DataParallelController
+from tercet.frontend.supervisor.launch import is_own
+from tercet.protocol.aio import AsyncNode
+from tercet.protocol.config import NodeConfig
+from tercet.protocol.membership.events import Delivery
+from tercet.protocol.messages.messages import FrontendInbox, Heartbeat
+from tercet.protocol.messages.values import LoRAAdapter, Role
+
+_Result = TypeVar("_Result")
+Work = Callable[[], Coroutine[Any, Any, _Result]]
+"""Makes a coroutine, on the loop: no coroutine is left unawaited if the loop ends before."""
+
+AT_ONCE = 512
+"""Prompts sent to the schedulers at a time; they batch as many as they have room for."""
+FILES = 30.0
+"""Seconds for the tokenizer's files to arrive once every part is ready."""
+POLL = 0.01
+_CLOSED = "the engine is shut down"
+_THREADS = 2
+"""Threads that render templates and tokenize."""
+
+
+class EngineError(RuntimeError):
+    """The engine could not be started, or is shut down; the text says why."""
+
+
+class AnswerStream(Generic[_Result]):
+    """What a generator yields, one at a time, on the loop. `close` may come while `next` is still being cancelled."""
+
+    def __init__(self, answers: AsyncGenerator[_Result, None]) -> None:
+        self._answers = answers
+        self._step = asyncio.Lock()
+
+    async def next(self) -> _Result | None:
+        """The next one; None after the last."""
+        async with self._step:
+            return await anext(self._answers, None)
+
+    async def close(self) -> None:
+        """Have no more of them."""
+        async with self._step:
+            await self._answers.aclose()
+
+
+class EngineClient:
+    """`run`, `wait` and `close` are for other threads; the coroutines they are given run in this one's loop."""
+
+    def __init__(self, directory: Path, lora: Mapping[str, str]) -> None:
+        """`lora` are paths of adapters by name."""
+        self._owner = os.getpid()
+        self._gate = threading.RLock()
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenizer")
+        self._limit = asyncio.Semaphore(AT_ONCE)
+        self._useless = ""
+        """Why nothing can ever be asked."""
+        address = f"ipc://{directory}"
+        specs = (f"{address}/scheduler-*", f"{address}/detokenizer-*")
+        config = NodeConfig(Role.FRONTEND, "engine-0", address, connect=specs)
+        self._node = AsyncNode(config, FrontendInbox, self._status, self._on_deliveries)
+        controller = DataParallelController(POLICIES["round_robin"]())
+        registry = ModelRegistry(self._pool, threads=_THREADS, on_useless=self._on_useless)
+        self._manager = TokenizerManager(config.peer, self._node, registry, controller, lora=lora)
+        self._reading_time = PATIENCE * len(lora)
+        self._thread.start()
+        self.wait(self._start)
+
+    def run(self, work: Work[_Result]) -> "Future[_Result]":
+        """Start a coroutine on the loop. Raises EngineError after `close`, and in a fork of the process."""
+        if os.getpid() != self._owner:
+            raise EngineError("this process is a fork of the one that made the engine: make one here")
+        with self._gate:
+            if self._closed:
+                raise EngineError(_CLOSED)
+            return asyncio.run_coroutine_threadsafe(self._until_closed(work), self._loop)
+
+    def wait(self, work: Work[_Result]) -> _Result:
+        """The result of a coroutine; it is cancelled if the waiting is interrupted."""
+        future = self.run(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Say goodbye to the parts; whoever still waits for an answer gets EngineError."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+            ended = asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
+        ended.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def served(self) -> ServedModel:
+        """The model, once requests for it can be sent. Raises EngineError when that does not come to be."""
+        try:
+            async with asyncio.timeout(FILES):
+                while not self._manager.ready:  # it tells nobody
+                    if self._useless:
+                        raise EngineError(self._useless)
+                    await asyncio.sleep(POLL)
+        except TimeoutError:
+            linked = ", ".join(sorted(info.peer for info in self._node.peers())) or "nobody"
+            missed = f"the parts are ready, but the model's tokenizer files did not come within {FILES:g} s"
+            raise EngineError(f"{missed} (linked: {linked})") from None
+        return next(iter(self._manager.models))
+
+    async def adapters(self) -> dict[str, LoRAAdapter]:
+        """The engine's adapters by name, once schedulers have read them. Raises EngineError if they cannot."""
+        adapters = self._manager.adapters
+        try:
+            async with asyncio.timeout(self._reading_time):
+                refusals = await adapters.refusals()
+        except TimeoutError:
+            raise EngineError("the schedulers have not read every adapter in time") from None
+        for name, refusal in refusals.items():
+            raise EngineError(f"the adapter {name!r} cannot be used: {refusal}")
+        return {each.name: each.lora for each in await adapters.all()}
+
+    async def update_weights(self, path: str) -> None:
+        """Have all schedulers load the weights of a directory. Raises ApiError."""
+        await self._manager.weights.update(path)
+
+    async def whole(self, request: GenerateRequest) -> tuple[Generation, list[Whole]]:
+        """Every choice when all have ended. Raises ApiError."""
+        async with self._limit:
+            generation = await self._manager.submit([request])
+            try:
+                return generation, await collect(generation, generation.arrivals())
+            finally:
+                self._manager.release(generation)
+
+    async def vectors(self, request: EmbeddingRequest) -> EmbeddingBatch:
+        """Every input with its vector. Raises ApiError."""
+        async with self._limit:
+            return await self._manager.embed(request)
+
+    async def choices(self, request: GenerateRequest) -> AsyncGenerator[tuple[Generation, Whole], None]:
+        """Each choice whenever there is more of it; the same object each time. Raises ApiError."""
+        async with self._limit:
+            generation = await self._manager.submit([request])
+            try:
+                (state,) = generation.states
+                choices = [Whole(state, 0, choice.index, "", [], None) for choice in state.choices]
+                async for news in generation.arrivals():
+                    for update in (arrival.update for arrival in news):
+                        choice = choices[update.index]
+                        choice.text += update.text
+                        choice.logprobs += update.logprobs
+                        choice.finish = update.finish
+                        yield generation, choice
+            finally:
+                self._manager.release(generation)
+
+    async def _until_closed(self, work: Work[_Result]) -> _Result:
+        try:
+            return await work()
+        except asyncio.CancelledError:
+            if self._closed:
+                raise EngineError(_CLOSED) from None
+            raise
+
+    async def _start(self) -> None:
+        await self._node.start()
+        self._manager.start()
+
+    async def _stop(self) -> None:
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*waiting, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._manager.close()
+        self._node.close_now(_CLOSED)
+
+    def _on_useless(self, peer: str, reason: str) -> None:
+        if is_own(peer):
+            self._useless = reason
+
+    def _status(self, peer: str) -> Heartbeat:
+        return self._manager.heartbeat(peer)
+
+    def _on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        self._manager.on_deliveries(deliveries)

@@ -1,0 +1,80 @@
+"""What is behind an `Engine`: its parts, the thread that keeps them alive, and their client, from start to end."""
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tercet.frontend.engine.client import EngineClient, EngineError
+from tercet.frontend.supervisor.launch import Part, Patience, local_parts
+from tercet.frontend.supervisor.options import ServeConfig
+from tercet.frontend.supervisor.run_directory import run_directory
+from tercet.frontend.supervisor.supervisor import Supervisor
+from tercet.frontend.supervisor.terminal import choose_display
+
+MakeParts = Callable[[ServeConfig, Path], Sequence[Part]]
+
+
+def offline_parts(config: ServeConfig, directory: Path) -> list[Part]:
+    """Everything but a frontend."""
+    return local_parts(config, directory, frontends=False)
+
+
+class EngineParts:
+    """Started when made, and ended by `close` or with the process. Raises EngineError where they cannot start."""
+
+    def __init__(self, config: ServeConfig, make_parts: MakeParts) -> None:
+        self._owner = os.getpid()
+        self._gate = threading.RLock()
+        self._began = threading.Event()
+        self._broken: BaseException | None = None
+        self._closing = contextlib.ExitStack()
+        with contextlib.ExitStack() as closing:
+            directory = closing.enter_context(run_directory())
+            self.supervisor = Supervisor(
+                make_parts(config, directory),
+                directory,
+                choose_display(config.serve.log_level),
+                log_level=config.serve.log_level,
+                patience=Patience(startup=config.serve.startup_timeout),
+                on_ready=self._began.set,
+            )
+            thread = threading.Thread(target=self._supervise, name="engine-supervisor", daemon=True)
+            thread.start()
+            closing.callback(thread.join)
+            closing.callback(self.supervisor.stop)
+            self.client = EngineClient(directory, config.lora)
+            closing.callback(self.client.close)
+            atexit.register(self.close)
+            closing.callback(atexit.unregister, self.close)
+            self._began.wait()
+            if self.supervisor.failure is not None:
+                raise EngineError(self.supervisor.failure.reason)
+            if self._broken is not None:
+                raise EngineError(f"the parts cannot be watched over: {self._broken}") from self._broken
+            self.model = self.client.wait(self.client.served)
+            self.lora = self.client.wait(self.client.adapters)
+            self._closing = closing.pop_all()
+
+    def close(self) -> None:
+        """Stop the parts and give up what still runs. Returns when all is over; a fork of the process ends nothing."""
+        if os.getpid() == self._owner:
+            with self._gate:
+                self._closing.close()
+
+    def close_elsewhere(self) -> None:
+        """`close` in a thread of its own, for callers that may be in one of those that end."""
+        if os.getpid() == self._owner:
+            threading.Thread(target=self.close, name="engine-end", daemon=True).start()
+
+    def _supervise(self) -> None:
+        try:
+            self.supervisor.run()
+        except BaseException as error:
+            self._broken = error
+            if self._began.is_set():
+                raise
+        finally:
+            self._began.set()

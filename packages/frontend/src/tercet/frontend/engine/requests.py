@@ -1,0 +1,139 @@
+"""From what a program gives an `Engine` to the requests of the frontend."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from tercet.frontend.api.sglang.generate import prompt_of, to_generate
+from tercet.frontend.api.sglang.generate_schema import NativeGenerate, Tokenize
+from tercet.frontend.errors import ApiError, BadRequestError
+from tercet.frontend.http.request_body import refusal
+from tercet.frontend.manager.request import GenerateRequest, Prompt
+from tercet.frontend.model.embedding_request import EmbeddingRequest, Input, TextInput
+from tercet.frontend.model.served_model import ServedModel
+from tercet.protocol.messages.values import LoRAAdapter, Task
+
+Texts = str | Iterable[str]
+Ids = Iterable[int] | Iterable[Iterable[int]]
+Sampling = Mapping[str, Any] | Iterable[Mapping[str, Any] | None]
+
+OPTIONS = frozenset({"return_logprob", "top_logprobs_num", "logprob_start_len", "priority", "cache_salt", "lora_path"})
+"""Of /generate, what is left beside prompts and sampling parameters."""
+
+
+def to_requests(
+    prompt: Texts | None,
+    input_ids: Ids | None,
+    sampling: Sampling | None,
+    options: Mapping[str, Any],
+    model: ServedModel,
+    lora: Mapping[str, LoRAAdapter],
+) -> tuple[list[GenerateRequest], bool]:
+    """One request for each prompt, and whether there was but one, not in a list. `lora` are adapters by name.
+
+    Arrays, series and tensors are taken as lists are. Raises TypeError for an option that is none, ValueError and
+    BadRequestError for what cannot be meant; a note says which prompt of several it is about.
+    """
+    if unknown := options.keys() - OPTIONS:
+        raise TypeError(f"there is no option {min(unknown)!r}: there are {', '.join(sorted(OPTIONS))}")
+    if (prompt is None) == (input_ids is None):
+        raise ValueError("give either a prompt or input_ids")
+    inputs, single = _texts(prompt) if prompt is not None else _ids(input_ids)
+    each = [sampling] * len(inputs) if sampling is None or isinstance(sampling, str | Mapping) else list(sampling)
+    if len(each) != len(inputs):
+        raise ValueError(f"{len(inputs)} prompts with {len(each)} sampling_params")
+    named = options.get("lora_path")
+    names = [named] * len(inputs) if named is None or isinstance(named, str) else list(named)
+    if len(names) != len(inputs):
+        raise ValueError(f"{len(inputs)} prompts with {len(names)} adapters in lora_path")
+    requests = []
+    for place, (given, params, name) in enumerate(zip(inputs, each, names, strict=True)):
+        own = {"sampling_params": {} if params is None else params, "lora_path": name}
+        try:
+            requests.append(_request({**given, **options, **own}, model, lora))
+        except (ValueError, ApiError) as error:
+            if not single:
+                note_prompt(error, place)
+            raise
+    return requests, single
+
+
+def to_chat(
+    messages: Iterable[Mapping[str, Any]],
+    tools: Iterable[Mapping[str, Any]] | None,
+    model: ServedModel,
+    *,
+    add_generation_prompt: bool,
+) -> Prompt:
+    """A chat as /v1/chat/completions takes it. Raises ValueError, BadRequestError."""
+    body = {"messages": list(messages), "tools": tools and list(tools), "add_generation_prompt": add_generation_prompt}
+    try:
+        return prompt_of(Tokenize.model_validate(body), model)
+    except ValidationError as error:
+        raise ValueError(str(refusal(error, body))) from None
+
+
+def to_inputs(prompt: Texts, model: ServedModel, truncate: int | None) -> tuple[EmbeddingRequest, bool]:
+    """The texts that are to become vectors, and whether there was but one. Raises ValueError, BadRequestError."""
+    if model.limits.task is not Task.EMBED:
+        raise BadRequestError(f"The model {model.name!r} makes no vectors.", param="model")
+    if truncate is not None and truncate != -1 and truncate < 1:
+        raise ValueError(f"truncate must be a number of tokens, or -1 for what the model reads, not {truncate}")
+    texts, single = _texts(prompt)
+    inputs: list[Input] = [TextInput(each["text"]) for each in texts]
+    params = ["prompt" if single else f"prompt[{place}]" for place in range(len(inputs))]
+    return EmbeddingRequest(model=model.name, inputs=inputs, params=params, truncate=truncate), single
+
+
+def note_prompt(error: BaseException, place: int) -> None:
+    """Say with an error which of several prompts it is about; they are numbered from 0."""
+    error.add_note(f"This is about prompt {place} of the list.")
+
+
+def _request(body: dict[str, Any], model: ServedModel, lora: Mapping[str, LoRAAdapter]) -> GenerateRequest:
+    if not isinstance(body["sampling_params"], Mapping):
+        raise ValueError(f"sampling_params must be a mapping, or one for each prompt, not {body['sampling_params']!r}")
+    body["sampling_params"] = {name: _plain(value) for name, value in body["sampling_params"].items()}
+    try:
+        asked = NativeGenerate.model_validate(body)
+    except ValidationError as error:
+        raise ValueError(str(refusal(error, body))) from None
+    [name] = asked.adapters()
+    if name is not None and name not in lora:
+        raise BadRequestError(f"The engine was made without an adapter {name!r}.", param="lora_path")
+    [request] = to_generate(asked, model, [None if name is None else lora[name]])
+    return request
+
+
+def _texts(prompt: Any) -> tuple[list[dict[str, Any]], bool]:
+    if isinstance(prompt, str):
+        return [{"text": prompt}], True
+    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+        raise ValueError(f"a prompt must be a text, or several in a list, not {type(prompt).__name__}")
+    texts = _listed(prompt)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"prompt {place} of the list is no text but {type(text).__name__}")
+    return [{"text": text} for text in texts], False
+
+
+def _ids(given: Any) -> tuple[list[dict[str, Any]], bool]:
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise ValueError(f"input_ids must be a list of ids, or several of them, not {type(given).__name__}")
+    ids = _listed(given)
+    if ids and not isinstance(ids[0], Iterable):
+        return [{"input_ids": ids}], True
+    return [{"input_ids": _listed(each) if isinstance(each, Iterable) else each} for each in ids], False
+
+
+def _listed(values: Any) -> list[Any]:
+    """What an iterable holds, in Python's own numbers and texts: arrays and their scalars have `tolist` for that."""
+    listed = list(_plain(values))
+    if listed and hasattr(listed[0], "tolist") and not isinstance(listed[0], Iterable):
+        return list(map(_plain, listed))
+    return listed
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,0 +1,1 @@
+"""HTTP building blocks: request bodies, server-sent events, API keys, errors."""

@@ -1,0 +1,293 @@
+"""Adapters by name (LoRA): which there are, and which model each is added to.
+
+Schedulers know no names. A request carries the path of its adapter and the SHA-256 of its files, and whichever
+scheduler gets it reads what is there: one that starts again has nothing to catch up on.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tercet.frontend.adapter_text import check_name, check_path
+from tercet.frontend.errors import BadRequestError, ModelNotFoundError, UnavailableError, UnsupportedParameterError
+from tercet.frontend.lora.store import Adapter, AdapterNames, AdaptersInMemory
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.routing.control import Answer, Control
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.peers import Fleet
+from tercet.protocol.messages.messages import LoadLoRAAdapterReq, UnloadLoRAAdapterReq
+from tercet.protocol.messages.values import LoRAAdapter
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds that a scheduler has to read an adapter's files, or to fetch them."""
+_POLL = 0.02
+_NONE_RUN = "This server runs no adapters: its schedulers were started without --max-loras."
+
+
+@dataclass
+class _Given:
+    """An adapter that an option names."""
+
+    path: str
+    adapter: Adapter | None = None
+    """Once schedulers have read it."""
+    refusal: str = ""
+    refused_by: frozenset[tuple[str, str]] = frozenset()
+    """All schedulers that ran adapters then, by id and incarnation."""
+
+
+class Adapters:
+    """The adapters that requests can name: those of the options (`given`: paths by name), and those loaded since.
+
+    All methods run on the event loop's thread. `clock` gives seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        models: ModelRegistry,
+        fleet: Fleet,
+        control: Control,
+        given: Mapping[str, str],
+        names: AdapterNames | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._models = models
+        self._fleet = fleet
+        self._control = control
+        self._given = {name: _Given(path) for name, path in given.items()}
+        self._names = names or AdaptersInMemory()
+        self._clock = clock
+        self._learning: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """Wait for no scheduler any more."""
+        if self._learning is not None:
+            self._learning.cancel()
+            await asyncio.gather(self._learning, return_exceptions=True)
+
+    # What requests name.
+
+    async def model(self, name: str) -> ServedModel:
+        """The model of that name, or the one with the adapter of that name, also as BASE:ADAPTER.
+
+        Raises ModelNotFoundError, UnavailableError while it may yet become known, and BadRequestError for an adapter
+        that cannot be run.
+        """
+        bases = self._bases
+        if bases and name not in bases:
+            candidates = [(name, bases)]
+            candidates += [(name.removeprefix(f"{base}:"), [base]) for base in bases if name.startswith(f"{base}:")]
+            for own, among in candidates:
+                given = self._given.get(own)
+                adapter = self._learnt(own, given) if given else await self._names.find(own, among)
+                if adapter is not None and adapter.base in among:
+                    return self._adapted(adapter)
+        return self._models.get(name)
+
+    async def all(self) -> list[Adapter]:
+        """Every adapter that could be asked for now."""
+        given = [each.adapter for each in self._given.values() if each.adapter is not None]
+        loaded = [each for each in await self._names.all(self._bases) if each.name not in self._given]
+        able = {model.name for model in self._models if self._runs_adapters(model)}
+        return [each for each in given + loaded if each.base in able]
+
+    async def served(self) -> list[ServedModel]:
+        """All of them as models."""
+        return [self._adapted(each) for each in await self.all()]
+
+    async def names(self) -> list[str]:
+        """Every name that a request can have, those of models too."""
+        adapters = await self.all()
+        return self._bases + [name for each in adapters for name in (each.name, f"{each.base}:{each.name}")]
+
+    # Names that come and go.
+
+    async def load(self, name: str, path: str, base: str | None = None) -> None:
+        """Give a name to an adapter that every scheduler of its model can read, instead of any it had.
+
+        Requests in flight keep what they have. Raises BadRequestError for an adapter that some scheduler refuses, and
+        UnavailableError where one says nothing.
+        """
+        _checked(check_name, name, "lora_name")
+        _checked(check_path, path, "lora_path")
+        self._check_free(name)
+        model = self._base(base)
+        adapter = Adapter(name, model.name, await self._read(model, path), int(self._clock()))
+        given = self._given.get(name)
+        if given is None:
+            await self._names.put(adapter, self._bases)
+        elif given.adapter is None and given.path == path:
+            given.adapter = adapter
+        elif given.adapter is None or given.adapter.lora.sha256 != adapter.lora.sha256:
+            raise BadRequestError(f"{name!r} is another adapter, which the server was started with.", param="lora_name")
+
+    async def unload(self, name: str) -> None:
+        """Take a name away, and have schedulers forget what it stood for. Requests in flight go on.
+
+        Raises ModelNotFoundError, BadRequestError.
+        """
+        if name in self._given:
+            raise BadRequestError(f"The server was started with the adapter {name!r}.", param="lora_name")
+        bases = self._bases
+        if not bases:
+            self._models.get(name)  # raises
+        adapter = await self._names.remove(name, bases)
+        if adapter is None:
+            raise ModelNotFoundError(f"The adapter {name!r} does not exist.", param="lora_name")
+        if all(each.lora != adapter.lora for each in await self.all()):
+            forgotten = adapter.lora
+            await self._control.ask(
+                lambda number: UnloadLoRAAdapterReq(id=number, adapter=forgotten),
+                self._readers(self._models.get(adapter.base)),
+            )
+
+    # What options name.
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there are adapters of the options that schedulers have neither read nor refused yet."""
+        return any(each.adapter is None and not each.refusal for each in self._given.values())
+
+    async def refusals(self) -> dict[str, str]:
+        """By name, why adapters of the options cannot be run, once schedulers have read or refused every one."""
+        while self.undecided:
+            if self._bases and not any(map(self._runs_adapters, self._models)):
+                return dict.fromkeys(self._given, _NONE_RUN)
+            await asyncio.sleep(_POLL)  # they tell nobody
+        return {name: each.refusal for name, each in self._given.items() if each.adapter is None}
+
+    def look(self, *, again: bool = False) -> None:
+        """Have schedulers read those adapters of the options that none has read. To be called now and then.
+
+        Refused ones are tried again once there are other schedulers than those that refused them, or with `again`.
+        """
+        able = frozenset(
+            (each.peer, each.incarnation)
+            for each in self._fleet.schedulers.values()
+            if each.ready and each.limits and each.limits.max_loras
+        )
+        waiting = {
+            name: given
+            for name, given in self._given.items()
+            if given.adapter is None and (again or given.refused_by != able)
+        }
+        if waiting and able and self._bases and self._learning is None:
+            self._learning = asyncio.create_task(self._learn(waiting, able))
+            self._learning.add_done_callback(self._learnt_all)
+
+    async def _learn(self, waiting: Mapping[str, _Given], able: frozenset[tuple[str, str]]) -> None:
+        for name, given in waiting.items():
+            try:
+                self._check_free(name)
+                model = self._base(None)
+                lora = await self._read(model, given.path)
+            except UnavailableError as error:
+                logger.debug("the adapter %r waits: %s", name, error.message)
+                return
+            except BadRequestError as error:
+                if given.refusal != error.message:
+                    logger.error("the adapter %r is not there: %s", name, error.message)
+                given.refusal, given.refused_by = error.message, able
+            else:
+                given.adapter = Adapter(name, model.name, lora, int(self._clock()))
+                logger.info("the adapter %r is %s", name, lora.sha256)
+
+    def _learnt_all(self, task: asyncio.Task[None]) -> None:
+        self._learning = None
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("adapters were not learnt", exc_info=error)
+
+    def _learnt(self, name: str, given: _Given) -> Adapter:
+        if given.adapter is not None:
+            return given.adapter
+        if not any(map(self._runs_adapters, self._models)):
+            raise UnsupportedParameterError(_NONE_RUN, param="model")
+        if given.refusal:
+            message = f"The adapter {name!r} cannot be used. {given.refusal}"
+            raise BadRequestError(message, param="model", code="invalid_lora")
+        raise UnavailableError(f"The adapter {name!r} is still loading.", retry_after=1)
+
+    # Models and their schedulers.
+
+    @property
+    def _bases(self) -> list[str]:
+        return [model.name for model in self._models]
+
+    def _base(self, name: str | None) -> ServedModel:
+        """The model named, or the only one that can have adapters. Raises ApiError."""
+        if name is not None:
+            return _known(self._models, name)
+        able = {model.identity.weights: model for model in reversed(list(self._models)) if self._runs_adapters(model)}
+        if len(able) > 1:
+            raise BadRequestError("Several models here can have adapters: say which.", param="base_model")
+        if not able:
+            self._models.get(next(iter(self._bases), ""))  # raises where no model is known yet
+            raise UnsupportedParameterError(_NONE_RUN)
+        return next(iter(able.values()))
+
+    def _check_free(self, name: str) -> None:
+        if name in self._bases:
+            raise BadRequestError(f"{name!r} is the name of a model.", param="lora_name")
+
+    def _adapted(self, adapter: Adapter) -> ServedModel:
+        model = self._models.get(adapter.base)
+        if not self._runs_adapters(model):
+            raise UnsupportedParameterError(_NONE_RUN, param="model")
+        return model.adapted(adapter.name, adapter.lora, adapter.created)
+
+    def _runs_adapters(self, model: ServedModel) -> bool:
+        """Whether its schedulers do, those that are gone for now too."""
+        return bool(model.limits.max_loras or self._readers(model))
+
+    def _readers(self, model: ServedModel) -> list[str]:
+        weights = model.identity.weights
+        return [each.peer for each in self._fleet.eligible_schedulers(weights, adapters=True)]
+
+    async def _read(self, model: ServedModel, path: str) -> LoRAAdapter:
+        """What every scheduler of a model finds at a path. Raises BadRequestError, UnavailableError."""
+        readers = self._readers(model)
+        if not readers:
+            if not self._runs_adapters(model):
+                raise UnsupportedParameterError(_NONE_RUN)
+            raise UnavailableError(f"No scheduler of {model.name!r} is ready to read it.", retry_after=1)
+        answers = await self._control.ask(
+            lambda number: LoadLoRAAdapterReq(id=number, adapter=LoRAAdapter(path)), readers, PATIENCE
+        )
+        if refusals := {peer: each.message for peer, each in answers.items() if each.answered and not each.ok}:
+            raise BadRequestError(f"It cannot be read. {_told(refusals)}.", param="lora_path", code="invalid_lora")
+        if silent := {peer: each.message for peer, each in answers.items() if not each.answered}:
+            raise UnavailableError(f"Not every scheduler has read it. {_told(silent)}.", retry_after=1)
+        return LoRAAdapter(path, _agreed(answers))
+
+
+def _agreed(answers: Mapping[str, Answer]) -> str:
+    """The one SHA-256 that all have found. Raises BadRequestError."""
+    found = {each.sha256 for each in answers.values()}
+    if len(found) > 1 or "" in found:
+        differing = {peer: each.sha256 or "none" for peer, each in answers.items()}
+        message = f"Schedulers find different files there, by their SHA-256. {_told(differing)}."
+        raise BadRequestError(message, param="lora_path", code="invalid_lora")
+    return found.pop()
+
+
+def _told(said: Mapping[str, str]) -> str:
+    return ", ".join(f"{peer}: {what.rstrip('.')}" for peer, what in sorted(said.items()))
+
+
+def _checked(check: Callable[[str], None], text: str, param: str) -> None:
+    try:
+        check(text)
+    except ValueError as error:
+        raise BadRequestError(f"'{param}': {error}.", param=param) from None
+
+
+def _known(models: ModelRegistry, name: str) -> ServedModel:
+    try:
+        return models.get(name)
+    except ModelNotFoundError as error:
+        error.param = "base_model"
+        raise

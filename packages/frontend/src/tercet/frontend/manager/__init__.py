@@ -1,0 +1,1 @@
+"""`TokenizerManager`: tokenizes requests, holds their state and returns their output."""

@@ -1,0 +1,119 @@
+"""One input in flight: what it takes to receive its vector, or to send it again."""
+
+import math
+import struct
+from collections.abc import Iterator
+
+from tercet.frontend.errors import RequestAbortedError, ServerError, from_rejection
+from tercet.frontend.manager.req_state import Verdict
+from tercet.frontend.model.embedding_request import EmbeddingRequest, EncodedInput
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.routing.wake import Wake
+from tercet.protocol.messages.messages import BatchEmbeddingOutput, TokenizedEmbeddingReqInput
+from tercet.protocol.messages.values import FinishReason, FinishType, unpack_floats, unpack_ints
+
+
+class EmbeddingState(InFlight):
+    """An input of an embedding, a score or a classification. Its one choice has one position, the vector."""
+
+    def __init__(
+        self, rid: str, given: EncodedInput, model: ServedModel, request: EmbeddingRequest, wake: Wake, param: str
+    ) -> None:
+        super().__init__(rid, model, given.ids, wake)
+        self.vector = b""
+        """Little-endian float32; empty until it has come."""
+        self._types = given.types
+        self._priority = request.priority
+        self._tenant = request.tenant
+        self._param = param
+
+    @property
+    def has_text(self) -> bool:
+        """Vectors come straight from the scheduler."""
+        return False
+
+    @property
+    def next_attempt(self) -> int:
+        """An attempt that was refused was never run: its number is used again, so that bounds of queues still hold."""
+        return self.attempt if self.refused else self.attempt + 1
+
+    @property
+    def open_indices(self) -> list[int]:
+        """Its one choice, until it has its vector."""
+        return [] if self.vector else [0]
+
+    @property
+    def done(self) -> bool:
+        """Whether the vector is there, or never will be."""
+        return self.error is not None or bool(self.vector)
+
+    @property
+    def signature(self) -> bytes:
+        """Nothing but its types."""
+        return self._types
+
+    def blamed(self, code: str, context: int) -> str | None:  # noqa: ARG002
+        """The input."""
+        return self._param if code in {"context_length_exceeded", "invalid_token_ids"} else None
+
+    def position(self, index: int) -> int:  # noqa: ARG002
+        """0: the vector is all there is."""
+        return 0
+
+    def accept(self, attempt: int, vector: bytes, finish: FinishReason | None) -> Verdict:
+        """Take what a scheduler made of the input."""
+        if attempt != self.attempt or self.done:
+            return Verdict.STALE
+        if finish is None:
+            self.vector = vector
+        elif finish.type is FinishType.ABORT and not finish.asked:
+            return Verdict.ABORTED
+        elif finish.type is FinishType.ABORT:
+            self.error = RequestAbortedError("The request was aborted.")
+        else:
+            message, code = finish.message or "The server ended this request.", finish.code
+            self.error = from_rejection(code, message, self.blamed(code, 0)) if code else ServerError(message)
+        self._wake.set()
+        return Verdict.ACCEPTED
+
+    def message(
+        self,
+        attempt: int,
+        detokenizer: str,  # noqa: ARG002
+        *,
+        alone: bool = False,
+        hold: bool = False,
+    ) -> TokenizedEmbeddingReqInput:
+        """The input as a scheduler gets it."""
+        return TokenizedEmbeddingReqInput(
+            rid=self.rid,
+            attempt=attempt,
+            input_ids=self.prompt_ids,
+            token_types=self._types,
+            priority=self._priority,
+            alone=alone,
+            hold=hold,
+            tenant=self._tenant,
+        )
+
+
+def vectors_of(
+    batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]
+) -> Iterator[tuple[str, int, bytes, FinishReason | None, float]]:
+    """(rid, attempt, vector, finish, seconds it waited) of each row; NaN if nothing is known of the last.
+
+    Raises ValueError for a batch whose parts do not fit.
+    """
+    size = 4 * batch.width
+    if len(frames) != 1 or batch.width < 1 or frames[0].nbytes != size * len(batch.rids):
+        raise ValueError(f"{len(batch.rids)} vectors of {batch.width} numbers came with frames of another size")
+    data = bytes(frames[0])
+    waits = unpack_floats(batch.waited) or [math.nan] * len(batch.rids)
+    for row, (rid, attempt, waited) in enumerate(zip(batch.rids, unpack_ints(batch.attempts), waits, strict=True)):
+        yield rid, attempt, data[row * size : (row + 1) * size], batch.finishes.get(row), waited
+
+
+def numbers(vector: bytes) -> tuple[float, ...]:
+    """The numbers of a vector."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)

@@ -1,0 +1,80 @@
+"""How long requests of each model take, and how long they are, as their answers come: for /metrics."""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tercet.frontend.manager.req_state import ReqState, Row
+from tercet.frontend.routing.request_state import InFlight
+from tercet.protocol.messages.values import FinishType
+
+FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKEN_BOUNDS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 2.5, 5.0)
+REQUEST_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+"""Seconds."""
+LENGTH_BOUNDS = tuple(float(1 << power) for power in range(21))
+"""Tokens."""
+
+
+class Histogram:
+    """Observations by upper bound; the last bucket has none."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """So many more of this value."""
+        self.buckets[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+
+@dataclass
+class Measures:
+    """Of one model's requests, since this frontend started. A request is measured where it ends with an answer."""
+
+    queue: Histogram = field(default_factory=lambda: Histogram(QUEUE_BOUNDS))
+    """Seconds from arrival at a scheduler until a step has the request, at the attempt that first brings anything."""
+    first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
+    """Seconds from a tokenized prompt to the first token of any choice."""
+    between_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
+    """Seconds from one token of a choice to the next; tokens that come at once share what they took."""
+    request: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
+    """Seconds from a tokenized prompt to the last token of all choices, or to an input's vector."""
+    prompt_tokens: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
+    output_tokens: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
+    """Of all choices together."""
+    finishes: Counter[FinishType] = field(default_factory=Counter)
+    """Choices by why they ended."""
+
+    def heard(self, state: ReqState, row: Row, now: float) -> None:
+        """A row was accepted."""
+        if row.opening is not None and row.opening.waited is not None:
+            self.begun(state, row.opening.waited)
+        count = len(row.token_ids)
+        if count:
+            choice = state.choices[row.index]
+            if len(choice.token_ids) > count:
+                self.between_tokens.observe((now - choice.heard_at) / count, count)
+            elif state.output_tokens == count:
+                self.first_token.observe(now - state.began_at)
+            choice.heard_at = now
+        if row.finish is not None:
+            self.finishes[row.finish.type] += 1
+            self.ended(state, now)
+
+    def begun(self, state: InFlight, waited: float) -> None:
+        """A step has had a request. What its later attempts and other choices waited says nothing of the queue."""
+        if state.waited is None:
+            state.waited = waited
+            self.queue.observe(waited)
+
+    def ended(self, state: InFlight, now: float) -> None:
+        """A request may have its final answer."""
+        if state.done and state.error is None:
+            self.request.observe(now - state.began_at)
+            self.prompt_tokens.observe(state.prompt_tokens)
+            if state.has_text:
+                self.output_tokens.observe(state.output_tokens)

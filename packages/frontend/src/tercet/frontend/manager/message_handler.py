@@ -1,0 +1,305 @@
+"""Everything that peers say to a frontend, and what it does to the requests in flight."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import assert_never, cast
+
+from tercet.frontend.errors import from_rejection
+from tercet.frontend.manager.embedding_state import EmbeddingState, vectors_of
+from tercet.frontend.manager.peer_metrics import Siblings
+from tercet.frontend.manager.req_state import ACCEPTED, ReqState, Row, Verdict, rows_of
+from tercet.frontend.model.served_model import context_of
+from tercet.frontend.routing.control import Control
+from tercet.frontend.routing.counters import Cause, Counters
+from tercet.frontend.routing.dispatcher import Dispatcher
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.peers import Fleet, SchedulerPeer
+from tercet.frontend.routing.reconciliation import Reconciler
+from tercet.frontend.routing.recovery import Recovery
+from tercet.frontend.routing.request_state import InFlight
+from tercet.protocol.membership.events import Delivery, PeerDown, PeerEvent, PeerReady, PeerUp
+from tercet.protocol.messages.messages import (
+    BatchEmbeddingOutput,
+    BatchStrOutput,
+    ControlReply,
+    FrontendInbox,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Introduce,
+    Progress,
+    Ready,
+    ReadyAlone,
+    Rejected,
+    Series,
+    SeriesReq,
+    TokenizerFiles,
+    TokenizerFilesReq,
+)
+from tercet.protocol.messages.values import Role
+from tercet.protocol.node import Sender
+
+logger = logging.getLogger(__name__)
+
+Incoming = FrontendInbox | PeerEvent
+"""All that a frontend's node delivers: it decodes nothing else."""
+
+
+class Inbound:
+    """Takes deliveries, one by one, on the event loop's thread. `changed` is called when who is there has changed."""
+
+    def __init__(
+        self,
+        outbox: Sender,
+        fleet: Fleet,
+        models: ModelRegistry,
+        dispatcher: Dispatcher,
+        recovery: Recovery,
+        states: Mapping[str, InFlight],
+        counters: Counters,
+        control: Control,
+        siblings: Siblings,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        self._outbox = outbox
+        self._fleet = fleet
+        self._models = models
+        self._dispatcher = dispatcher
+        self._recovery = recovery
+        self._reconciler = Reconciler()
+        self._states = states
+        self._counters = counters
+        self._control = control
+        self._siblings = siblings
+        self._clock = clock
+        self._changed = changed
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Give up files that are being read."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def take(self, deliveries: Sequence[Delivery]) -> None:
+        """Everything that peers said since the last call."""
+        for delivery in deliveries:
+            self._take(delivery.source, cast("Incoming", delivery.message), delivery.frames)
+
+    def ask_for_files(self) -> None:
+        """Ask schedulers for the files that have not come."""
+        for scheduler in self._fleet.schedulers.values():
+            if scheduler.peer not in self._models.peers:
+                self._outbox.send(scheduler.peer, TokenizerFilesReq(id=scheduler.incarnation))
+
+    def _take(self, source: str, message: Incoming, frames: tuple[memoryview, ...]) -> None:
+        match message:
+            case BatchStrOutput():
+                self._on_text(source, message)
+            case BatchEmbeddingOutput():
+                self._on_vectors(source, message, frames)
+            case Heartbeat():
+                self._on_heartbeat(source, message)
+            case Rejected():
+                self._on_rejected(source, message)
+            case ReadyAlone():
+                self._on_ready_alone(source, message)
+            case TokenizerFiles():
+                self._spawn(self._load(source, message, frames))
+            case PeerUp() | PeerReady() | PeerDown():
+                self._on_peer(message)
+            case ControlReply():
+                self._control.on_reply(source, message)
+            case SeriesReq():
+                self._siblings.on_request(source, message)
+            case Series():
+                self._siblings.on_series(source, message)
+            case Hello() | Introduce() | Ready() | Progress() | Goodbye():
+                logger.debug("membership of %s is the node's business: %s", source, type(message).__name__)
+            case _:
+                assert_never(message)
+
+    # Requests.
+
+    def _on_text(self, source: str, batch: BatchStrOutput) -> None:
+        try:
+            rows = list(rows_of(batch))
+        except ValueError as error:
+            logger.error("%s sent text that makes no sense: %s", source, error)
+            return
+        now = self._clock()
+        for rid, row in rows:
+            state = self._states.get(rid)
+            if isinstance(state, ReqState):
+                self._on_row(state, row, now)
+
+    def _on_vectors(self, source: str, batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]) -> None:
+        try:
+            rows = list(vectors_of(batch, frames))
+        except ValueError as error:
+            logger.error("%s sent vectors that make no sense: %s", source, error)
+            return
+        now = self._clock()
+        for rid, attempt, vector, finish, waited in rows:
+            state = self._states.get(rid)
+            if isinstance(state, EmbeddingState):
+                self._on_vector(state, state.accept(attempt, vector, finish), waited, now)
+
+    def _on_vector(self, state: EmbeddingState, verdict: Verdict, waited: float, now: float) -> None:
+        if verdict is Verdict.ABORTED:
+            self._recovery.again(state, now, Cause.ABORTED)
+        elif verdict is ACCEPTED:
+            measures = self._counters.models[state.model.base]
+            if not math.isnan(waited):
+                measures.begun(state, waited)
+            measures.ended(state, now)
+            self._dispatcher.ended(state)
+            if state.alone:
+                self._recovery.retry(now)
+
+    def _on_row(self, state: ReqState, row: Row, now: float) -> None:
+        verdict = state.accept(row)
+        if verdict is ACCEPTED:
+            self._counters.models[state.model.base].heard(state, row, now)
+            if state.alone:
+                self._recovery.retry(now)  # whoever is next in line to run alone
+            if row.finish is not None and isinstance(row.finish.matched, str):
+                self._dispatcher.abort(state, [row.index], "stop string")
+        elif verdict is Verdict.GAP:
+            logger.warning("tokens of %s before position %d are missing", state.rid, row.position)
+            self._recovery.again(state, now, Cause.GAP)
+        elif verdict is Verdict.ABORTED:
+            self._recovery.again(state, now, Cause.ABORTED)
+
+    def _on_ready_alone(self, source: str, message: ReadyAlone) -> None:
+        state = self._states.get(message.rid)
+        if state is not None and not state.done and (state.attempt, state.scheduler) == (message.attempt, source):
+            self._recovery.offered(state, self._clock())
+
+    def _on_rejected(self, source: str, message: Rejected) -> None:
+        state = self._states.get(message.rid)
+        if state is None or state.attempt != message.attempt or state.scheduler != source:
+            return
+        state.scheduler, state.offered_by, state.refused = "", "", True
+        self._dispatcher.ended(state)
+        scheduler = self._fleet.schedulers.get(source)
+        if message.code == "draining" and scheduler is not None:
+            scheduler.leaving = True  # its heartbeat will say so
+        else:
+            state.refused_by.add(source)
+        elsewhere = any(each.peer not in state.refused_by for each in self._fleet.able_schedulers(state))
+        # Files that are gone do not come back by waiting.
+        passes = message.code == "draining" or (state.output_tokens > 0 and message.code != "invalid_lora")
+        if message.retry and elsewhere:
+            self._recovery.again(state, self._clock(), Cause.REFUSED)
+        elif message.retry and passes:
+            self._recovery.later(state, self._clock())
+        else:
+            limits = scheduler.limits if scheduler is not None and scheduler.limits is not None else state.model.limits
+            state.fail(from_rejection(message.code, message.message, state.blamed(message.code, context_of(limits))))
+
+    # Peers.
+
+    def _on_peer(self, event: PeerEvent) -> None:
+        match event:
+            case PeerUp():
+                self._on_up(event)
+            case PeerReady():
+                self._on_ready(event)
+            case PeerDown():
+                self._on_down(event.peer, event.reason)
+            case _:
+                assert_never(event)
+
+    def _on_heartbeat(self, source: str, heartbeat: Heartbeat) -> None:
+        part = self._fleet.get(source)
+        if part is None:
+            return
+        now, was_stuck = self._clock(), part.stuck
+        self._fleet.heartbeat(source, heartbeat)
+        states = self._states.values()
+        is_scheduler = isinstance(part, SchedulerPeer)
+        if part.stuck and not was_stuck:
+            logger.error("%s is stuck in a step of %.0f s", source, heartbeat.step_age)
+            self._lost(source, is_scheduler, Cause.SCHEDULER_STUCK if is_scheduler else Cause.DETOKENIZER_STUCK)
+            self._changed()
+        elif part.leaving:
+            here = [state for state in states if source in {state.scheduler, state.detokenizer}]
+            self._recovery.move(here, now)
+            self._changed()
+        if not part.stuck:
+            self._reconcile(source, is_scheduler, heartbeat, now)
+
+    def _reconcile(self, source: str, is_scheduler: bool, heartbeat: Heartbeat, now: float) -> None:
+        compare = self._reconciler.scheduler if is_scheduler else self._reconciler.detokenizer
+        try:
+            findings = compare(source, heartbeat, self._states, now)
+        except ValueError as error:
+            logger.error("%s holds what makes no sense: %s", source, error)
+            return
+        for state, cause in findings.lost:
+            logger.warning("%s at %s is %s", state.rid, source, cause)
+            self._recovery.again(state, now, cause)
+        for abort in findings.strangers:
+            self._dispatcher.call_off(source, abort)
+
+    def _on_up(self, up: PeerUp) -> None:
+        known = self._fleet.get(up.peer)
+        if known is not None and known.incarnation != up.incarnation:
+            self._on_down(up.peer, "another incarnation came up")
+        if self._fleet.add(up.peer, up.role, up.incarnation) and up.role is Role.SCHEDULER:
+            self._outbox.send(up.peer, TokenizerFilesReq(id=up.incarnation))
+            self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
+
+    def _on_ready(self, ready: PeerReady) -> None:
+        match ready.role:
+            case Role.SCHEDULER:
+                if self._fleet.scheduler_ready(ready.peer, ready.ready):
+                    self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
+            case Role.DETOKENIZER:
+                self._fleet.detokenizer_ready(ready.peer)
+        self._recovery.retry(self._clock())
+        self._changed()
+
+    def _on_down(self, peer: str, reason: str) -> None:
+        """A part is gone. It left on purpose if it said so, and it died of something if it said "failed" or nothing."""
+        self._siblings.gone(peer)
+        part = self._fleet.remove(peer)
+        if part is None:
+            return
+        self._reconciler.forget(peer)
+        left = part.leaving or reason.startswith(("goodbye: stopped", "goodbye: stopping"))
+        is_scheduler = isinstance(part, SchedulerPeer)
+        if is_scheduler:
+            cause = Cause.SCHEDULER_LEFT if left else Cause.SCHEDULER_DIED
+            self._models.forget(peer)
+            self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
+            self._dispatcher.gone(peer)
+            self._control.gone(peer)
+        else:
+            cause = Cause.DETOKENIZER_LEFT if left else Cause.DETOKENIZER_DIED
+        if not left:
+            self._counters.deaths[Role.SCHEDULER if is_scheduler else Role.DETOKENIZER] += 1
+        self._lost(peer, is_scheduler, cause)
+        self._changed()
+
+    def _lost(self, peer: str, is_scheduler: bool, cause: Cause) -> None:
+        lost = self._recovery.scheduler_lost if is_scheduler else self._recovery.detokenizer_lost
+        lost(peer, list(self._states.values()), self._clock(), cause)
+
+    # Files.
+
+    async def _load(self, source: str, message: TokenizerFiles, frames: Sequence[memoryview]) -> None:
+        await self._models.load(source, message, frames)
+        self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
+        self._recovery.retry(self._clock())
+        self._changed()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,154 @@
+"""The series that a frontend counts itself: what they are called, what they say now, and how they are put together."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import inf
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from tercet.frontend.manager.latency import Histogram, Measures
+from tercet.frontend.routing.counters import Cause, Counters, Outcome
+from tercet.frontend.routing.peers import Fleet
+from tercet.protocol.messages.messages import Series
+from tercet.protocol.messages.values import FinishType, HistogramSample, Role, Sample
+
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
+Values = Iterable[tuple[Sequence[str], float]]
+"""What the labels say, and the value."""
+
+_MOST = 10_000
+"""Samples of a frontend: it has as many as routes, statuses and models make."""
+_LONGEST = 1000
+"""Characters of a label."""
+
+
+class Family(NamedTuple):
+    """What belongs to one name."""
+
+    kind: Kind
+    text: str
+    labels: tuple[str, ...] = ()
+    """Besides the frontend's name."""
+
+
+FAMILIES = {
+    "requests_open": Family(GaugeMetricFamily, "Requests not done with."),
+    "requests_waiting": Family(GaugeMetricFamily, "Requests that no part takes."),
+    "requests": Family(CounterMetricFamily, "Requests that ended, by how they did.", ("outcome",)),
+    "requests_over_limit": Family(
+        CounterMetricFamily, "Requests turned away because their API key had too many in flight."
+    ),
+    "redispatches": Family(CounterMetricFamily, "Requests dispatched again, by why.", ("cause",)),
+    "requests_resumed_finished": Family(CounterMetricFamily, "Requests that were dispatched again, and finished."),
+    "http_responses": Family(
+        CounterMetricFamily,
+        "HTTP requests whose answer has begun, by the router's own paths.",
+        ("method", "route", "status"),
+    ),
+    "choices_finished": Family(
+        CounterMetricFamily, "Choices that were answered, by why they ended.", ("model", "reason")
+    ),
+    "parts_ready": Family(GaugeMetricFamily, "Parts that take requests now.", ("role",)),
+    "part_deaths": Family(CounterMetricFamily, "Parts lost that had not said that they leave.", ("role",)),
+}
+_HISTOGRAMS = {
+    "queue_seconds": ("queue", "From a request's arrival at a scheduler to the first step that has it."),
+    "time_to_first_token_seconds": ("first_token", "From a tokenized prompt to its first token."),
+    "inter_token_seconds": ("between_tokens", "From one token of a choice to the next."),
+    "request_seconds": ("request", "From a tokenized prompt to its whole answer."),
+    "request_prompt_tokens": ("prompt_tokens", "Length of the prompts that were answered."),
+    "request_output_tokens": ("output_tokens", "Length of their answers, all choices together."),
+}
+"""By name: the field of a model's `Measures`."""
+_BOUNDS: dict[str, tuple[float, ...]] = {
+    name: getattr(Measures(), field).bounds for name, (field, _) in _HISTOGRAMS.items()
+}
+
+
+def own_series(number: str, counters: Counters, fleet: Fleet, running: int, waiting: int) -> Series:
+    """What this frontend counts, as the answer to the request of that id."""
+    exchanges, models = counters.exchanges.items(), counters.models.items()
+    values: dict[str, Values] = {
+        "requests_open": [((), running)],
+        "requests_waiting": [((), waiting)],
+        "requests": [([each.value], counters.outcomes[each]) for each in Outcome],
+        "requests_over_limit": [((), counters.over_limit)],
+        "redispatches": [([each.value], counters.redispatches[each]) for each in Cause],
+        "requests_resumed_finished": [((), counters.resumed_finished)],
+        "http_responses": [([each.method, each.route, str(each.status)], times) for each, times in exchanges],
+        "choices_finished": [
+            ([model, reason.value], measures.finishes[reason])
+            for model, measures in models
+            for reason in (FinishType.STOP, FinishType.LENGTH)
+        ],
+        "parts_ready": [
+            ([Role.SCHEDULER.value], sum(each.ready for each in fleet.schedulers.values())),
+            ([Role.DETOKENIZER.value], sum(each.ready for each in fleet.detokenizers.values())),
+        ],
+        "part_deaths": [([role.value], counters.deaths[role]) for role in (Role.SCHEDULER, Role.DETOKENIZER)],
+    }
+    return Series(
+        id=number,
+        samples={name: [Sample(labels=list(labels), value=each) for labels, each in values[name]] for name in FAMILIES},
+        histograms={
+            name: [_sample(model, getattr(measures, field)) for model, measures in models]
+            for name, (field, _) in _HISTOGRAMS.items()
+        },
+    )
+
+
+def _sample(model: str, histogram: Histogram) -> HistogramSample:
+    return HistogramSample(labels=[model], buckets=histogram.buckets, sum=histogram.sum)
+
+
+def check_series(series: Series) -> None:
+    """Raises ValueError for what no frontend counts. Names that are not known here are of a later version."""
+    if sum(map(len, series.samples.values())) + sum(map(len, series.histograms.values())) > _MOST:
+        raise ValueError(f"more than {_MOST} samples")
+    for name, family in FAMILIES.items():
+        samples = series.samples.get(name, [])
+        _check_labels(name, samples, len(family.labels))
+        if not all(0 <= each.value < inf for each in samples):
+            raise ValueError(f"{name} is no number of things")
+    for name, bounds in _BOUNDS.items():
+        histograms = series.histograms.get(name, [])
+        _check_labels(name, histograms, 1)
+        for each in histograms:
+            if len(each.buckets) != len(bounds) + 1 or min(each.buckets) < 0 or not 0 <= each.sum < inf:
+                raise ValueError(f"{name} is no histogram of {len(bounds)} bounds")
+
+
+def _check_labels(name: str, samples: Sequence[Sample | HistogramSample], count: int) -> None:
+    labels = [tuple(each.labels) for each in samples]
+    if any(len(each) != count or any(len(text) > _LONGEST for text in each) for each in labels):
+        raise ValueError(f"{name} has other labels")
+    if len(set(labels)) != len(labels):
+        raise ValueError(f"{name} has the same labels twice")
+
+
+def families_of(frontends: Mapping[str, Series]) -> Iterator[Metric]:
+    """Every family, with the series of each frontend under its name."""
+    for name, (kind, text, labels) in FAMILIES.items():
+        values = [
+            ((frontend, *each.labels), each.value)
+            for frontend, series in frontends.items()
+            for each in series.samples.get(name, ())
+        ]
+        yield family_of(kind, name, text, ["frontend", *labels], values)
+    for name, (_, text) in _HISTOGRAMS.items():
+        metric = HistogramMetricFamily(f"tercet_{name}", text, labels=["frontend", "model"])
+        bounds = [*map(str, _BOUNDS[name]), "+Inf"]
+        for frontend, series in frontends.items():
+            for each in series.histograms.get(name, ()):
+                buckets = list(zip(bounds, accumulate(each.buckets), strict=True))
+                metric.add_metric([frontend, *each.labels], buckets, each.sum)
+        yield metric
+
+
+def family_of(kind: Kind, name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
+    """One family, whose name begins with `tercet_` as all do."""
+    metric = kind(f"tercet_{name}", text, labels=labels)
+    for said, number in values:
+        metric.add_metric(said, number)
+    return metric

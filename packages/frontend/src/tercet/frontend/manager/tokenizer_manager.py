@@ -1,0 +1,373 @@
+"""Requests in, outputs out: validates, tokenizes, and sends every request on its way; `Inbound` brings the answers."""
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+from msgspec import structs
+
+from tercet.frontend.errors import (
+    BadRequestError,
+    RateLimitError,
+    RequestAbortedError,
+    UnavailableError,
+    UnsupportedParameterError,
+)
+from tercet.frontend.lora.registry import Adapters
+from tercet.frontend.lora.store import AdapterNames
+from tercet.frontend.manager.embedding_batch import EmbeddingBatch
+from tercet.frontend.manager.embedding_state import EmbeddingState
+from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.message_handler import Inbound
+from tercet.frontend.manager.peer_metrics import Siblings
+from tercet.frontend.manager.prediction import LONGEST
+from tercet.frontend.manager.quota import Place, Tenants
+from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.request import GenerateRequest, TextPrompt
+from tercet.frontend.manager.series import own_series
+from tercet.frontend.manager.validation import check_length, check_output, check_scores, check_stops, sampling
+from tercet.frontend.model.embedding_request import EmbeddingRequest, size_of
+from tercet.frontend.model.input_encoder import InputEncoder
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.model.tokenizer_pool import LONG, Piece
+from tercet.frontend.routing.control import Control
+from tercet.frontend.routing.counters import Counters, Outcome
+from tercet.frontend.routing.dispatcher import Dispatcher
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.peers import Fleet
+from tercet.frontend.routing.recovery import Recovery
+from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.routing.router import DataParallelController
+from tercet.frontend.routing.weight_updates import Weights
+from tercet.frontend.structured_output.checker import GrammarChecker
+from tercet.protocol.membership.events import Delivery
+from tercet.protocol.messages.messages import AbortReq, Heartbeat, Series
+from tercet.protocol.messages.values import Load, Phase, Task, belongs
+from tercet.protocol.node import Sender
+
+_LEAVING = "This server is leaving."
+_RETRY_INTERVAL = 0.5
+_LOOKS_TO_ASK_AGAIN = 10
+"""Every so many calls of `look`, tokenizer files that have not come are asked for again."""
+_LOOKS_TO_READ_AGAIN = 60
+"""Every so many calls of `look`, schedulers are asked again to read adapters that they refused."""
+_INPUTS_A_JOB = 64
+"""Inputs tokenized at a time: the threads are shared with everybody's prompts."""
+
+
+def _nobody_asked() -> None:
+    """Whoever does not care when requests can be served."""
+
+
+class TokenizerManager:
+    """The frontend's side of every request. All methods run on the event loop's thread; only tokenization does not.
+
+    `on_servable` is called once, when a request could be served for the first time. `lora` has the paths of adapters
+    by name; `adapter_names` keeps the adapters that are loaded later, by default in memory. `siblings` are the
+    frontends that share this one's socket.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        outbox: Sender,
+        registry: ModelRegistry,
+        controller: DataParallelController,
+        recovery_timeout: float = 60.0,
+        max_waiting: int = 256,
+        on_servable: Callable[[], None] = _nobody_asked,
+        clock: Callable[[], float] = time.monotonic,
+        tenants: Tenants | None = None,
+        lora: Mapping[str, str] | None = None,
+        adapter_names: AdapterNames | None = None,
+        siblings: Iterable[str] = (),
+    ) -> None:
+        self.peer = peer
+        self.fleet = Fleet()
+        self.models = registry
+        self.counters = Counters()
+        self.control = Control(outbox, self.fleet)
+        self.siblings = Siblings(outbox, siblings, self.series)
+        self.adapters = Adapters(registry, self.fleet, self.control, lora or {}, adapter_names)
+        self.weights = Weights(registry, self.fleet, self.control)
+        self.grammars = GrammarChecker()
+        self._refuses_at: float | None = None
+        self._clock = clock
+        self._tenants = tenants or Tenants()
+        self._on_servable: Callable[[], None] | None = on_servable
+        self._states: dict[str, InFlight] = {}
+        self._dispatcher = Dispatcher(outbox, self.fleet, controller)
+        self._recovery = Recovery(self._dispatcher, self.counters, recovery_timeout, max_waiting)
+        self._inbound = Inbound(
+            outbox,
+            self.fleet,
+            registry,
+            self._dispatcher,
+            self._recovery,
+            self._states,
+            self.counters,
+            self.control,
+            self.siblings,
+            clock,
+            self._changed,
+        )
+        self._looking: asyncio.Task[None] | None = None
+        self._looks = 0
+
+    @property
+    def running(self) -> int:
+        """Requests that nobody has released yet."""
+        return len(self._states)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a part to take them."""
+        return len(self._recovery)
+
+    @property
+    def draining(self) -> bool:
+        """Whether this frontend leaves as soon as nothing runs here."""
+        return self._refuses_at is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken here and by a scheduler, and by a detokenizer if that scheduler makes text."""
+        has_text = bool(self.fleet.eligible_detokenizers())
+        return not self.draining and any(
+            (has_text or model.limits.task is not Task.GENERATE)
+            and self.fleet.eligible_schedulers(model.identity.weights)
+            for model in self.models
+        )
+
+    def heartbeat(self, peer: str) -> Heartbeat:  # noqa: ARG002
+        """What this frontend tells its peers of itself."""
+        busy = Phase.STEP if self._states else Phase.IDLE
+        load = Load(queued=self.waiting, running=len(self._states))
+        return Heartbeat(phase=Phase.DRAINING if self.draining else busy, load=load)
+
+    def series(self, number: str = "") -> Series:
+        """What this frontend counts, as the answer to the request of that id."""
+        return own_series(number, self.counters, self.fleet, self.running, self.waiting)
+
+    def start(self) -> None:
+        """Begin to look after requests that wait for a part."""
+        self._looking = asyncio.create_task(self._look_forever())
+
+    def drain(self, last_call: float) -> None:
+        """Be ready no more. What comes in the next `last_call` seconds is served, and what is in flight goes on."""
+        if self._refuses_at is None:
+            self._refuses_at = self._clock() + last_call
+
+    def give_up(self) -> None:
+        """End every open request with an UnavailableError."""
+        for state in self._states.values():
+            state.fail(UnavailableError(_LEAVING, retry_after=1))
+
+    async def close(self) -> None:
+        """Stop the background work."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await self.adapters.close()
+        await self.weights.close()
+        await self._inbound.close()
+        await self.grammars.close()
+
+    def new_id(self) -> str:
+        """An id for a request: unguessable, and it names this frontend."""
+        return f"{self.peer}-{secrets.token_urlsafe(18)}"
+
+    def further_id(self, rid: str) -> str:
+        """An id for a request that is begun again; whoever aborts `rid` aborts it, too."""
+        return f"{rid}.{secrets.randbits(63)}"
+
+    async def submit(self, requests: Sequence[GenerateRequest], rid: str = "") -> Generation:
+        """Send requests on their way, under an id of `new_id`. Whoever submits must `release`.
+
+        Raises ApiError, and then none of them runs.
+        """
+        answers = sum(each.sampling.n for each in requests)
+        names = requests[0].param_names
+        place = self._admit(answers, names.n if requests[0].sampling.n > 1 else requests[0].prompt.param)
+        try:
+            return await self._submit([self._tenants.marked(each) for each in requests], rid, place)
+        except BaseException:
+            place.give_back()
+            raise
+
+    async def _submit(self, requests: Sequence[GenerateRequest], rid: str, place: Place) -> Generation:
+        model = self.models.get(requests[0].model)
+        if model.limits.task is not Task.GENERATE:
+            what = "classifies" if model.limits.task is Task.CLASSIFY else "embeds"
+            raise BadRequestError(f"The model {model.name!r} {what} and generates no text.", param="model")
+        for request in requests:  # what costs nothing comes first: grammars may have to wait for a worker
+            check_stops(request)
+            check_length(request, model)
+        await self._check_grammars(requests, model)
+        prompts = await model.all_tokenized([request.prompt for request in requests])
+        predictions = [await _prediction(request, model) for request in requests]
+        params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
+        check_output(requests, params)
+        check_scores(requests, params, [len(ids) for ids in prompts])
+        generation, rid = Generation(place), rid or self.new_id()
+        every = zip(requests, prompts, params, predictions, strict=True)
+        for number, (request, ids, chosen, prediction) in enumerate(every):
+            own = rid if len(requests) == 1 else f"{rid}.{number}"
+            generation.states.append(ReqState(own, request, model, ids, chosen, generation.wake, prediction))
+        try:
+            for state in generation.states:
+                self._start(state)
+        except UnavailableError:
+            self.release(generation)
+            raise
+        return generation
+
+    async def embed(self, request: EmbeddingRequest, rid: str = "") -> EmbeddingBatch:
+        """The vectors of every input, under an id of `new_id`. Raises ApiError.
+
+        If the call is cancelled, what still runs of the request is aborted.
+        """
+        place = self._admit()
+        try:
+            return await self._embed(structs.replace(request, tenant=self._tenants.tenant()), rid, place)
+        finally:
+            place.give_back()
+
+    async def _embed(self, request: EmbeddingRequest, rid: str, place: Place) -> EmbeddingBatch:
+        model = self.models.get(request.model)
+        if model.limits.task is Task.GENERATE:
+            message = f"The model {model.name!r} generates text: it makes no vectors or scores."
+            raise BadRequestError(message, param="model")
+        encode = InputEncoder(request, model).encode
+        pieces = [Piece(partial(encode, places), size) for places, size in _pieces_of(request)]
+        parts = await model.text_work.run_all(pieces)
+        encoded = itertools.chain.from_iterable(parts)
+        batch, rid = EmbeddingBatch(place), rid or self.new_id()
+        for number, (each, param) in enumerate(zip(encoded, request.params, strict=True)):
+            batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request, batch.wake, param))
+        try:
+            await batch.run(self._start)
+        finally:
+            self.release(batch)
+        return batch
+
+    def _admit(self, answers: int = 1, param: str | None = None) -> Place:
+        """Return the place of a request for so many answers. Raises ApiError, naming `param` for too many."""
+        if self._refuses_at is not None and self._clock() >= self._refuses_at:
+            raise UnavailableError(_LEAVING, retry_after=1)
+        try:
+            return self._tenants.place(answers, param)
+        except RateLimitError:
+            self.counters.over_limit += 1
+            raise
+
+    def _start(self, state: InFlight) -> None:
+        """Send a request on its way. Raises UnavailableError when it can neither go nor wait."""
+        now = self._clock()
+        self._states[state.rid] = state
+        state.began_at = now
+        if not self._recovery.first(state, now):
+            state.fail(UnavailableError("No scheduler takes requests now.", retry_after=1))
+            raise UnavailableError("No scheduler takes requests now.", retry_after=1)
+
+    async def _check_grammars(self, requests: Sequence[GenerateRequest], model: ServedModel) -> None:
+        """Have every grammar tried out before anything is sent. Raises ApiError."""
+        asked = {each.grammar: each.param_names.grammar for each in requests if each.grammar is not None}
+        weights = model.identity.weights
+        if asked and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
+            [param, *_] = asked.values()
+            raise UnsupportedParameterError("This model's answers cannot be constrained.", param=param)
+        for grammar, param in (trial for each in requests for trial in each.trials):
+            await self.grammars.check(grammar, model, param)  # one by one: the line for checks is short
+        await asyncio.gather(*(self.grammars.check(grammar, model, param) for grammar, param in asked.items()))
+
+    def release(self, asked: Generation | EmbeddingBatch) -> None:
+        """Forget requests, and abort what still runs of them. Harmless when called again."""
+        asked.place.give_back()
+        for state in asked.states:
+            if self._states.pop(state.rid, None) is None:
+                continue
+            outcome = _outcome(state)
+            self.counters.outcomes[outcome] += 1
+            self.counters.resumed_finished += outcome is Outcome.FINISHED and state.attempt > 0
+            self._recovery.forget(state)
+            self._dispatcher.ended(state)
+            if state.open_indices and state.scheduler:
+                self._dispatcher.abort(state, [], "the client is gone")
+
+    def abort(self, rid: str) -> None:
+        """End a request, or the requests that share the id of one HTTP request, of this frontend or of another.
+
+        Requests of other frontends are looked for by every scheduler. Whoever waits for an aborted request gets
+        RequestAbortedError.
+        """
+        own = [state for state in self._states.values() if belongs(state.rid, rid)]
+        for state in own:
+            state.fail(RequestAbortedError("The request was aborted."))
+        if not own:
+            for scheduler in self.fleet.schedulers:
+                self._dispatcher.call_off(scheduler, AbortReq(rid=rid, reason="aborted by request", asked=True))
+
+    def abort_all(self) -> None:
+        """End every request, those of other frontends too."""
+        for state in self._states.values():
+            state.fail(RequestAbortedError("The request was aborted."))
+        for scheduler in self.fleet.schedulers:
+            self._dispatcher.call_off(scheduler, AbortReq(rid="", reason="all are aborted", asked=True))
+
+    def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
+        """Everything that peers said since the last call."""
+        self._inbound.take(deliveries)
+
+    def look(self) -> None:
+        """Dispatch requests that wait, and ask again for files, adapters and weights. To be called twice a second."""
+        self._looks += 1
+        self._recovery.retry(self._clock())
+        if self._looks % _LOOKS_TO_ASK_AGAIN == 0:
+            self._inbound.ask_for_files()
+        self.adapters.look(again=self._looks % _LOOKS_TO_READ_AGAIN == 0)
+        self.weights.look()
+
+    async def _look_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_RETRY_INTERVAL)
+            self.look()
+
+    def _changed(self) -> None:
+        """Peers came or went."""
+        self.adapters.look()
+        self.weights.look()
+        if self._on_servable is not None and self.ready:
+            tell, self._on_servable = self._on_servable, None
+            tell()
+
+
+async def _prediction(request: GenerateRequest, model: ServedModel) -> Sequence[int]:
+    """What a client predicts. Raises ApiError."""
+    if not request.prediction:
+        return ()
+    text = TextPrompt(request.prediction, add_special_tokens=False, param="prediction")
+    return (await model.tokenized(text, must_fit=False))[:LONGEST]
+
+
+def _pieces_of(request: EmbeddingRequest) -> Iterator[tuple[list[int], int]]:
+    """Yield the places of inputs that are tokenized together, and how many characters these have."""
+    places: list[int] = []
+    size = 0
+    for place, given in enumerate(request.inputs):
+        more = size_of(given)
+        if places and (len(places) == _INPUTS_A_JOB or size + more >= LONG):
+            yield places, size
+            places, size = [], 0
+        places.append(place)
+        size += more
+    yield places, size
+
+
+def _outcome(state: InFlight) -> Outcome:
+    if state.error is not None:
+        return Outcome.FAILED if state.error.status == 500 else Outcome.REFUSED
+    return Outcome.FINISHED if state.done else Outcome.CLIENT_GONE

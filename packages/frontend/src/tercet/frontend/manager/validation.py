@@ -1,0 +1,115 @@
+"""The last look at a request: what can only be checked with the model, and partly only once the prompt has a length."""
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
+from tercet.frontend.manager.request import ChatPrompt, GenerateRequest, TextPrompt, TokenPrompt
+from tercet.frontend.model.served_model import ServedModel
+from tercet.protocol.messages.values import SamplingParams
+
+MAX_SCORES = 2_097_152
+"""Log-probabilities that one answer shows: each costs up to 5 µs of the event loop, and 60 bytes of JSON."""
+MAX_OUTPUT = 4_194_304
+"""Tokens that one request may ask for in all: choices of every prompt, times tokens to generate."""
+MAX_STOPS = 64
+MAX_STOP_CHARS = 4096
+"""Of all stop strings of a request together: what detokenizers take."""
+
+
+def check_stops(request: GenerateRequest) -> None:
+    """Raises BadRequestError for more stop strings than a detokenizer takes."""
+    if len(request.stop) > MAX_STOPS or sum(map(len, request.stop)) > MAX_STOP_CHARS:
+        message = f"At most {MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters in all are possible."
+        raise BadRequestError(message, param=request.param_names.stop)
+
+
+def check_length(request: GenerateRequest, model: ServedModel) -> None:
+    """Refuse a prompt that certainly does not fit, before it is tokenized. Raises BadRequestError."""
+    match request.prompt:
+        case TokenPrompt(ids):
+            sampling(request, model, len(ids))
+        case TextPrompt(text):
+            model.check_length(text, request.prompt.param)
+            _check_room(request, model, model.tokenizer.fewest_tokens(text), request.max_tokens or 0)
+        case ChatPrompt():
+            pass  # how long it is depends on the template
+
+
+def check_output(requests: Sequence[GenerateRequest], params: Sequence[SamplingParams]) -> None:
+    """Raises BadRequestError for a request that asks for too many tokens. `params` are complete."""
+    tokens = sum(chosen.n * chosen.max_new_tokens for chosen in params)
+    if tokens > MAX_OUTPUT:
+        names = requests[0].param_names
+        raise BadRequestError(
+            f"The answer could have {tokens} tokens: choices times tokens to generate. "
+            f"At most {MAX_OUTPUT} are possible.",
+            param=names.n if params[0].n > 1 else names.max_tokens,
+        )
+
+
+def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingParams], prompts: Sequence[int]) -> None:
+    """Raises BadRequestError for an answer that would show too many log-probabilities.
+
+    `params` are complete; `prompts` are the lengths of the prompts.
+    """
+    # Schedulers tell as many alternatives of a scored prompt as of the output, whichever is to show fewer.
+    scores = sum(
+        chosen.n * (length * request.logprobs.prompt + chosen.max_new_tokens) * (1 + request.logprobs.top)
+        for request, chosen, length in zip(requests, params, prompts, strict=True)
+        if request.logprobs is not None and request.shows_logprobs
+    )
+    if scores > MAX_SCORES:
+        first = requests[0]
+        raise BadRequestError(
+            f"The answer could have {scores} log-probabilities: choices times tokens, with those of a prompt that "
+            f"is scored, times one more than the alternatives of each. At most {MAX_SCORES} are possible.",
+            param=first.param_names.n if first.sampling.n > 1 else first.param_names.logprobs,
+        )
+
+
+def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -> SamplingParams:
+    """Complete and check a request's sampling now that its prompt's length is known. Raises BadRequestError."""
+    params, limits = request.sampling, model.limits
+    names = request.param_names
+    room = model.context - prompt_tokens
+    if prompt_tokens == 0:
+        raise BadRequestError("The prompt has no tokens.", param=request.prompt.param)
+    wanted = request.max_tokens
+    if wanted is None:
+        wanted = max(min(room, request.default_tokens or _most_tokens(request, prompt_tokens)), 1)
+    _check_room(request, model, prompt_tokens, wanted)
+    if params.min_new_tokens > wanted:
+        message = f"'{names.min_tokens}' is greater than the tokens to generate."
+        raise BadRequestError(message, param=names.min_tokens)
+    for param, ids in ((names.logit_bias, params.logit_bias), (names.stop_token_ids, params.stop_token_ids)):
+        for token_id in ids:
+            if not 0 <= token_id < limits.vocab_size:
+                raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
+    seed = request.seed if request.seed is not None else secrets.randbits(64)
+    return msgspec.structs.replace(params, max_new_tokens=wanted, seed=seed & (2**64 - 1), grammar=request.grammar)
+
+
+def _check_room(request: GenerateRequest, model: ServedModel, prompt_tokens: int, wanted: int) -> None:
+    """Raises ContextLengthExceededError for a prompt that has no room for the tokens that are wanted."""
+    context = model.context
+    if prompt_tokens + wanted > context:
+        raise ContextLengthExceededError(
+            f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + wanted} "
+            f"tokens ({prompt_tokens} in the prompt, {wanted} in the completion).",
+            param=request.param_names.max_tokens if prompt_tokens < context else request.prompt.param,
+            prompt=prompt_tokens,
+            output=wanted,
+            context=context,
+        )
+
+
+def _most_tokens(request: GenerateRequest, prompt_tokens: int) -> int:
+    """How long each answer may get for all choices together, and for all that is to be shown of their tokens."""
+    most = MAX_OUTPUT // request.sampling.n
+    if request.logprobs is None or not request.shows_logprobs:
+        return most
+    scored = MAX_SCORES // (request.sampling.n * (1 + request.logprobs.top))
+    return min(most, scored - prompt_tokens * request.logprobs.prompt)

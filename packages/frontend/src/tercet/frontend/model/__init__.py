@@ -1,0 +1,1 @@
+"""Files of the served model: tokenizer, chat template, prompt encoding."""

@@ -1,0 +1,266 @@
+"""A model's chat template: jinja2 in a sandbox, with what the templates of the Hub expect to find there.
+
+Templates come from the model's directory only, never from a request.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.manager.request import ChatPrompt
+from tercet.frontend.model.files import read_object, read_text
+from tercet.frontend.parsers.registry import ParserNames, detect
+
+_PROBE = "tercet-probe"
+_END = "\ufdd2end of the message to continue\ufdd3"
+_WORDS = frozenset(
+    {
+        "type",
+        "function",
+        "name",
+        "description",
+        "parameters",
+        "arguments",
+        "id",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "default",
+        "title",
+        "format",
+        "additionalProperties",
+        "anyOf",
+        "allOf",
+        "oneOf",
+        "const",
+        "$ref",
+        "$defs",
+        "nullable",
+        "minimum",
+        "maximum",
+    }
+)
+"""Keys of tools, calls and schemas that templates look for; every other key is a client's text."""
+_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class _CallForm(NamedTuple):
+    """How a template wants the messages that call tools."""
+
+    content: str | None
+    """Of a message that says nothing besides."""
+    arguments_as_text: bool
+
+
+_CALL_FORMS = [_CallForm("", False), _CallForm("", True), _CallForm(None, False), _CallForm(None, True)]
+"""The first with which the template shows a call is its own."""
+
+
+class _RefusalError(Exception):
+    """A template called `raise_exception`: its own words for what is wrong with the messages."""
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks assistant text for training; here it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The block's body as it stands."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise _RefusalError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As chat templates expect it: jinja2's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class TemplateManager:
+    """Renders chats of one model. Thread-safe. Raises ValueError for a template that does not parse.
+
+    Some models have a second template, for chats with tools.
+    """
+
+    def __init__(self, source: str, special_tokens: dict[str, str], for_tools: str | None = None) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except (TemplateSyntaxError, SyntaxError, RecursionError) as error:  # templates become Python
+            raise ValueError(f"the chat template does not parse: {error}") from error
+        self._special_tokens = special_tokens
+        self.variables = frozenset(re.findall(r"[A-Za-z_]\w*", source))
+        """Every name the template's source mentions."""
+        self.parsers: ParserNames = detect(source)
+        """Which parsers read what this template's models write."""
+        self._knows_developer = "developer" in self.variables
+        self._wants_parts = not self._shows_probe(_PROBE) and self._shows_probe([{"type": "text", "text": _PROBE}])
+        self._call_form = next(filter(self._shows_call, _CALL_FORMS), _CALL_FORMS[0])
+        self._for_tools = TemplateManager(for_tools, special_tokens) if for_tools is not None else None
+        if self._for_tools is not None:
+            self.variables |= self._for_tools.variables
+            self.parsers = ParserNames(self.parsers.reasoning, self._for_tools.parsers.tools or self.parsers.tools)
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it tells the model of its tools."""
+        return "tools" in self.variables
+
+    @classmethod
+    def from_files(cls, files: dict[str, bytes]) -> "TemplateManager | None":
+        """The template among a model's files; None when it has none. Raises ValueError for one that does not parse."""
+        config = read_object(files, "tokenizer_config.json")
+        field, for_tools = config.get("chat_template"), None
+        if isinstance(field, list):
+            named = {each.get("name"): each.get("template") for each in field if isinstance(each, dict)}
+            field, for_tools = named.get("default"), named.get("tool_use")
+        source = read_text(files, "chat_template.jinja") if "chat_template.jinja" in files else field
+        if not isinstance(source, str):
+            return None
+        tokens = {name: _token_text(config.get(name)) for name in _TOKENS}
+        return cls(source, {name: text for name, text in tokens.items() if text is not None}, for_tools)
+
+    def render(self, prompt: ChatPrompt, guard: Callable[[str], str] = str) -> str:
+        """The chat as one string; `guard` is applied to every text that is the client's. Raises BadRequestError."""
+        if prompt.tools and self._for_tools is not None:
+            return self._for_tools.render(prompt, guard)
+        messages = [self._message(message, guard) for message in prompt.messages]
+        if prompt.continue_final_message:
+            messages[-1] = _with_end(messages[-1])
+        try:
+            text = self._template.render(
+                **self._special_tokens,
+                **{name: _guarded(value, guard) for name, value in prompt.kwargs.items()},
+                messages=messages,
+                tools=_guarded(prompt.tools, guard),
+                documents=None,
+                add_generation_prompt=prompt.add_generation_prompt,
+            )
+        except _RefusalError as refusal:
+            raise BadRequestError(
+                f"The model's chat template refuses these messages: {refusal}", param="messages"
+            ) from None
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            raise BadRequestError(
+                "The model's chat template cannot render these messages.", param="messages"
+            ) from error
+        if not prompt.continue_final_message:
+            return text
+        kept, end, _ = text.rpartition(_END)
+        if not end:
+            raise BadRequestError(
+                "The model's chat template leaves out the final message.", param="continue_final_message"
+            )
+        return kept
+
+    def _message(self, message: dict[str, Any], guard: Callable[[str], str]) -> dict[str, Any]:
+        """A message as the template wants it: role it knows, content as text or as parts, texts guarded."""
+        shaped = {key: _guarded(value, guard) for key, value in message.items() if key not in {"role", "content"}}
+        role = message["role"]
+        shaped["role"] = "system" if role == "developer" and not self._knows_developer else role
+        content = message.get("content")
+        if isinstance(content, list):
+            content = "".join(part["text"] for part in content)
+        if calls := shaped.get("tool_calls"):
+            content = content or self._call_form.content
+            if self._call_form.arguments_as_text:
+                shaped["tool_calls"] = [_with_text(call) for call in calls]
+        if content is not None:
+            content = guard(content)
+        shaped["content"] = (
+            [{"type": "text", "text": content}] if self._wants_parts and content is not None else content
+        )
+        return shaped
+
+    def _shows_call(self, form: _CallForm) -> bool:
+        """Whether the template writes a call, with its arguments, when given in this form."""
+        arguments: object = _tojson({"text": _PROBE}) if form.arguments_as_text else {"text": _PROBE}
+        call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": form.content, "tool_calls": [call]},
+            {"role": "tool", "content": "x", "name": "probe", "tool_call_id": "probe1234"},
+        ]
+        text = self._rendered(messages)
+        # Twice encoded, or a Python dict: not what the model was taught.
+        return text is not None and _PROBE in text and '\\"text' not in text and "'text'" not in text
+
+    def _shows_probe(self, content: object) -> bool:
+        """Whether the template writes a user's text when given as `content`."""
+        text = self._rendered([{"role": "user", "content": content}])
+        return text is not None and _PROBE in text and "'type'" not in text
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str | None:
+        """A made-up chat; None where the template fails on it."""
+        try:
+            return self._template.render(
+                **self._special_tokens, messages=messages, tools=None, add_generation_prompt=True
+            )
+        except Exception:
+            # Any failure of a foreign program on a made-up chat means only: not in this form.
+            return None
+
+
+def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return guard(value)
+        case dict():
+            return {key if key in _WORDS else guard(key): _guarded(each, guard) for key, each in value.items()}
+        case list():
+            return [_guarded(each, guard) for each in value]
+    return value
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with its arguments as JSON text."""
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _tojson(function["arguments"])}}
+
+
+def _with_end(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with an end that shows in the rendered text, so that what follows it can be cut off."""
+    content = message["content"]
+    if isinstance(content, list):
+        return {**message, "content": [{"type": "text", "text": content[0]["text"] + _END}]}
+    return {**message, "content": (content or "") + _END}
+
+
+def _token_text(value: object) -> str | None:
+    """A special token of tokenizer_config.json: a string, or an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,120 @@
+"""Inputs to token ids and types, with the model's own special tokens around them. Long work: not for the event loop."""
+
+import re
+from collections.abc import Sequence
+
+from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
+from tercet.frontend.model.embedding_request import EmbeddingRequest, EncodedInput, PairInput, TextInput, TokenInput
+from tercet.frontend.model.input_layout import Piece
+from tercet.frontend.model.served_model import ServedModel
+from tercet.protocol.messages.values import pack_ints
+
+
+class InputEncoder:
+    """Encodes inputs of one request, which may share texts: a query is tokenized once, however many documents."""
+
+    def __init__(self, request: EmbeddingRequest, model: ServedModel) -> None:
+        self._request = request
+        self._model = model
+        self._tokenizer = model.tokenizer
+        self._limit = self._cut_at()
+        self._prompt = self._find_prompt()
+        self._firsts: dict[str, list[int]] = {}
+
+    def encode(self, places: Sequence[int]) -> list[EncodedInput]:
+        """The inputs of these numbers. Raises BadRequestError naming the one at fault."""
+        return [self._encode(place) for place in places]
+
+    def _encode(self, place: int) -> EncodedInput:
+        param = self._request.params[place]
+        match self._request.inputs[place]:
+            case TextInput(text, most):
+                layout = self._tokenizer.layout
+                ids = self._cut(self._ids(self._prompt, text, param, most), most, layout.added)
+                piece = layout.fill(ids[: self._room(layout.added, param)])
+            case PairInput(first, second, first_param, most):
+                layout = self._tokenizer.pair_layout
+                firsts = self._firsts.get(first)
+                if firsts is None:
+                    firsts = self._firsts[first] = self._ids("", first, first_param)
+                seconds = self._cut(self._ids("", second, param, most), most, layout.added + len(firsts))
+                piece = layout.fill(*_fitted(firsts, seconds, self._room(layout.added, param)))
+                if layout.added + len(firsts) > self._model.context:  # no second text would fit
+                    param = first_param
+            case TokenInput(ids):
+                for token_id in ids:
+                    if not 0 <= token_id < self._model.limits.vocab_size:
+                        raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
+                piece = Piece(ids[: self._limit], [])
+        if len(piece.ids) > self._model.context:
+            raise ContextLengthExceededError(
+                f"This model's maximum context length is {self._model.context} tokens. However, your input has "
+                f"{len(piece.ids)}. 'truncate_prompt_tokens' cuts what is too long.",
+                param=param,
+            )
+        if not piece.ids:
+            raise BadRequestError("The input has no tokens.", param=param)
+        return EncodedInput(pack_ints(piece.ids), pack_ints(piece.types) if any(piece.types) else b"")
+
+    def _cut(self, ids: list[int], most: int | None, others: int) -> list[int]:
+        """A text that may be cut, beside so many other tokens: one of its own is left even where there is no room."""
+        return ids if most is None else ids[: min(most, max(self._model.context - others, 1))]
+
+    def _ids(self, prompt: str, text: str, param: str, most: int | None = None) -> list[int]:
+        """The tokens of a text alone, what is written like a special token being text as any other."""
+        if self._model.files.sentences.lowers:
+            text = text.lower()
+        cut = self._limit is not None or most is not None
+        if not cut and self._tokenizer.fewest_tokens(text) > self._model.context:
+            raise ContextLengthExceededError(
+                f"This model's maximum context length is {self._model.context} tokens. However, your input has "
+                f"{len(text)} characters. 'truncate_prompt_tokens' cuts what is too long.",
+                param=param,
+            )
+        guarded = self._tokenizer.guard(text, param=param)
+        return self._tokenizer.encode(prompt + guarded, add_special_tokens=False)
+
+    def _room(self, added: int, param: str) -> int | None:
+        """Tokens that a text can have besides the special ones; None where nothing is cut."""
+        if self._limit is None:
+            return None
+        if self._limit <= added:
+            raise BadRequestError(f"The model adds {added} tokens to {param}.", param="truncate_prompt_tokens")
+        return self._limit - added
+
+    def _cut_at(self) -> int | None:
+        truncate, context = self._request.truncate, self._model.context
+        if truncate is None:
+            return None
+        if truncate > context:
+            raise BadRequestError(f"This model reads {context} tokens at the most.", param="truncate_prompt_tokens")
+        return context if truncate < 0 else truncate
+
+    def _find_prompt(self) -> str:
+        sentences, name = self._model.files.sentences, self._request.prompt_name
+        if name is None:
+            return self._lowered(sentences.default_prompt)
+        if name not in sentences.prompts:
+            known = ", ".join(map(repr, sentences.prompts)) or "none"
+            raise BadRequestError(f"The model has no prompt {name!r}; it has {known}.", param="prompt_name")
+        return self._lowered(sentences.prompts[name])
+
+    def _lowered(self, prompt: str) -> str:
+        """Return a prompt of the model as its texts are written: in lower case, special tokens aside, or as it is."""
+        if not self._model.files.sentences.lowers:
+            return prompt
+        special = sorted(self._tokenizer.control.values(), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, special))})", prompt) if special else [prompt]
+        return "".join(part if place % 2 else part.lower() for place, part in enumerate(parts))
+
+
+def _fitted(first: list[int], second: list[int], room: int | None) -> tuple[list[int], list[int]]:
+    """Both, cut to so many tokens in all: the longer one first, as tokenizers do."""
+    if room is None or len(first) + len(second) <= room:
+        return first, second
+    shorter = min(len(first), len(second))
+    if shorter + max(shorter, room - shorter) > room:
+        shorter = room // 2
+    if len(first) <= len(second):
+        return first[:shorter], second[: room - shorter]
+    return first[: room - shorter], second[:shorter]

@@ -1,0 +1,121 @@
+"""What a model's files say of inputs and scores: sentence-transformers' prompts, and what makes scores of logits."""
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from tercet.frontend.model.files import read_object
+
+_Form = TypeVar("_Form")
+Activation = Callable[[Sequence[float]], list[float]]
+Similarity = Callable[[Sequence[float], Sequence[float]], float]
+
+
+def softmax(scores: Sequence[float]) -> list[float]:
+    """Shares of one, for labels that exclude each other."""
+    largest = max(scores)
+    weights = [math.exp(score - largest) for score in scores]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def sigmoid(scores: Sequence[float]) -> list[float]:
+    """Each between 0 and 1, for labels that do not."""
+    return [1 / (1 + math.exp(-score)) if score >= 0 else 1 - 1 / (1 + math.exp(score)) for score in scores]
+
+
+def identity(scores: Sequence[float]) -> list[float]:
+    """As they are."""
+    return list(scores)
+
+
+def cosine(left: Sequence[float], right: Sequence[float]) -> float:
+    """Return the cosine of the angle between two vectors; 0 where one has no direction."""
+    lengths = math.hypot(*left) * math.hypot(*right)
+    return dot(left, right) / lengths if lengths else 0.0
+
+
+def dot(left: Sequence[float], right: Sequence[float]) -> float:
+    """Return the dot product."""
+    total: float = sum(map(operator.mul, left, right))
+    return total
+
+
+def euclidean(left: Sequence[float], right: Sequence[float]) -> float:
+    """Return the distance, negated."""
+    return -math.dist(left, right)
+
+
+def manhattan(left: Sequence[float], right: Sequence[float]) -> float:
+    """Return the sum of the distances along each axis, negated."""
+    total: float = sum(map(abs, map(operator.sub, left, right)))
+    return -total
+
+
+_SIMILARITIES: dict[str, Similarity] = {"cosine": cosine, "dot": dot, "euclidean": euclidean, "manhattan": manhattan}
+_BY_NAME: dict[str, Activation] = {"Sigmoid": sigmoid, "Identity": identity, "Softmax": softmax}
+"""By the last part of the names of torch's modules."""
+
+
+class _Settings(msgspec.Struct):
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+    activation_fn: str | None = None
+    similarity_fn_name: Literal["cosine", "dot", "euclidean", "manhattan"] | None = None
+
+
+class _Transformer(msgspec.Struct):
+    do_lower_case: bool | None = None
+
+
+class SentenceFiles:
+    """Files of the wrong form raise ValueError; those that are not there say nothing."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        settings = _read(files, "config_sentence_transformers.json", _Settings)
+        self.prompts = {name: text for name, text in (settings.prompts or {}).items() if text}
+        """Put before a text, by name."""
+        self.default_prompt = self.prompts.get(settings.default_prompt_name or "", "")
+        transformer = _read(files, "sentence_bert_config.json", _Transformer)
+        self.lowers = bool(transformer.do_lower_case)
+        """Whether texts are put into lower case first."""
+        self.similarity = _SIMILARITIES[settings.similarity_fn_name or "cosine"]
+        """Compares the vectors of two texts."""
+        self.activation = _activation(settings.activation_fn, read_object(files, "config.json"))
+        """Makes scores of what the model's head gives; None leaves that to the number of labels."""
+
+    def activate(self, scores: Sequence[float]) -> list[float]:
+        """What a client is told of a head's numbers."""
+        return (self.activation or (sigmoid if len(scores) == 1 else softmax))(scores)
+
+
+def _read(files: Mapping[str, bytes], name: str, form: type[_Form]) -> _Form:
+    try:
+        return msgspec.convert(read_object(files, name), form)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _activation(setting: str | None, config: Mapping[str, Any]) -> Activation | None:
+    """Return what sentence-transformers saved, else what the kind of problem asks for.
+
+    As there, a name that is not torch's is ignored. Raise ValueError for a module of torch that is not computed here.
+    """
+    saved = config.get("sentence_transformers")
+    name = setting or (saved.get("activation_fn") if isinstance(saved, dict) else None)
+    name = name or config.get("sbert_ce_default_activation_function")
+    if isinstance(name, str) and name.startswith("torch."):
+        if (found := _BY_NAME.get(name.rpartition(".")[2])) is None:
+            raise ValueError(f"the activation {name[:100]!r} is not supported, only {', '.join(_BY_NAME)}")
+        return found
+    match config.get("problem_type"):
+        case "multi_label_classification":
+            return sigmoid
+        case "regression":
+            return identity
+        case "single_label_classification":
+            return softmax
+    return None

@@ -1,0 +1,199 @@
+"""Text to token ids, such that a user's text never becomes a special token.
+
+A template's text and a user's text arrive as one rendered string, so a typed "<|im_end|>" would end the message it is
+typed in. `guard` therefore puts a *mark*, a string nobody can guess, into every place of a user's text where a control
+token begins, before the template sees it; ordinary text contains no such place and is not touched, so string
+operations of templates see what the user wrote. The mark is itself an added token of our copy of the tokenizer: it
+splits the text there, and `encode` leaves its id out. Everything is one pass over the text.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.model.input_layout import layout_of
+from tercet.protocol.json_files import parse_json
+
+_ROLE_MARKER = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
+"""Added tokens of this shape steer a chat even where their tokenizer does not call them special."""
+
+
+_LONG_TOKEN = 64
+"""Characters that count for one token where no token of the vocabulary has more: unknown words may become one."""
+
+
+_KEEPING = frozenset({"ByteLevel", "Split", "Digits", "Punctuation"})
+"""Pre-tokenizers that leave nothing of a text out, unless their `behavior` is to remove what they find."""
+
+
+class PromptTokenizer:
+    """Encodes prompts with a model's tokenizer.json. Thread-safe.
+
+    Texts go through as batches of one: that way alone the library lets other threads run meanwhile, and a long prompt
+    must not hold up the event loop.
+    """
+
+    def __init__(self, tokenizer_json: str) -> None:
+        file = parse_json(tokenizer_json)
+        self._tokenizer = _read(tokenizer_json)
+        self.layout = layout_of(self._tokenizer, pair=False)
+        """How one input of an encoder is put together."""
+        self.pair_layout = layout_of(self._tokenizer, pair=True)
+        self._mark = f"\ufdd0{secrets.token_hex(8)}\ufdd1"
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.control = {
+            i: token.content for i, token in added.items() if token.special or _ROLE_MARKER.fullmatch(token.content)
+        }
+        self._normalized = {i for i in self.control if added[i].normalized}
+        self._single = [text for text in self.control.values() if len(text) == 1]
+        self._begins = _lookahead(text for text in self.control.values() if len(text) > 1)
+        self._tails = frozenset(text[:end] for text in self.control.values() for end in range(1, len(text)))
+        self._longest_tail = max(map(len, self._tails), default=0)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self._most_chars = max([_LONG_TOKEN, *map(len, vocabulary)])
+        self._most_bytes = _most_bytes(json.loads(tokenizer_json), vocabulary)
+        self._tokenizer = _marked(self._tokenizer, tokenizer_json, self._mark)
+        self._mark_id = self._tokenizer.token_to_id(self._mark)
+        has_offsets = bool(self._normalized)
+        self._encode_batch = self._tokenizer.encode_batch if has_offsets else self._tokenizer.encode_batch_fast
+        self.decoder_types = _decoder_types(file.get("decoder"))
+
+    def guard(self, text: str, *, param: str | None = None) -> str:
+        """The text with a mark inside every control token, and after an end that a neighbour could complete to one."""
+        for single in self._single:
+            if single in text:
+                raise BadRequestError(f"The text contains {single!r}, which this model reserves.", param=param)
+        if self._begins is not None:
+            text = self._begins.sub(rf"\g<0>{self._mark}", text)
+        if self._could_be_completed(text):
+            text += self._mark
+        return text
+
+    def unguard(self, text: str) -> str:
+        """The text without marks."""
+        return text.replace(self._mark, "")
+
+    def _could_be_completed(self, text: str) -> bool:
+        return any(text[-size:] in self._tails for size in range(1, min(self._longest_tail, len(text)) + 1))
+
+    def fewest_tokens(self, text: str) -> int:
+        """Return how many tokens a text has at the least, without tokenizing it."""
+        if len(text) > self._most_chars and self._mark in text:
+            text = self.unguard(text)
+        if self._most_bytes and text.isascii():
+            return -(-len(text) // self._most_bytes)
+        return len(text) // self._most_chars
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of rendered text. Raises BadRequestError where guarded text normalizes to a control token nonetheless."""
+        [encoding] = self._encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        if self._normalized and not self._normalized.isdisjoint(ids):
+            for token_id, (start, end) in zip(ids, encoding.offsets, strict=True):
+                if token_id in self._normalized and start != end and self.control[token_id] not in text[start:end]:
+                    raise BadRequestError(f"The text spells the reserved {self.control[token_id]!r} in another way.")
+        if self._mark in text:
+            return [token_id for token_id in ids if token_id != self._mark_id]
+        return ids
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool, param: str | None = None) -> str:
+        """Text of ids. Raises BadRequestError, naming `param`, for an id the tokenizer does not have."""
+        for token_id in ids:
+            if not self.has(token_id):
+                raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
+        [text] = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
+
+    def has(self, token_id: int) -> bool:
+        """Whether an id is within the vocabulary; a model may have more (padded embedding rows)."""
+        return 0 <= token_id < self.vocab_size and token_id != self._mark_id
+
+    def token(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; empty for an id that it does not have, such as that of the mark."""
+        return (self._tokenizer.id_to_token(token_id) or "") if self.has(token_id) else ""
+
+
+def _read(tokenizer_json: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _most_bytes(file: dict[str, Any], vocabulary: Iterable[str]) -> int:
+    """Return the bytes of the longest token, if every byte of an ASCII text becomes part of a token; 0 if not.
+
+    That is so for byte-level BPE whose vocabulary has all bytes, and whose normalizer leaves ASCII as it is. Added
+    tokens that take the white space beside them are of any length.
+    """
+    model, normalizer = file["model"], file.get("normalizer") or {}
+    steps = file.get("pre_tokenizer") or {}
+    steps = steps.get("pretokenizers", [steps])
+    names, added = set(vocabulary), file.get("added_tokens") or []
+    sound = (
+        model.get("type") == "BPE"
+        and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
+        and normalizer.get("type", "NFC") in {"NFC", "NFD"}
+        and any(step.get("type") == "ByteLevel" for step in steps)
+        and all(step.get("type") in _KEEPING and step.get("behavior") != "Removed" for step in steps)
+        and names.issuperset(ByteLevel.alphabet())
+        and not any(token.get("lstrip") or token.get("rstrip") for token in added)
+    )
+    return max(map(len, names)) if sound else 0
+
+
+def _marked(tokenizer: Tokenizer, tokenizer_json: str, mark: str) -> Tokenizer:
+    """The tokenizer with the mark as one more added token, of an id that no other has.
+
+    The library gives it the number of tokens there are. Where ids have gaps that may be somebody's, and the mark has to
+    be in the vocabulary, behind all: what that holds keeps its id. So added tokens are put there, too.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    added = AddedToken(mark, normalized=False, special=True)
+    tokenizer.add_special_tokens([added])
+    if tokenizer.token_to_id(mark) in set(vocabulary.values()):
+        file = json.loads(tokenizer_json)
+        file["model"]["vocab"] = {**vocabulary, mark: max(vocabulary.values()) + 1}
+        tokenizer = _read(json.dumps(file))
+        tokenizer.add_special_tokens([added])
+    return tokenizer
+
+
+def _lookahead(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Matches the first character of each text, wherever one begins, also where they overlap."""
+    by_first: dict[str, list[str]] = {}
+    for text in sorted(set(texts)):
+        by_first.setdefault(text[0], []).append(text[1:])
+    branches = [f"{re.escape(first)}(?={_trie(rest)})" for first, rest in by_first.items()]
+    return re.compile("|".join(branches)) if branches else None
+
+
+def _trie(texts: list[str]) -> str:
+    """A pattern that finds any of the texts while reading each character once, however many texts there are."""
+    if "" in texts:
+        return ""
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        by_first.setdefault(text[0], []).append(text[1:])
+    branches = [re.escape(first) + _trie(rest) for first, rest in by_first.items()]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+def _decoder_types(decoder: dict[str, object] | None) -> frozenset[str]:
+    """The types of a tokenizer's decoder and of the decoders it is a sequence of."""
+    if not decoder:
+        return frozenset()
+    nested = decoder.get("decoders")
+    types = {str(decoder.get("type"))}
+    for each in nested if isinstance(nested, list) else []:
+        types |= _decoder_types(each)
+    return frozenset(types)

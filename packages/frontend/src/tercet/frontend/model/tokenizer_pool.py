@@ -1,0 +1,189 @@
+"""Rendering and tokenizing: in threads of their own, shared fairly among API keys, and with an end to every wait."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.http.auth import current_visitor
+from tercet.frontend.model.fair_queue import FairLine, Flow
+
+SECONDS = 30.0
+"""For a text's turn to come, and again for the work on it."""
+LONG = 65_536
+"""Characters from which a text is long: long ones leave a thread to all others, if there are two."""
+MOST_WAITING = 4096
+"""Pieces of work that may wait for a thread."""
+MOST_CHARACTERS = 1 << 28
+"""Characters of the pieces of work that may wait for a thread."""
+_AT_ONCE = 4
+"""Pieces of one request that wait at a time."""
+_SMALLEST = 1024
+"""Characters that a piece of work costs at the least: a thread is woken for it."""
+_VALUES_COUNTED = 1024
+_T = TypeVar("_T")
+
+
+class Piece(NamedTuple, Generic[_T]):
+    """A function to call in a thread, and how many characters of text it works on."""
+
+    work: Callable[[], _T]
+    size: int = 0
+
+
+class _Job(Generic[_T]):
+    """One piece of work that waits for a thread, or that a thread has taken up at `began`."""
+
+    def __init__(self, piece: Piece[_T], owner: str) -> None:
+        self.piece = piece
+        self.flow = Flow(owner, piece.size >= LONG)
+        self.result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self.waits = True
+        self.began: float | None = None
+
+    def __call__(self) -> _T:
+        self.began = time.monotonic()
+        return self.piece.work()
+
+
+class TextWork:
+    """Work on texts, off the event loop, in so many `threads` of a pool at a time.
+
+    Which piece is next is decided by what each API key was given so far (`FairLine`). One key has all threads but one,
+    and half of the queue, at the most. A thread cannot be stopped: a piece that is too slow goes on while its request
+    has ended, and counts as running until its thread is free. Without a pool the work is done in the loop's threads.
+    """
+
+    def __init__(
+        self, pool: Executor | None = None, seconds: float = SECONDS, *, threads: int = 1, most: int = MOST_CHARACTERS
+    ) -> None:
+        self._pool = pool
+        self._seconds = seconds
+        self._threads = threads
+        self._most = most
+        self._line: FairLine[_Job[Any]] = FairLine()
+        self._running: Counter[Flow] = Counter()
+        """Pieces that have a thread."""
+        self._pieces: Counter[str] = Counter()
+        """Pieces that wait, by owner."""
+        self._characters: Counter[str] = Counter()
+        """Of these pieces, by owner."""
+
+    async def run(self, piece: Piece[_T]) -> _T:
+        """Return the result of a piece of work.
+
+        Raises UnavailableError if the queue is full or its turn does not come, and BadRequestError if it is slow.
+        """
+        job = self._queued(piece)
+        try:
+            self._fill_threads()
+            await asyncio.wait({job.result}, timeout=self._seconds)
+            if not job.result.done() and job.began is not None:  # it may have begun late
+                await asyncio.wait({job.result}, timeout=job.began + self._seconds - time.monotonic())
+            if job.result.done():
+                return job.result.result()
+        finally:
+            job.result.cancel()
+            if job.waits:
+                self._line.remove(job.flow, job)
+                self._leaves_queue(job)
+        if job.began is None:
+            raise UnavailableError("Too many texts wait to be tokenized.", retry_after=1)
+        raise BadRequestError(f"This text could not be tokenized within {self._seconds:g} seconds.")
+
+    async def run_all(self, pieces: Sequence[Piece[_T]]) -> list[_T]:
+        """Return the results of the pieces of one request, a few of which wait at a time.
+
+        Raises the error of the first that fails; those that have not begun then never begin.
+        """
+        if len(pieces) == 1:
+            return [await self.run(pieces[0])]
+        results: dict[int, _T] = {}
+        numbered = iter(enumerate(pieces))
+        tasks = [asyncio.create_task(self._work_off(numbered, results)) for _ in range(min(_AT_ONCE, len(pieces)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [results[place] for place in range(len(pieces))]
+
+    async def _work_off(self, pieces: Iterator[tuple[int, Piece[_T]]], results: dict[int, _T]) -> None:
+        for place, piece in pieces:
+            results[place] = await self.run(piece)
+
+    def _queued(self, piece: Piece[_T]) -> _Job[_T]:
+        """Put a piece into the queue. Raises UnavailableError where it is full, or has enough of the same owner."""
+        job = _Job(piece, current_visitor().owner)
+        owner = job.flow.owner
+        share = 2 if owner else 1
+        if (pieces := self._pieces[owner]) and (
+            self._pieces.total() >= MOST_WAITING
+            or pieces >= MOST_WAITING // share
+            or self._characters.total() + piece.size > self._most
+            or self._characters[owner] + piece.size > self._most // share
+        ):
+            raise UnavailableError("Too many texts wait to be tokenized.", code="overloaded", retry_after=1)
+        self._pieces[owner] += 1
+        self._characters[owner] += piece.size
+        self._line.add(job.flow, job, max(piece.size, _SMALLEST))
+        return job
+
+    def _leaves_queue(self, job: _Job[Any]) -> None:
+        owner = job.flow.owner
+        job.waits = False
+        self._pieces[owner] -= 1
+        self._characters[owner] -= job.piece.size
+        if not self._pieces[owner]:
+            del self._pieces[owner], self._characters[owner]
+
+    def _fill_threads(self) -> None:
+        """Begin what may have a thread."""
+        while self._running.total() < self._threads and (job := self._line.take(self._may_run)) is not None:
+            self._leaves_queue(job)
+            self._running[job.flow] += 1
+            work = asyncio.get_running_loop().run_in_executor(self._pool, job)
+            work.add_done_callback(partial(self._done, job))
+
+    def _may_run(self, flow: Flow) -> bool:
+        """Return whether a thread is left to other keys, if it is one of a key's, and to short texts, if it is long."""
+        most = max(1, self._threads - 1)
+        long = sum(count for each, count in self._running.items() if each.long)
+        own = self._running[Flow(flow.owner)] + self._running[Flow(flow.owner, long=True)]
+        return not (flow.long and long >= most) and not (flow.owner and own >= most)
+
+    def _done(self, job: _Job[Any], work: asyncio.Future[Any]) -> None:
+        self._running -= Counter([job.flow])
+        if work.cancelled():  # the pool is closed
+            job.result.cancel()
+            return
+        error = work.exception()
+        if not job.result.done():
+            if error is not None:
+                job.result.set_exception(error)
+            else:
+                job.result.set_result(work.result())
+        self._fill_threads()
+
+
+def characters_in(value: object) -> int:
+    """Return how many characters the texts in a JSON value have; LONG for a value of very many parts."""
+    count, left = 0, [value]
+    for _ in range(_VALUES_COUNTED):
+        if not left:
+            return count
+        match left.pop():
+            case str() as text:
+                count += len(text)
+            case Mapping() as parts:
+                left += parts.values()
+            case list() | tuple() as parts:
+                left += parts
+            case _:
+                count += 1
+    return max(count, LONG)

@@ -1,1 +1,0 @@
-"""The OpenAI HTTP API: one file for each family of endpoints."""

@@ -1,1 +1,0 @@
-"""/v1/responses: answers as items and events, kept in a store."""

@@ -1,0 +1,1 @@
+"""Schedulers and detokenizers: membership, choice of a scheduler, dispatch and recovery."""

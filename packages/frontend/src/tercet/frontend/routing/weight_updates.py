@@ -1,0 +1,117 @@
+"""Other weights for a model that is being served, and for schedulers that have missed them."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.routing.control import Answer, Control
+from tercet.frontend.routing.model_registry import ModelRegistry
+from tercet.frontend.routing.peers import Fleet
+from tercet.protocol.messages.messages import UpdateWeightsFromDiskReq
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 3600.0
+"""Seconds for requests that began with the old weights to come to their end, and for the new ones to load."""
+_NEWS = 1.0
+"""Seconds to wait for a scheduler's `Ready` with its new fingerprint, which may come after its answer."""
+
+
+class Weights:
+    """Has schedulers load other weights. All methods run on the event loop's thread."""
+
+    def __init__(self, models: ModelRegistry, fleet: Fleet, control: Control) -> None:
+        self._models = models
+        self._fleet = fleet
+        self._control = control
+        self._renewals: dict[str, asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        """Wait for no scheduler any more."""
+        renewals = list(self._renewals.values())
+        for each in renewals:
+            each.cancel()
+        await asyncio.gather(*renewals, return_exceptions=True)
+
+    async def update(self, path: str, model: str | None = None, *, rolling: bool = False) -> dict[str, str]:
+        """Have all schedulers of a model load the weights of a directory; `rolling`, one after the other.
+
+        Returns each scheduler's fingerprint of weights now, by its id. Raises ModelNotFoundError, BadRequestError if
+        one refuses the weights, and UnavailableError if one does not answer: others may have loaded them then.
+        """
+        peers = self._schedulers(model)
+        for group in [[peer] for peer in peers] if rolling else [peers]:
+            before = self._identities(group)
+            _check(await self._order(path, group))
+            await self._news_of(group, before)
+        return self._identities(peers)
+
+    def look(self) -> None:
+        """Have schedulers that started with replaced weights load the present ones. To be called now and then."""
+        for each in self._fleet.schedulers.values():
+            if each.outdated and each.ready and each.identity and each.peer not in self._renewals:
+                self._renewals[each.peer] = asyncio.create_task(self._renew(each.peer, each.identity.weights))
+
+    async def _renew(self, peer: str, old: str) -> None:
+        try:
+            await self._give_latest(peer, old)
+        finally:
+            del self._renewals[peer]
+
+    async def _give_latest(self, peer: str, old: str) -> None:
+        successions = self._fleet.successions
+        path = successions.path(successions.latest(old))
+        logger.info("%s has started with weights of before, and is to take those of %s", peer, path)
+        answer = (await self._order(path, [peer]))[peer]
+        scheduler = self._fleet.schedulers.get(peer)
+        if scheduler is None or answer.ok or not answer.answered:
+            return
+        logger.error("%s keeps the weights it has started with: %s", peer, answer.message)
+        successions.forget(old)
+        scheduler.outdated = False
+        self._models.update(self._fleet.schedulers.values(), successions)
+
+    def _schedulers(self, model: str | None) -> list[str]:
+        """The schedulers of the model named, or of the only one. Raises ApiError."""
+        name = model
+        if name is None:
+            served = {each.limits.model: each.name for each in self._models}
+            if len(served) > 1:
+                raise BadRequestError("Several models are served here: say which.", param="model")
+            name = next(iter(served.values()), "")
+        known = self._models.get(name).limits.model
+        peers = [each.peer for each in self._fleet.schedulers.values() if each.limits and each.limits.model == known]
+        if not peers:
+            raise UnavailableError(f"No scheduler of {name!r} is there.", retry_after=1)
+        return peers
+
+    async def _order(self, path: str, peers: Sequence[str]) -> dict[str, Answer]:
+        return await self._control.ask(lambda number: UpdateWeightsFromDiskReq(id=number, path=path), peers, PATIENCE)
+
+    def _identities(self, peers: Sequence[str]) -> dict[str, str]:
+        """Fingerprints of the weights of those schedulers that are there, by id."""
+        there = (self._fleet.schedulers.get(peer) for peer in peers)
+        return {each.peer: each.identity.weights for each in there if each is not None and each.identity is not None}
+
+    async def _news_of(self, peers: Sequence[str], before: dict[str, str]) -> None:
+        """Wait a moment until each has told of other weights. One that had the same before tells nothing."""
+        deadline = asyncio.get_running_loop().time() + _NEWS
+        while asyncio.get_running_loop().time() < deadline:
+            if all(weights != before.get(peer) for peer, weights in self._identities(peers).items()):
+                return
+            await asyncio.sleep(0.01)
+
+
+def _check(answers: dict[str, Answer]) -> None:
+    for refused in (True, False):
+        told = [
+            f"{peer}: {each.message.rstrip('.')}"
+            for peer, each in sorted(answers.items())
+            if not each.ok and each.answered is refused
+        ]
+        if told and refused:
+            message = f"The weights cannot be loaded. {', '.join(told)}."
+            raise BadRequestError(message, param="model_path", code="invalid_weights")
+        if told:
+            raise UnavailableError(f"Not every scheduler has loaded them. {', '.join(told)}.", retry_after=1)

@@ -1,0 +1,1 @@
+"""The HTTP server: application, routes, middleware, protocol and connection limits."""

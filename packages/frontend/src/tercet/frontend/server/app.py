@@ -1,0 +1,138 @@
+"""The HTTP application: the routes, and what surrounds them."""
+
+import logging
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tercet.frontend.config.config import HttpConfig, ServingConfig
+from tercet.frontend.database import StoreError
+from tercet.frontend.errors import (
+    ApiError,
+    BadRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    PayloadTooLargeError,
+    ServerError,
+)
+from tercet.frontend.http.auth import Keys
+from tercet.frontend.http.backpressure import room_for_answers
+from tercet.frontend.http.loop_turns import LoopTurns
+from tercet.frontend.http.memory_budget import BodyRoom
+from tercet.frontend.http.sse import ClientGoneError
+from tercet.frontend.kept import Kept
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.server.allowed_hosts import HostNames
+from tercet.frontend.server.middleware import METRICS, OPEN_ROUTES, ROUTE, Access, error_response
+from tercet.frontend.server.routes import Endpoint, routes
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_TO_PAGES = ("x-request-id", "request-id", "retry-after")
+"""Headers of answers that pages of another origin may see, besides those that every page may."""
+
+
+def build_app(
+    manager: TokenizerManager,
+    config: HttpConfig,
+    serving: ServingConfig = ServingConfig(),
+    kept: Kept | None = None,
+    *,
+    local: bool = False,
+) -> ASGIApp:
+    """The application. Its routes read and write their own bytes; FastAPI routes and no more.
+
+    `local`: only this machine reaches it.
+
+    Raises ValueError for options that cannot work.
+    """
+    app = FastAPI(
+        title="Tercet",
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+        },
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    for method, path, endpoint in routes(manager, config, serving, kept):
+        app.add_route(path, _named(path, endpoint), methods=[method])
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientGoneError, _on_client_gone)
+    app.add_exception_handler(StoreError, _on_store_error)
+    app.add_exception_handler(Exception, _on_failure)
+    open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
+    api_keys = config.api_keys()
+    app.state.body_room = BodyRoom(config.max_body_bytes)
+    app.state.loop_turns = LoopTurns()
+    hosts = HostNames(config.allowed_origin) if local and not api_keys else None
+    guarded = Access(
+        app,
+        Keys(api_keys, config.admin_key),
+        lambda: manager.draining,
+        manager.counters.exchanges,
+        open_routes,
+        room_for_answers(config.max_body_bytes),
+        hosts,
+    )
+    if not config.allowed_origin:
+        return guarded
+    # Browsers ask whether a page may send its key, and show none then: that is answered before keys are looked at.
+    return CORSMiddleware(
+        guarded, config.allowed_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=_SHOWN_TO_PAGES
+    )
+
+
+def _named(path: str, endpoint: Endpoint) -> Endpoint:
+    """The endpoint; `Access` learns which it was."""
+
+    async def answer(request: Request) -> Response:
+        request.scope[ROUTE] = path
+        return await endpoint(request)
+
+    return answer
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error, request.scope)
+
+
+async def _on_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    """A fault of ours, which `Access` logs; its words stay inside."""
+    return error_response(ServerError("The server failed this request."), request.scope)
+
+
+async def _on_store_error(request: Request, error: Exception) -> Response:
+    """No fault of ours, and what the client has to know: without `store` it would be answered."""
+    logger.error("%s", error)
+    return error_response(ServerError(str(error)), request.scope)
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return Response(status_code=499)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses."""
+    assert isinstance(error, HTTPException)
+    scope = request.scope
+    path = scope["path"]  # `request.url` is put together from the Host header, too, and whatever it holds
+    match error.status_code:
+        case 404:
+            return error_response(NotFoundError(f"Unknown request URL: {request.method} {path}."), scope)
+        case 405:
+            response = error_response(MethodNotAllowedError(f"{request.method} is not allowed for {path}."), scope)
+            response.headers.update(error.headers or {})
+            return response
+        case 413:
+            return error_response(PayloadTooLargeError("The body is too long."), scope)
+    return error_response(BadRequestError("The request cannot be read."), scope)

@@ -1,0 +1,90 @@
+"""Every route: its method, its path, and what answers it."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tercet.frontend.api.anthropic.routes import AnthropicServingMessages
+from tercet.frontend.api.docs.openapi import OpenApi
+from tercet.frontend.api.docs.operations import OPERATIONS
+from tercet.frontend.api.metrics import Metrics
+from tercet.frontend.api.models import OpenAIServingModels
+from tercet.frontend.api.openai.chat import OpenAIServingChat
+from tercet.frontend.api.openai.completions import OpenAIServingCompletion
+from tercet.frontend.api.openai.embeddings import CLASSIFY_PATHS, OpenAIServingEmbedding
+from tercet.frontend.api.openai.rerank import RERANK_PATHS, SCORE_PATHS, OpenAIServingRerank
+from tercet.frontend.api.responses.conversation_routes import OpenAIServingConversations
+from tercet.frontend.api.responses.routes import OpenAIServingResponses
+from tercet.frontend.api.sglang.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, AdapterRoutes
+from tercet.frontend.api.sglang.control_routes import ControlRoutes
+from tercet.frontend.api.sglang.generate import Native
+from tercet.frontend.api.sglang.session_routes import Sessions
+from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.config.config import HttpConfig, ServingConfig
+from tercet.frontend.kept import Kept
+from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.server.middleware import METRICS
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def routes(
+    manager: TokenizerManager, config: HttpConfig, serving: ServingConfig, kept: Kept | None
+) -> list[tuple[str, str, Endpoint]]:
+    """The routes of one frontend. Raises ValueError for options that cannot work."""
+    planner = TurnPlanner(serving)
+    chat = OpenAIServingChat(manager, config.max_body_bytes, planner)
+    models = OpenAIServingModels(manager.models, manager.adapters)
+    sessions = Sessions(kept.sessions if kept else None, config.max_body_bytes)
+    native = Native(manager, sessions, config.max_body_bytes, planner.reasoning_field)
+    control = ControlRoutes(manager, config.max_body_bytes)
+    adapters = AdapterRoutes(manager.adapters, config.max_body_bytes)
+    messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
+    responses = OpenAIServingResponses(manager, planner, kept, config.max_body_bytes)
+    conversations = OpenAIServingConversations(kept, config.max_body_bytes)
+    embedding = OpenAIServingEmbedding(manager, config.max_body_bytes)
+    rerank = OpenAIServingRerank(manager, config.max_body_bytes)
+    return [
+        ("POST", "/v1/chat/completions", chat.create),
+        ("POST", "/v1/completions", OpenAIServingCompletion(manager, config.max_body_bytes).create),
+        ("POST", "/v1/responses", responses.create),
+        ("POST", "/v1/responses/input_tokens", responses.input_tokens),
+        ("GET", "/v1/responses/{response_id}", responses.retrieve),
+        ("DELETE", "/v1/responses/{response_id}", responses.delete),
+        ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
+        ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
+        ("POST", "/v1/conversations", conversations.create),
+        ("GET", "/v1/conversations/{conversation_id}", conversations.retrieve),
+        ("POST", "/v1/conversations/{conversation_id}", conversations.update),
+        ("DELETE", "/v1/conversations/{conversation_id}", conversations.delete),
+        ("POST", "/v1/conversations/{conversation_id}/items", conversations.add_items),
+        ("GET", "/v1/conversations/{conversation_id}/items", conversations.items),
+        ("GET", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.item),
+        ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
+        ("POST", "/v1/embeddings", embedding.create),
+        *(("POST", path, embedding.classify) for path in CLASSIFY_PATHS),
+        *(("POST", path, rerank.rerank) for path in RERANK_PATHS),
+        *(("POST", path, rerank.score) for path in SCORE_PATHS),
+        ("GET", "/v1/models", models.list),
+        ("GET", "/v1/models/{model:path}", models.retrieve),
+        ("POST", "/v1/messages", messages.create),
+        ("POST", "/v1/messages/count_tokens", messages.count_tokens),
+        ("POST", "/generate", native.generate),
+        ("POST", "/open_session", sessions.open),
+        ("POST", "/close_session", sessions.close),
+        ("POST", "/tokenize", native.tokenize),
+        ("POST", "/detokenize", native.detokenize),
+        ("POST", "/abort_request", control.abort_request),
+        ("POST", "/flush_cache", control.flush_cache),
+        ("POST", "/pause_generation", control.pause_generation),
+        ("POST", "/continue_generation", control.continue_generation),
+        ("POST", "/update_weights_from_disk", control.update_weights),
+        *(("POST", path, adapters.load) for path in LOAD_PATHS),
+        *(("POST", path, adapters.unload) for path in UNLOAD_PATHS),
+        ("GET", "/server_info", native.server_info),
+        ("GET", "/health", native.health),
+        ("GET", "/live", native.live),
+        ("GET", METRICS, Metrics(manager).scrape),
+        ("GET", "/openapi.json", OpenApi(OPERATIONS).read),
+    ]

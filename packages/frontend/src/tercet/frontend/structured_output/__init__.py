@@ -1,0 +1,1 @@
+"""Grammars for structured output: compiled and tried in a helper process."""

@@ -1,0 +1,119 @@
+"""Grammars tried out before any scheduler sees them, in processes that may hang or die of them.
+
+An answer is remembered, and requests that ask the same at the same time share one check.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter, OrderedDict
+from weakref import WeakValueDictionary
+
+from tercet.frontend.errors import BadRequestError, ServerError, UnavailableError
+from tercet.frontend.http.auth import current_visitor
+from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.structured_output.worker_process import WorkerDiedError, WorkerProcess
+from tercet.protocol.messages.values import Grammar
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED = 4096
+_LATER = "Grammars cannot be checked now."
+_TRIES = 2
+"""Tries of a check whose worker died, which may have been before it was given anything."""
+
+
+class GrammarChecker:
+    """Owns up to `workers` processes, started when needed. More than `max_waiting` checks in line are turned away.
+
+    A check gets `seconds` of processor time. One API key has all workers but one, and half of the line, at the most.
+    """
+
+    def __init__(self, workers: int = 2, max_waiting: int = 64, seconds: float = 2.0) -> None:
+        self._seconds = seconds
+        self._idle = [WorkerProcess() for _ in range(workers)]
+        self._all = list(self._idle)
+        self._turns = asyncio.Semaphore(workers)
+        self._own_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._owners: Counter[str] = Counter()
+        self._most = workers + max_waiting
+        self._known: OrderedDict[str, str] = OrderedDict()
+        self._running: dict[str, asyncio.Task[str]] = {}
+
+    async def check(self, grammar: Grammar, model: ServedModel, param: str = "response_format") -> None:
+        """Raises BadRequestError for a grammar that does not compile within the limits, UnavailableError for haste."""
+        key = _key(grammar, model)
+        fault = self._known.get(key)
+        if fault is None:
+            fault = await asyncio.shield(self._task(key, grammar, model))
+        else:
+            self._known.move_to_end(key)
+        if fault:
+            raise BadRequestError(f"The grammar is refused: {fault}.", param=param, code="invalid_grammar")
+
+    async def close(self) -> None:
+        """End every worker."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.stop() for worker in self._all))
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers there are."""
+        return [worker.pid for worker in self._all if worker.pid is not None]
+
+    def _task(self, key: str, grammar: Grammar, model: ServedModel) -> asyncio.Task[str]:
+        task = self._running.get(key)
+        if task is None:
+            owner = current_visitor().owner
+            if len(self._running) >= self._most or (owner and self._owners[owner] >= self._most // 2):
+                raise UnavailableError("Too many grammars wait to be checked.", code="overloaded", retry_after=1)
+            self._owners[owner] += 1
+            task = self._running[key] = asyncio.create_task(self._check(grammar, model, self._turns_of(owner)))
+            task.add_done_callback(lambda done: self._settle(key, owner, done))
+        return task
+
+    def _turns_of(self, owner: str) -> asyncio.Semaphore:
+        """Fewer than there are: another key finds a worker whatever the grammars of this one cost."""
+        turns = self._own_turns.get(owner)
+        if turns is None:
+            workers = len(self._all)
+            turns = self._own_turns[owner] = asyncio.Semaphore(max(1, workers - 1) if owner else workers)
+        return turns
+
+    async def _check(self, grammar: Grammar, model: ServedModel, own_turns: asyncio.Semaphore) -> str:
+        async with own_turns, self._turns:
+            worker = next((each for each in self._idle if each.speaks(model)), self._idle[-1])
+            self._idle.remove(worker)
+            try:
+                for _ in range(_TRIES):
+                    try:
+                        return await worker.check(grammar, model, self._seconds)
+                    except WorkerDiedError as error:
+                        logger.warning("%s: %s", error, error.why or "of nothing it was given to check")
+                        if error.why is not None:
+                            return error.why
+                    except TimeoutError:  # for want of a processor: its time was not used up
+                        logger.warning("a grammar worker got no time to check anything")
+                        raise UnavailableError(_LATER, code="overloaded", retry_after=1) from None
+                    except OSError:
+                        logger.exception("a grammar worker cannot be started")
+                raise ServerError(_LATER)
+            finally:
+                self._idle.append(worker)
+
+    def _settle(self, key: str, owner: str, task: asyncio.Task[str]) -> None:
+        del self._running[key]
+        self._owners -= Counter([owner])
+        if not task.cancelled() and task.exception() is None:
+            self._known[key] = task.result()
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+
+
+def _key(grammar: Grammar, model: ServedModel) -> str:
+    limits = model.limits
+    what = f"{model.files.tokenizer_sha} {limits.vocab_size} {limits.eos_token_ids} {grammar.kind} {grammar.text}"
+    return hashlib.sha256(what.encode()).hexdigest()

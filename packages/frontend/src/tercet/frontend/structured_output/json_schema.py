@@ -1,0 +1,135 @@
+"""JSON schemas: what llguidance would pass over in silence is refused by name, and strict means OpenAI's strict."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.structured_output.limits import MAX_DEPTH, MAX_NODES
+from tercet.frontend.structured_output.references import check_references
+
+_ONE = frozenset({"items", "additionalItems", "additionalProperties"})
+_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_ASSERTIONS = frozenset({"$ref", "const", "enum", "type", "required", "pattern", "format", "multipleOf"})
+_BOUNDS = frozenset(
+    {"minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"}
+    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+)
+_ANNOTATIONS = frozenset(
+    {"$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "example", "examples"}
+    | {"deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding"}
+    | {"discriminator", "externalDocs", "xml"}
+)
+_KNOWN = _ONE | _LISTS | _MAPS | _ASSERTIONS | _BOUNDS | _ANNOTATIONS
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+
+_WHITE_SPACE = r" |\r?\n[ \t]{0,32}"
+"""Between values: a space, or a line break and what is needed to indent. A model cannot lose itself in it."""
+
+_Place = tuple[str, Any]
+"""A path as people write it, and the value there."""
+
+
+def schema_text(schema: dict[str, Any] | bool) -> str:
+    """A checked schema as llguidance is to read it, with bounded white space.
+
+    It is of the latest draft, whatever it says of itself: newer keywords would be ignored in an older one.
+    """
+    body = schema if isinstance(schema, dict) else {}
+    read = {name: value for name, value in body.items() if name != "$schema"}
+    return orjson.dumps({"x-guidance": {"whitespace_pattern": _WHITE_SPACE}, **read}).decode()
+
+
+def check_schema(schema: dict[str, Any] | bool, param: str, *, strict: bool) -> None:
+    """Raises BadRequestError naming the keyword that cannot be enforced, or what a strict schema lacks."""
+    _check_size(schema, param)
+    if schema is False:
+        raise BadRequestError("The schema 'false' allows no answer.", param=param)
+    if strict and (not isinstance(schema, dict) or schema.get("type") != "object" or "anyOf" in schema):
+        raise BadRequestError("A strict schema must be of 'type' 'object', without 'anyOf' at its root.", param=param)
+    places = list(subschemas(schema, param))
+    for path, each in places:
+        if isinstance(each, bool):
+            continue
+        if not isinstance(each, dict):
+            raise BadRequestError(f"Invalid schema at '{path}': an object or a boolean is needed.", param=param)
+        _check_keywords(each, path, param)
+        if strict:
+            _check_strict(each, path, param)
+    check_references(schema, places, param)
+
+
+def _check_size(schema: object, param: str) -> None:
+    """Bound what everything after this walks through."""
+    nodes, level = 0, [schema]
+    for _ in range(MAX_DEPTH):
+        nodes += len(level)
+        if nodes > MAX_NODES:
+            raise BadRequestError(f"The schema has more than {MAX_NODES} values.", param=param)
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return
+    raise BadRequestError(f"The schema is nested deeper than {MAX_DEPTH} levels.", param=param)
+
+
+def _inside(value: object) -> Iterator[object]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def subschemas(schema: object, path: str) -> Iterator[_Place]:
+    """A schema and every schema in it, wherever one may stand; data such as `const` is not looked into."""
+    waiting = [(path, schema)]
+    while waiting:
+        path, value = waiting.pop()
+        yield path, value
+        if not isinstance(value, dict):
+            continue
+        for keyword, inner in value.items():
+            below = f"{path}.{keyword}"
+            if keyword in _MAPS and isinstance(inner, dict):
+                waiting += [(f"{below}.{name}", each) for name, each in inner.items()]
+            elif keyword in _LISTS and isinstance(inner, list):
+                waiting += [(f"{below}[{place}]", each) for place, each in enumerate(inner)]
+            elif keyword in _ONE:
+                waiting.append((below, inner))
+
+
+def _check_keywords(schema: dict[str, Any], path: str, param: str) -> None:
+    for keyword in schema:
+        if keyword not in _KNOWN and (keyword == "x-guidance" or not keyword.startswith("x-")):
+            raise UnsupportedParameterError(
+                f"The schema keyword '{keyword}' at '{path}' is not supported.", param=param
+            )
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and not reference.startswith("#"):
+        raise UnsupportedParameterError(
+            f"The '$ref' at '{path}' is not supported: references must be local and begin with '#'.", param=param
+        )
+    shape = schema.get("format")
+    if isinstance(shape, str) and shape not in _FORMATS:
+        raise UnsupportedParameterError(f"The 'format' '{shape[:64]}' at '{path}' is not supported.", param=param)
+
+
+def _check_strict(schema: dict[str, Any], path: str, param: str) -> None:
+    kinds = schema.get("type")
+    properties = schema.get("properties", {})
+    if not (kinds == "object" or (isinstance(kinds, list) and "object" in kinds) or "properties" in schema):
+        return
+    if schema.get("additionalProperties") is not False:
+        raise BadRequestError(f"'additionalProperties' must be false at '{path}' in a strict schema.", param=param)
+    required = schema.get("required", [])
+    missing = (
+        set(properties) - {each for each in required if isinstance(each, str)} if _are(properties, required) else ()
+    )
+    for name in sorted(missing):
+        raise BadRequestError(f"'required' at '{path}' must name every property, also '{name}'.", param=param)
+
+
+def _are(properties: object, required: object) -> bool:
+    """Whether they are of the right types; the compiler says what is wrong with others."""
+    return isinstance(properties, dict) and isinstance(required, list)

@@ -1,0 +1,144 @@
+"""One running part: its process, the pipe whose closing ends it, and its output line by line."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from io import TextIOWrapper
+
+from tercet.frontend.supervisor.launch import Part
+
+_FAREWELL = re.compile(r"tercet-[a-z]+: ")
+"""How the line begins in which a part says why it ends."""
+_NEWS = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO) ")
+"""How a line of a part's log begins that tells of nothing wrong."""
+_LONGEST_LINE = 4096
+_KEYS = ("TERCET_API_KEYS", "TERCET_ADMIN_KEYS")
+_pipes: set[int] = set()
+"""This process's ends of the pipes that its parts live by."""
+
+
+def _let_go() -> None:
+    """In a fork of this process, which may live on after it: parts must not live as long as that."""
+    while _pipes:
+        os.close(_pipes.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+class PartProcess:
+    """A part from start to exit. It leads a process group of its own, so that Ctrl-C reaches the supervisor alone.
+
+    `on_line` gets every line of its output, but for the last if that says why it ends, and `on_exit` its exit code
+    (negative: a signal) and last words, both from threads of this object. Raises OSError where it cannot be started.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        arguments: Sequence[str],
+        *,
+        socket_fd: int | None,
+        on_line: Callable[[str], None],
+        on_exit: Callable[[int, str], None],
+    ) -> None:
+        self.part = part
+        self.alive = True
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._last_words = ""
+        parent_end, self._pipe = os.pipe()
+        _pipes.add(self._pipe)
+        command = [*part.command, *arguments, f"--parent-fd={parent_end}"]
+        if socket_fd is not None:
+            command.append(f"--fd={socket_fd}")
+        environment = {name: value for name, value in os.environ.items() if name not in _KEYS}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment | dict(part.env),
+                pass_fds=[parent_end] if socket_fd is None else [parent_end, socket_fd],
+                process_group=0,
+            )
+        except OSError:
+            self._close_pipe()
+            raise
+        finally:
+            os.close(parent_end)
+        assert self._process.stdout is not None
+        self._output = TextIOWrapper(self._process.stdout, encoding="utf-8", errors="replace")
+        self._reader = threading.Thread(target=self._read, name=f"{part.name}-output", daemon=True)
+        try:
+            self._reader.start()
+            threading.Thread(target=self._wait, name=f"{part.name}-exit", daemon=True).start()
+        except RuntimeError as error:
+            self._give_up()
+            raise OSError(str(error)) from error
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it and whatever it started, at once."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                if number == signal.SIGKILL:
+                    os.killpg(self.pid, number)
+                else:
+                    os.kill(self.pid, number)
+
+    def _read(self) -> None:
+        held = ""
+        with self._output:
+            for line in iter(lambda: self._output.readline(_LONGEST_LINE), ""):
+                if held:
+                    self._on_line(held)
+                text = line.rstrip()
+                held = text if _FAREWELL.match(text) else ""
+                if text and not held:
+                    self._on_line(text)
+                self._note(text)
+
+    def _note(self, line: str) -> None:
+        """Remember the last line that may say what is wrong."""
+        if line and not _NEWS.match(line):
+            self._last_words = " ".join(_FAREWELL.sub("", line, count=1).split())[:500]
+
+    def _wait(self) -> None:
+        # While the process is an unreaped zombie its id cannot be another's: its group's survivors are safely killed.
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self.kill()
+        self.alive = False
+        code = self._process.wait()
+        self._close_pipe()
+        self._reader.join(timeout=1.0)
+        self._on_exit(code, self._last_words)
+
+    def _give_up(self) -> None:
+        """End a process that there are no threads to watch."""
+        self.kill()
+        self.alive = False
+        self._process.wait()
+        self._close_pipe()
+        if not self._reader.is_alive():
+            self._output.close()
+
+    def _close_pipe(self) -> None:
+        _pipes.discard(self._pipe)  # first: a fork in between must not close what gets this number next
+        os.close(self._pipe)

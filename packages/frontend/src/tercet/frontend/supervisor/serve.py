@@ -1,0 +1,161 @@
+"""`tercet serve` from its options to its exit code: a port, a directory, the parts, and a supervisor over them."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cyclopts import CycloptsError
+
+from tercet.frontend.config.config import FrontendConfig
+from tercet.frontend.server.listener import is_local, url_of
+from tercet.frontend.supervisor.launch import Part, Patience, frontend_flags, local_parts
+from tercet.frontend.supervisor.options import ConfigError, ServeConfig
+from tercet.frontend.supervisor.run_directory import run_directory
+from tercet.frontend.supervisor.supervisor import Supervisor
+from tercet.frontend.supervisor.terminal import choose_display
+from tercet.protocol.errors import ChannelError
+from tercet.protocol.messages.messages import Ready
+from tercet.protocol.messages.values import Task
+from tercet.protocol.system.file_limit import LOWEST, raise_file_limit
+from tercet.protocol.system.process import on_signals
+from tercet.protocol.system.streams import keep_output
+
+_ADAPTER_FILES = "adapter_config.json", "adapter_model.safetensors"
+_FILES_OF_A_PART = 10
+"""Descriptors that a part takes here: its pipes, and its links in both directions."""
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The server's one listening socket. Raises ConfigError where it cannot be had."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        # create_server words its errors at length; a resolver's numbers are not the system's.
+        number = None if isinstance(error, socket.gaierror) else error.errno
+        reason = os.strerror(number) if number else error.strerror or str(error)
+        raise ConfigError(f"--host {host} --port {port}: {reason}") from None
+
+
+def require_parts() -> None:
+    """Raise ConfigError unless the packages of every part are installed here."""
+    parts = ("scheduler", "detokenizer")
+    missing = [f"tercet-{part}" for part in parts if importlib.util.find_spec(f"tercet.{part}") is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} not installed: pip install 'tercet-frontend[local]'")
+
+
+def require_adapters(paths: Mapping[str, str]) -> None:
+    """Raise ConfigError for an adapter of `--lora` that is not where its path says.
+
+    What may be a name at Hugging Face, and what is wrong within the files, is for the schedulers to find.
+    """
+    for name, path in paths.items():
+        if lacking := _lacking(path):
+            raise ConfigError(f"--lora {name}={path}: {lacking}")
+
+
+def _lacking(path: str) -> str:
+    """What keeps a path from being an adapter's directory, in words."""
+    directory = Path(path)
+    if not os.path.isdir(path):  # unlike Path's, it raises nothing where nobody may look
+        if os.path.lexists(path):
+            return "it is no directory: an adapter is one with an adapter_config.json and weights in safetensors"
+        return "" if _HUB_NAME.fullmatch(path) else "there is no such directory"
+    for file in _ADAPTER_FILES:
+        try:
+            (directory / file).open("rb").close()
+        except FileNotFoundError:
+            return f"the directory has no {file}"
+        except OSError as error:
+            return f"its {file} cannot be read: {error.strerror}"
+    return ""
+
+
+def as_frontends_read_it(config: ServeConfig) -> FrontendConfig:
+    """The options of a frontend. Raises ConfigError for those that each of them would refuse."""
+    from tercet.frontend.__main__ import app
+
+    try:
+        _, bound, _ = app.parse_args(frontend_flags(config), exit_on_error=False, print_error=False)
+        bound.apply_defaults()
+        frontend: FrontendConfig = bound.arguments["config"]
+        frontend.http.api_keys()
+    except (CycloptsError, ValueError) as error:
+        raise ConfigError(f"frontend: {' '.join(str(error).split())}") from None
+    return frontend
+
+
+def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[Part]] = local_parts) -> int:
+    """Serve until Ctrl-C or SIGTERM. Returns the exit code.
+
+    Raises ConfigError, and OSError for what this machine does not give.
+    """
+    began = time.monotonic()
+    keep_output()
+    http = as_frontends_read_it(config).http
+    locked = bool(config.frontend.api_key or http.api_keys())
+    display = choose_display(config.serve.log_level)
+    with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
+        parts = make_parts(config, directory)
+        _require_files(len(parts))
+        url = url_of(listener)
+
+        def announce(readies: dict[str, Ready]) -> None:
+            limits = next((ready.limits for ready in readies.values() if ready.limits), None)
+            model = config.frontend.served_model_name or (limits.model if limits else config.model)
+            task = limits.task if limits else Task.GENERATE
+            display.close()
+            sys.stdout.write(welcome(url, model, locked, time.monotonic() - began, task))
+            sys.stdout.flush()
+
+        supervisor = Supervisor(
+            parts,
+            directory,
+            display,
+            listener=listener,
+            log_level=config.serve.log_level,
+            patience=Patience(startup=config.serve.startup_timeout),
+            drain=http.shutdown_grace,
+            greet=announce,
+        )
+        ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        on_signals([number for number in ends if signal.getsignal(number) is not signal.SIG_IGN], supervisor.stop)
+        if not locked and not is_local(listener):
+            display.line(f"tercet: warning: without --api-key everybody who reaches {url} may use it")
+        display.line(f"tercet: starting {len(parts)} parts for {config.model} at {url}")
+        return supervisor.run()
+
+
+def _require_files(parts: int) -> None:
+    """Raise OSError where this process, or a part that inherits its limit, may open too few files for so many parts."""
+    try:
+        raise_file_limit(LOWEST + _FILES_OF_A_PART * parts)
+    except ChannelError as error:
+        raise OSError(str(error)) from error
+
+
+_EXAMPLES: dict[Task, tuple[str, dict[str, object]]] = {
+    Task.GENERATE: ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+    Task.EMBED: ("embeddings", {"input": "Hello"}),
+    Task.CLASSIFY: ("classify", {"input": "Hello"}),
+}
+
+
+def welcome(url: str, model: str, locked: bool, seconds: float, task: Task = Task.GENERATE) -> str:
+    """What is printed when the server can be used: where it is, and a line to try it with."""
+    key = ' -H "Authorization: Bearer $TERCET_API_KEY"' if locked else ""
+    path, example = _EXAMPLES[task]
+    body = shlex.quote(json.dumps({"model": model, **example}))
+    return (
+        f"ready at {url} in {seconds:.1f} s\ncurl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d {body}\n"
+    )

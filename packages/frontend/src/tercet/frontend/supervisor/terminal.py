@@ -1,0 +1,167 @@
+"""How the supervisor shows what happens: bars and lines on a terminal, plain lines anywhere else."""
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from tercet.frontend.supervisor.options import LogLevel
+
+_MOST_OUTPUT = 1000
+"""Lines of parts that may wait to be shown; further ones are left out."""
+_MOST_WAITING = 4000
+"""Anything else that may wait."""
+_CLOSING = 2.0
+"""Seconds that what waits gets to be shown at the end."""
+
+
+class PlainDisplay:
+    """Lines for a log file; of a progress with a known end, one for every tenth."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._shown: dict[str, tuple[str, int]] = {}
+
+    def line(self, text: str) -> None:
+        """Show one line."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def progress(self, name: str, text: str, done: int, total: int) -> None:
+        """Show how far a part has come; `total` 0 means unknown."""
+        tenth = done * 10 // total if total else 0
+        if self._shown.get(name) != (text, tenth):
+            self._shown[name] = (text, tenth)
+            self.line(f"{name}: {text} {tenth * 10}%" if total else f"{name}: {text}")
+
+    def done(self, name: str) -> None:
+        """A part has no more progress to show."""
+        self._shown.pop(name, None)
+
+    def close(self) -> None:
+        """Leave the screen as it is."""
+
+
+class TerminalDisplay:
+    """A bar for each part that is starting, below the lines; it goes away when nothing is starting."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._console = Console(file=stream if stream is not None else sys.stderr, highlight=False)
+        self._bars = self._new_bars()
+        self._tasks: dict[str, TaskID] = {}
+
+    def line(self, text: str) -> None:
+        """Show one line."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def progress(self, name: str, text: str, done: int, total: int) -> None:
+        """Show how far a part has come; what has no known end (`total` 0) is news, and a line."""
+        if not total:
+            self.line(f"{name}: {text}")
+            return
+        if not self._tasks:
+            self._bars.start()
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total)
+        self._bars.update(self._tasks[name], description=f"{name}: {text}", completed=done, total=total)
+
+    def done(self, name: str) -> None:
+        """A part has no more progress to show."""
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            self._bars.remove_task(task)
+            if not self._tasks:
+                self.close()
+
+    def close(self) -> None:
+        """Take the bars off the screen."""
+        self._tasks.clear()
+        self._bars.stop()
+        self._bars = self._new_bars()
+
+    def _new_bars(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+
+
+Display = PlainDisplay | TerminalDisplay
+
+
+class QueuedDisplay:
+    """Shows everything from a thread of its own: a terminal that is stopped, or a part that floods, holds up nobody."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._left_out = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._show, name="display", daemon=True)
+        self._thread.start()
+
+    def output(self, name: str, text: str) -> None:
+        """A line that a part wrote; left out, and counted, while too many wait."""
+        self._put(lambda: self._display.line(f"{name}: {text}"), _MOST_OUTPUT)
+
+    def line(self, text: str) -> None:
+        """Show one line."""
+        self.call(lambda: self._display.line(text))
+
+    def progress(self, name: str, text: str, done: int, total: int) -> None:
+        """Show how far a part has come."""
+        self.call(lambda: self._display.progress(name, text, done, total))
+
+    def done(self, name: str) -> None:
+        """A part has no more progress to show."""
+        self.call(lambda: self._display.done(name))
+
+    def call(self, job: Callable[[], None]) -> None:
+        """Do something else to the screen, in its turn."""
+        self._put(job, _MOST_WAITING)
+
+    def close(self) -> None:
+        """Show what waits, unless that takes long, and leave the screen as it is."""
+        self.call(self._display.close)
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(_CLOSING)
+
+    def _put(self, job: Callable[[], None], most: int) -> None:
+        with self._changed:
+            if len(self._jobs) >= most:
+                self._left_out += 1
+                return
+            if self._left_out and len(self._jobs) < most // 2:
+                text = f"tercet: {self._left_out} lines came too fast and were left out"
+                self._jobs.append(lambda: self._display.line(text))
+                self._left_out = 0
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def _show(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._closing)
+                if not self._jobs:
+                    return
+                job = self._jobs.popleft()
+            try:
+                job()
+            except (OSError, ValueError):  # the second where the stream was closed
+                continue  # nobody reads this screen any more, and there is no other to say so on
+
+
+def choose_display(log_level: LogLevel = "info") -> Display:
+    """Bars on a terminal, unless every line is wanted; plain lines otherwise."""
+    return TerminalDisplay() if sys.stderr.isatty() and log_level != "debug" else PlainDisplay()

@@ -1,0 +1,261 @@
+"""/generate, /tokenize, /detokenize and /server_info."""
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+from tokenizers import Tokenizer
+
+from tercet.frontend.api.sglang.generate_writer import NativeForm
+from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.quota import Tenants
+from tercet.frontend.manager.req_state import ReqState, Row, Verdict
+from tercet.frontend.manager.request import GenerateRequest, TextPrompt
+from tercet.frontend.model.served_model import ModelFiles, ServedModel
+from tercet.frontend.testing import DETOKENIZER, FakeEngine, Served, Token, decode_spec, serving
+from tercet.protocol.membership.events import Delivery
+from tercet.protocol.messages.messages import Heartbeat, TokenizedGenerateReqInput
+from tercet.protocol.messages.values import (
+    Load,
+    LogprobParams,
+    Logprobs,
+    ModelIdentity,
+    ModelLimits,
+    Phase,
+    SamplingParams,
+    pack_floats,
+    unpack_ints,
+)
+
+EngineOf = Callable[..., FakeEngine]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+
+
+async def test_generate_answers_in_sglangs_shape(engine_of: EngineOf, http_of: HttpOf) -> None:
+    body = {
+        "text": "hello",
+        "sampling_params": {
+            "max_new_tokens": 3,
+            "temperature": 0,
+            "stop": ["END"],
+            "top_k": -1,
+            "sampling_seed": 4,
+            "no_stop_trim": True,
+        },
+        "return_logprob": True,
+        "top_logprobs_num": 1,
+    }
+    async with serving(engine_of()) as served:
+        answer = (await http_of(served).post("/generate", json=body)).json()
+        [request] = served.engine.requests()
+    assert (answer["text"], answer["output_ids"]) == ("Hello world", [10, 11, 12])
+    meta = answer["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "matched": None}
+    assert meta["completion_tokens"] == 3
+    assert meta["output_token_logprobs"] == [[-0.5, 10, None], [-0.5, 11, None], [-0.5, 12, None]]
+    assert meta["output_top_logprobs"] == [[[-0.5, 10, None]], [[-0.5, 11, None]], [[-0.5, 12, None]]]
+    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0, 0, 4)
+    assert (decode_spec(request).stop, decode_spec(request).include_stop) == (["END"], True)
+
+
+async def test_generate_streams_the_text_so_far(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/generate", json={"input_ids": [5, 6], "stream": True})
+        [request] = served.engine.requests()
+    *events, done = answer.text.strip().split("\n\n")
+    shown = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert done == "data: [DONE]"
+    assert list(unpack_ints(request.input_ids)) == [5, 6]
+    assert all(later["text"].startswith(earlier["text"]) for earlier, later in itertools.pairwise(shown))
+    assert shown[-1]["text"] == "Hello world!"
+    assert shown[-1]["output_ids"] == [10, 11, 12, 13]
+    assert shown[-1]["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_a_token_that_comes_while_an_event_is_made_belongs_to_the_next(
+    files: dict[str, bytes], limits: ModelLimits
+) -> None:
+    sampling = SamplingParams(max_new_tokens=8, seed=5)
+    request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling, logprobs=LogprobParams())
+    generation = Generation(Tenants().place())
+    model = ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
+    state = ReqState("f-1", request, model, [1], sampling, generation.wake)
+    state.attempt = 0
+    generation.states.append(state)
+
+    def accept(position: int, text: str) -> None:
+        scores = Logprobs(chosen=pack_floats([-0.5]))
+        assert state.accept(Row(0, 0, position, [10 + position], text, None, None, scores)) is Verdict.ACCEPTED
+
+    form = NativeForm()
+    told = []
+    accept(0, "a")
+    for position in (1, 2):
+        [update] = state.take()
+        accept(position, "b")
+        told.append(json.loads(form.events(generation, [Arrival(0, update)]).removeprefix(b"data: ")))
+    assert [each["output_ids"] for each in told] == [[10], [10, 11]]
+    assert [each["meta_info"]["completion_tokens"] for each in told] == [1, 2]
+    assert told[-1]["meta_info"]["output_token_logprobs"] == [[-0.5, 10, None], [-0.5, 11, None]]
+
+
+async def test_generate_gives_a_list_for_several_choices(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/generate", json={"text": "hello", "sampling_params": {"n": 2}})
+    assert [each["index"] for each in answer.json()] == [0, 1]
+
+
+async def test_generate_scores_as_much_of_the_prompt_as_is_asked_for(engine_of: EngineOf, http_of: HttpOf) -> None:
+    body = {"input_ids": [5, 6, 7], "return_logprob": True, "top_logprobs_num": 1}
+    async with serving(engine_of()) as served:
+        ask = http_of(served).post
+        metas = {
+            start: (await ask("/generate", json={**body, "logprob_start_len": start})).json()["meta_info"]
+            for start in (None, -1, 0, 2, 9)
+        }
+        wanted = [request.logprobs.prompt for request in served.engine.requests() if request.logprobs]
+        streamed = await ask("/generate", json={**body, "logprob_start_len": 0, "stream": True})
+        scored = (
+            await ask("/generate", json={**body, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}})
+        ).json()
+        await ask("/generate", json={"input_ids": [5], "logprob_start_len": 0})
+        assert served.engine.requests()[-1].logprobs is None
+    whole = [[None, 5, None], [-1.0, 6, None], [-2.0, 7, None]]
+    told = [metas[start]["input_token_logprobs"] for start in (None, -1, 0, 2, 9)]
+    assert told == [[], [], whole, whole[2:], []]
+    assert metas[0]["input_top_logprobs"] == [None, [[-1.0, 6, None]], [[-2.0, 7, None]]]
+    assert wanted == [False, False, True, True, True]
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert [each["meta_info"]["input_token_logprobs"] for each in events] == [whole] * 4
+    for field in ("output_token_logprobs", "output_top_logprobs"):
+        assert [each["meta_info"][field] for each in events] == [metas[0][field][: 1 + told] for told in range(4)]
+    assert (scored["text"], scored["output_ids"], scored["meta_info"]["completion_tokens"]) == ("", [], 0)
+    assert scored["meta_info"]["input_token_logprobs"] == whole
+
+
+async def test_generate_biases_tokens(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        ask = http_of(served).post
+        await ask("/generate", json={"text": "hello", "sampling_params": {"logit_bias": {"5": -100, "6": 2.5}}})
+        for bias in ({"five": 1}, {"5": 101}, {"99999": 1}):
+            refused = await ask("/generate", json={"text": "hello", "sampling_params": {"logit_bias": bias}})
+            assert (refused.status_code, "logit_bias" in refused.json()["error"]["param"]) == (400, True)
+        [request] = served.engine.requests()
+    assert request.sampling.logit_bias == {5: -100.0, 6: 2.5}
+
+
+@pytest.mark.parametrize(
+    "prompts", [{"text": ["the quick", "the"]}, {"input_ids": [[5, 6], [7]]}], ids=["text", "input_ids"]
+)
+async def test_generate_answers_a_list_of_prompts_with_a_list(
+    engine_of: EngineOf, http_of: HttpOf, prompts: dict[str, Any]
+) -> None:
+    def told(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
+        return [Token(10, f"{len(unpack_ints(request.input_ids))}"), Token(11, f".{index}")]
+
+    async with serving(engine_of(told)) as served:
+        ask = http_of(served).post
+        whole = (await ask("/generate", json={**prompts, "sampling_params": {"n": 2}})).json()
+        single = (await ask("/generate", json={name: each[:1] for name, each in prompts.items()})).json()
+        streamed = await ask("/generate", json={**prompts, "stream": True})
+    assert [(each["index"], each["text"]) for each in whole] == [(0, "2.0"), (1, "2.1"), (2, "1.0"), (3, "1.1")]
+    assert [each["meta_info"]["prompt_tokens"] for each in whole] == [2, 2, 1, 1]
+    assert [each["text"] for each in single] == ["2.0"]
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert {each["index"]: each["text"] for each in events} == {0: "2.0", 1: "1.0"}
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"rid": "mine"}, "rid"),
+        ({"return_routed_experts": True}, "return_routed_experts"),
+        ({"return_text_in_logprobs": True}, "return_text_in_logprobs"),
+        ({"image_data": ["https://example.org/a.png"]}, "image_data"),
+        ({"token_ids_logprob": []}, "token_ids_logprob"),
+        ({"text": ["a", "b"], "session_params": {"id": "s"}}, "session_params"),
+        ({"text": ["a"] * 1025, "sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"text": []}, "text"),
+        ({"text": None, "input_ids": [[]]}, "input_ids[0]"),
+        ({"text": None, "input_ids": []}, "input_ids"),
+        ({"text": None, "input_ids": [1, "x"]}, "input_ids[1]"),
+    ],
+)
+async def test_generate_refuses_by_name(engine_of: EngineOf, http_of: HttpOf, more: dict[str, Any], param: str) -> None:
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/generate", json={"text": "hello", **more})
+        assert served.engine.requests() == []
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_what_sglangs_benchmark_sends_is_taken(engine_of: EngineOf, http_of: HttpOf) -> None:
+    asked: dict[str, Any] = {
+        "text": "hello",
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True},
+        "stream": True,
+        "lora_path": None,
+        "return_logprob": False,
+        "return_routed_experts": False,
+        "logprob_start_len": -1,
+    }
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/generate", json=asked)
+    assert answer.status_code == 200, answer.text
+    *_, last, done = [line[6:] for line in answer.text.splitlines() if line]
+    assert (json.loads(last)["text"], done) == ("Hello world!", "[DONE]")
+
+
+@pytest.mark.parametrize("body", [{}, {"text": "a", "input_ids": [1]}, {"text": "a", "nonsense": 1}])
+async def test_generate_takes_one_prompt(engine_of: EngineOf, http_of: HttpOf, body: dict[str, Any]) -> None:
+    async with serving(engine_of()) as served:
+        assert (await http_of(served).post("/generate", json=body)).status_code == 400
+
+
+ASKED = [{"role": "user", "content": "hello"}]
+
+
+async def test_tokenize_and_detokenize(engine_of: EngineOf, http_of: HttpOf, tokenizer: Tokenizer) -> None:
+    text = "the quick <|im_end|> fox"
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        ids = (await http.post("/tokenize", json={"prompt": text})).json()
+        back = (await http.post("/detokenize", json={"tokens": ids["tokens"]})).json()
+        bare = (await http.post("/detokenize", json={"tokens": ids["tokens"], "skip_special_tokens": True})).json()
+        wrong = await http.post("/detokenize", json={"tokens": [99999]})
+        chat = (await http.post("/tokenize", json={"messages": ASKED})).json()
+        tools = [{"type": "function", "function": {"name": "look_up"}}]
+        told = (await http.post("/tokenize", json={"messages": ASKED, "tools": tools})).json()
+        lost = await http.post("/tokenize", json={"prompt": text, "tools": tools})
+        other = await http.post("/tokenize", json={"prompt": text, "model": "other"})
+    assert ids == {"tokens": tokenizer.encode(text).ids, "count": len(ids["tokens"]), "max_model_len": 128}
+    assert back["text"] == text
+    assert bare["text"] == "the quick  fox"
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")
+    assert chat["tokens"] == tokenizer.encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n").ids
+    assert "look_up" in tokenizer.decode(told["tokens"])
+    assert lost.status_code == 400
+    assert other.status_code == 404
+
+
+async def test_without_a_model_there_is_nothing_to_tokenize_with(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(), connect=False) as served:
+        assert (await http_of(served).post("/tokenize", json={"prompt": "x"})).status_code == 503
+
+
+async def test_server_info_tells_limits_and_load(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        load = Load(running=3, pages_total=100, pages_free=40)
+        served.engine.deliver([Delivery("scheduler-0", Heartbeat(phase=Phase.STEP, load=load))])
+        await http_of(served).post("/generate", json={"text": "hello"})
+        info = (await http_of(served).get("/server_info")).json()
+    assert info["ready"] is True
+    assert info["requests_ended"] == {"finished": 1}
+    assert info["models"][0]["context_length"] == 128
+    assert info["models"][0]["grammars"] == "llguidance 1.9.1"
+    [scheduler] = info["schedulers"]
+    assert (scheduler["peer"], scheduler["phase"]) == ("scheduler-0", "step")
+    assert (scheduler["load"]["running"], scheduler["load"]["pages_free"]) == (3, 40)
+    assert [each["peer"] for each in info["detokenizers"]] == [DETOKENIZER]

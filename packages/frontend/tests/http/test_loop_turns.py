@@ -1,0 +1,123 @@
+"""Long work on the event loop: one turn at a time, keys in rotation, and the loop free in between."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from tercet.frontend.http.loop_turns import SLICE, LoopTurns, Steps
+
+
+class Clock:
+    """A time that moves only when work is done."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def work(clock: Clock, steps: int, seconds: float, result: str = "") -> Steps[str]:
+    for _ in range(steps):
+        clock.now += seconds
+        yield
+    return result
+
+
+async def test_keys_take_turns(clock: Clock) -> None:
+    turns, order = LoopTurns(clock), []
+
+    async def ask(owner: str) -> None:
+        await turns.turn(owner)
+        order.append(owner)
+
+    await asyncio.gather(*(ask(owner) for owner in "aaaabc"))
+    assert "".join(order) == "aabcaa"
+
+
+async def test_short_work_waits_for_no_turn(clock: Clock) -> None:
+    turns = LoopTurns(clock)
+    await turns.turn("other")
+    waiting = asyncio.ensure_future(turns.turn("other"))
+    await asyncio.sleep(0)
+    assert await turns.run("mine", work(clock, 3, SLICE / 4, "done")) == "done"
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_between_slices_the_loop_serves_others(clock: Clock) -> None:
+    turns, slices = LoopTurns(clock), []
+    longest, before = 0.0, clock.now
+
+    def watch() -> None:
+        nonlocal longest, before
+        longest, before = max(longest, clock.now - before), clock.now
+        slices.append(clock.now)
+        loop.call_soon(watch)
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(watch)
+    await turns.run("a", work(clock, 100, SLICE / 2))
+    assert longest <= 2 * SLICE
+    assert clock.now == pytest.approx(50 * SLICE)
+
+
+async def test_two_long_works_never_share_a_turn_of_the_loop(clock: Clock) -> None:
+    """Many at once hold up the loop no longer than one does."""
+    turns = LoopTurns(clock)
+    longest, before = 0.0, clock.now
+
+    def watch() -> None:
+        nonlocal longest, before
+        longest, before = max(longest, clock.now - before), clock.now
+        loop.call_soon(watch)
+
+    works = [asyncio.ensure_future(turns.run(str(key), work(clock, 40, SLICE))) for key in range(8)]
+    await asyncio.sleep(0)  # each has done its first slice
+    loop, before = asyncio.get_running_loop(), clock.now
+    loop.call_soon(watch)
+    await asyncio.gather(*works)
+    assert longest <= 2 * SLICE
+
+
+@pytest.mark.parametrize(("seconds", "rest"), [(0.002, 0.002), (0.01, 0.2)], ids=["short", "long"])
+async def test_after_a_turn_the_loop_is_left_alone(clock: Clock, seconds: float, rest: float) -> None:
+    turns = LoopTurns(clock)
+    await turns.turn("a")
+    clock.now += seconds
+    began = time.monotonic()
+    await turns.turn("a")
+    assert time.monotonic() - began >= 0.9 * rest
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["while it waits", "when its turn has come"])
+async def test_who_is_cancelled_leaves_the_turn_to_others(clock: Clock, given: bool) -> None:
+    turns = LoopTurns(clock)
+    await turns.turn("a")
+    gone, stays = asyncio.ensure_future(turns.turn("a")), asyncio.ensure_future(turns.turn("a"))
+    await asyncio.sleep(0)
+    if given:
+        turns._next()
+    gone.cancel()
+    with suppress(asyncio.CancelledError):
+        await gone
+    async with asyncio.timeout(5):
+        await stays
+    assert not turns.waiting
+
+
+async def test_an_error_of_the_work_is_the_callers(clock: Clock) -> None:
+    def fails() -> Iterator[None]:
+        yield
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await LoopTurns(clock).run("a", fails())  # type: ignore[arg-type]

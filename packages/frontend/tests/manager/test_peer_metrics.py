@@ -1,0 +1,133 @@
+"""Asking the frontends that share a socket: all at once, not for long, and nobody else."""
+
+import asyncio
+import time
+
+import pytest
+
+from tercet.frontend.manager.peer_metrics import Siblings
+from tercet.protocol.messages.messages import Message, Series, SeriesReq
+from tercet.protocol.messages.values import Sample
+from tercet.protocol.testing import FakeAsyncNode
+
+
+def own(number: str) -> Series:
+    return Series(id=number, samples={"requests_open": [Sample(value=7)]})
+
+
+def saying(number: str, value: float) -> Series:
+    return Series(id=number, samples={"requests_open": [Sample(value=value)]})
+
+
+class Asking:
+    """Siblings a and b of a frontend, and a question that has just been sent to them."""
+
+    def __init__(self, patience: float = 10.0, full: str = "") -> None:
+        self.wire = FakeAsyncNode(lambda _: None)
+        self.wire.full.update(full)
+        self.siblings = Siblings(self.wire, ["a", "b"], own, patience)
+        self.answer = asyncio.create_task(self.siblings.series())
+
+    async def sent(self) -> str:
+        """The question's id, once those who can be reached were asked."""
+        await asyncio.sleep(0)
+        asked = {peer: message for peer, message, _ in self.wire.take()}
+        assert set(asked) == {"a", "b"} - self.wire.full
+        [message] = set(map(_asked, asked.values()))
+        return message
+
+    async def done(self) -> dict[str, float]:
+        """What each was found to count."""
+        async with asyncio.timeout(5):
+            found = await self.answer
+        return {peer: series.samples["requests_open"][0].value for peer, series in found.items()}
+
+
+def _asked(message: Message) -> str:
+    assert isinstance(message, SeriesReq)
+    return message.id
+
+
+async def test_who_has_no_siblings_asks_nobody_and_waits_for_nothing() -> None:
+    wire = FakeAsyncNode(lambda _: None)
+    assert await Siblings(wire, [], own).series() == {}
+    assert wire.sent == []
+
+
+async def test_all_are_asked_at_once_and_their_answers_come_in_any_order() -> None:
+    asking = Asking()
+    number = await asking.sent()
+    asking.siblings.on_series("b", saying(number, 2))
+    await asyncio.sleep(0.01)
+    assert not asking.answer.done()
+    asking.siblings.on_series("a", saying(number, 1))
+    assert await asking.done() == {"a": 1, "b": 2}
+
+
+async def test_two_scrapes_at_a_time_do_not_mix_up_their_answers() -> None:
+    asking = Asking()
+    first = await asking.sent()
+    other = asyncio.create_task(asking.siblings.series())
+    second = await asking.sent()
+    assert first != second
+    for peer in ("a", "b"):
+        asking.siblings.on_series(peer, saying(second, 20))
+    assert not asking.answer.done()
+    assert [each.id for each in (await other).values()] == [second, second]
+    for peer in ("a", "b"):
+        asking.siblings.on_series(peer, saying(first, 10))
+    assert await asking.done() == {"a": 10, "b": 10}
+
+
+async def test_one_that_says_nothing_is_left_out_in_time_and_its_late_answer_means_nothing() -> None:
+    asking = Asking(patience=0.05)
+    number = await asking.sent()
+    asking.siblings.on_series("a", saying(number, 1))
+    began = time.monotonic()
+    assert await asking.done() == {"a": 1}
+    assert time.monotonic() - began < 1
+    asking.siblings.on_series("b", saying(number, 2))
+    again = asyncio.create_task(asking.siblings.series())
+    later = await asking.sent()
+    asking.siblings.on_series("a", saying(later, 3))
+    asking.siblings.on_series("b", saying(number, 2))
+    assert set(await again) == {"a"}
+
+
+async def test_one_that_is_not_up_is_not_waited_for() -> None:
+    asking = Asking(full="b")
+    asking.siblings.on_series("a", saying(await asking.sent(), 1))
+    assert await asking.done() == {"a": 1}
+
+
+async def test_one_that_dies_meanwhile_is_not_waited_for() -> None:
+    asking = Asking()
+    number = await asking.sent()
+    asking.siblings.on_series("a", saying(number, 1))
+    asking.siblings.gone("a")
+    asking.siblings.gone("b")
+    assert await asking.done() == {"a": 1}
+
+
+async def test_one_that_talks_nonsense_is_left_out_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    asking = Asking()
+    number = await asking.sent()
+    asking.siblings.on_series("b", saying(number, float("nan")))
+    asking.siblings.on_series("b", saying(number, 2))
+    asking.siblings.on_series("a", saying(number, 1))
+    assert await asking.done() == {"a": 1}
+    assert "b counts what makes no sense: requests_open is no number of things" in caplog.text
+
+
+async def test_nobody_but_siblings_is_heard_or_answered_and_each_once() -> None:
+    asking = Asking()
+    number = await asking.sent()
+    asking.siblings.on_series("stranger", saying(number, 100))
+    asking.siblings.on_series("a", saying(number, 1))
+    asking.siblings.on_series("a", saying(number, 100))
+    asking.siblings.on_series("b", saying("series-9", 100))
+    asking.siblings.on_series("b", saying(number, 2))
+    assert await asking.done() == {"a": 1, "b": 2}
+    asking.siblings.on_request("stranger", SeriesReq(id="x"))
+    asking.siblings.on_request("b", SeriesReq(id="y"))
+    assert asking.wire.take() == [("b", own("y"), ())]

@@ -1,0 +1,171 @@
+"""Templates of the Hub render as their authors meant, and can do nothing else."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.manager.request import ChatPrompt
+from tercet.frontend.model.chat_template import TemplateManager
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+PARTS = (
+    "{% for m in messages %}{% for part in m.content %}{{ '(' + part.type + ' ' + part.text + ')' }}{% endfor %}"
+    "{% endfor %}"
+)
+
+
+def prompt(*messages: tuple[str, Any], **options: Any) -> ChatPrompt:
+    return ChatPrompt(messages=[{"role": role, "content": content} for role, content in messages], **options)
+
+
+def render(source: str, *messages: tuple[str, Any], **options: Any) -> str:
+    return TemplateManager(source, {"bos_token": "<s>"}).render(prompt(*messages, **options))
+
+
+def test_a_chat_is_rendered_with_and_without_a_prompt_for_the_answer() -> None:
+    assert render(CHATML, ("user", "hi")) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert render(CHATML, ("user", "hi"), add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+
+
+def test_special_tokens_and_blocks_are_as_the_hub_has_them() -> None:
+    source = "{{ bos_token }}\n  {% for m in messages %}\n{{ m.content }}\n  {% endfor %}\n"
+    assert render(source, ("user", "a"), ("user", "b")) == "<s>\na\nb\n"
+
+
+def test_parts_are_one_text_where_the_template_wants_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert "user\nab<|im_end|>" in render(CHATML, ("user", parts))
+
+
+def test_text_is_one_part_where_the_template_wants_parts() -> None:
+    assert render(PARTS, ("user", "a")) == "(text a)"
+
+
+@pytest.mark.parametrize(
+    ("source", "role"), [("{{ messages[0].role }}", "system"), ("{# developer #}{{ messages[0].role }}", "developer")]
+)
+def test_a_developer_is_the_system_unless_the_template_knows_developers(source: str, role: str) -> None:
+    assert render(source, ("developer", "x")) == role
+
+
+def test_tojson_does_not_escape() -> None:
+    said = {"role": "user", "content": "<é>&'"}
+    assert render("{{ messages[0] | tojson }}", ("user", "<é>&'")) == json.dumps(said, ensure_ascii=False)
+    assert render("{{ {'a': 1} | tojson(indent=2) }}", ("user", "x")) == '{\n  "a": 1\n}'
+
+
+def test_loop_controls_generation_blocks_and_the_date_are_known() -> None:
+    source = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}"
+    assert render(source, ("user", "a"), ("user", "b")) == "a"
+    assert render("{% generation %}{{ messages[0].content }}{% endgeneration %}!", ("user", "a")) == "a!"
+    assert render("{{ strftime_now('%Y') | length }}", ("user", "a")) == "4"
+
+
+def test_what_a_template_refuses_is_told_in_its_words() -> None:
+    with pytest.raises(BadRequestError, match="roles must alternate") as error:
+        render("{{ raise_exception('roles must alternate') }}", ("user", "a"))
+    assert error.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ messages[0].content / 0 }}",
+        "{{ messages[99].content.x }}",
+    ],
+)
+def test_a_template_that_misbehaves_ends_one_request_and_tells_nothing(attack: str) -> None:
+    with pytest.raises(BadRequestError, match=r"cannot render these messages\.$"):
+        render(attack, ("user", "a"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for %}",
+        "{% for a in b %}" * 25 + "{% endfor %}" * 25,
+        "{% if a %}" * 150 + "{% endif %}" * 150,
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{{ 1" + "+1" * 20_000 + " }}",
+    ],
+    ids=["of no grammar", "loops", "conditions", "brackets", "a sum"],
+)
+def test_a_template_that_does_not_parse_is_refused_at_once(source: str) -> None:
+    with pytest.raises(ValueError, match="does not parse"):
+        TemplateManager(source, {})
+
+
+def test_every_text_of_a_client_is_guarded_and_nothing_else() -> None:
+    seen: list[str] = []
+
+    def guard(text: str) -> str:
+        seen.append(text)
+        return f"[{text}]"
+
+    chat = ChatPrompt(messages=[{"role": "user", "content": "hi", "name": "me", "extra": [{"deep": "er"}]}])
+    text = TemplateManager(CHATML, {}).render(chat, guard)
+    assert sorted(seen) == ["deep", "er", "hi", "me"]
+    assert text == "<|im_start|>user\n[hi]<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("source", [CHATML, CHATML.replace("message['content']", "(message['content'] | trim)")])
+def test_the_final_message_is_gone_on_with_to_its_last_space(source: str) -> None:
+    text = render(
+        source, ("user", "hi"), ("assistant", "the quick "), continue_final_message=True, add_generation_prompt=False
+    )
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nthe quick "
+
+
+def test_a_template_that_leaves_the_final_message_out_cannot_go_on_with_it() -> None:
+    with pytest.raises(BadRequestError) as error:
+        render("{{ messages[0].content }}", ("user", "hi"), ("assistant", "x"), continue_final_message=True)
+    assert error.value.param == "continue_final_message"
+
+
+def test_allowed_variables_reach_the_template() -> None:
+    source = "{% if enable_thinking %}think{% endif %}"
+    assert render(source, ("user", "a"), kwargs={"enable_thinking": True}) == "think"
+    assert "enable_thinking" in TemplateManager(source, {}).variables
+
+
+def test_variables_are_a_clients_text() -> None:
+    source = "{{ reasoning_effort }}{{ thinking_budget + 1 }}{% if enable_thinking is true %}!{% endif %}"
+    chat = prompt(("user", "a"), kwargs={"reasoning_effort": "low", "thinking_budget": 7, "enable_thinking": True})
+    assert TemplateManager(source, {}).render(chat, lambda text: f"[{text}]") == "[low]8!"
+
+
+@pytest.mark.parametrize(
+    ("config", "jinja", "found"),
+    [
+        ({}, None, None),
+        ({"chat_template": "field"}, None, "field"),
+        ({"chat_template": "field"}, b"file", "file"),
+        ({"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}, None, "d"),
+        ({"chat_template": [{"name": "rag", "template": "r"}]}, None, None),
+    ],
+)
+def test_the_template_comes_from_its_file_or_from_the_config(
+    config: dict[str, Any], jinja: bytes | None, found: str | None
+) -> None:
+    files = {"tokenizer_config.json": json.dumps(config).encode()}
+    if jinja is not None:
+        files["chat_template.jinja"] = jinja
+    template = TemplateManager.from_files(files)
+    assert (template and template.render(prompt(("user", "x")))) == found
+
+
+def test_special_tokens_may_be_objects() -> None:
+    config = {"chat_template": "{{ bos_token }}{{ eos_token }}", "bos_token": {"content": "<b>"}, "eos_token": "<e>"}
+    template = TemplateManager.from_files({"tokenizer_config.json": json.dumps(config).encode()})
+    assert template is not None
+    assert template.render(prompt(("user", "x"))) == "<b><e>"

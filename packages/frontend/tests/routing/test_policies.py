@@ -1,0 +1,181 @@
+"""Where each policy sends a request."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from tercet.frontend.routing.peers import Fleet, SchedulerPeer
+from tercet.frontend.routing.policies import (
+    POLICIES,
+    UNEVEN_TOKENS,
+    CacheAware,
+    LeastLoaded,
+    PowerOfTwo,
+    RoundRobin,
+    RoutingPolicy,
+)
+from tercet.protocol.messages.messages import Heartbeat
+from tercet.protocol.messages.values import Load, ModelLimits, Phase, Role, pack_ints
+
+LIMITS = ModelLimits(model="m", context_length=4096, vocab_size=100, max_total_tokens=1000)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """All that policies know of a request."""
+
+    ids: tuple[int, ...]
+    salt: str = ""
+
+    @property
+    def prompt_ids(self) -> bytes:
+        return pack_ints(self.ids)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.ids)
+
+
+def peers(*tokens: int) -> list[SchedulerPeer]:
+    """Schedulers with so many tokens to work on."""
+    made = [SchedulerPeer(f"s{number}", "1", limits=LIMITS) for number in range(len(tokens))]
+    for peer, count in zip(made, tokens, strict=True):
+        peer.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=count))
+    return made
+
+
+def first(policy: RoutingPolicy, prompt: Prompt, schedulers: list[SchedulerPeer], *, send: bool = True) -> str:
+    chosen = policy.order(prompt, schedulers)[0]
+    if send:
+        policy.sent(prompt, chosen)
+    return chosen.peer
+
+
+A, B = Prompt(tuple(range(100))), Prompt(tuple(range(100, 200)))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_every_policy_orders_every_scheduler(name: str, count: int) -> None:
+    policy, schedulers = POLICIES[name](), peers(*range(count))
+    for prompt in (A, B, A, Prompt(())):
+        order = policy.order(prompt, schedulers)
+        assert sorted(each.peer for each in order) == [each.peer for each in schedulers]
+        policy.sent(prompt, order[0])
+    policy.gone("s0")
+    policy.gone("nobody")
+    assert len(policy.order(A, schedulers)) == count
+
+
+def test_least_loaded_counts_what_came_and_ended_since_the_heartbeat() -> None:
+    fleet = Fleet()
+    for peer in ("s0", "s1"):
+        fleet.add(peer, Role.SCHEDULER, "1")
+        fleet.heartbeat(peer, Heartbeat(phase=Phase.IDLE))
+    schedulers = list(fleet.schedulers.values())
+    chosen = []
+    for _ in range(6):
+        best = LeastLoaded().order(A, schedulers)[0]
+        best.own += 100
+        chosen.append(best.peer)
+    assert sorted(chosen) == ["s0"] * 3 + ["s1"] * 3
+    assert schedulers[0].tokens == 300
+    told = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=50, queued_tokens=7))
+    fleet.heartbeat("s0", told)
+    assert schedulers[0].tokens == 300  # it tells of a moment before they came
+    schedulers[0].own -= 250
+    assert schedulers[0].tokens == 50
+    fleet.heartbeat("s0", told)
+    assert schedulers[0].tokens == 57
+    schedulers[0].own += 100
+    assert schedulers[0].tokens == 157
+
+
+def test_power_of_two_never_takes_the_heaviest_of_many_but_spreads() -> None:
+    policy, schedulers = PowerOfTwo(random.Random(0)), peers(0, 10, 20, 30)
+    counts = dict.fromkeys([each.peer for each in schedulers], 0)
+    for _ in range(2000):
+        counts[first(policy, A, schedulers)] += 1
+    assert counts["s3"] == 0
+    assert counts["s0"] > counts["s1"] > counts["s2"] > 200
+
+
+def test_a_prompt_goes_where_its_beginning_went() -> None:
+    policy, schedulers = CacheAware(), peers(0, 0, 0)
+    homes = first(policy, A, schedulers), first(policy, B, schedulers)
+    assert homes[0] != homes[1]
+    for number in range(5):
+        assert first(policy, Prompt((*A.ids, number)), schedulers) == homes[0]
+        assert first(policy, Prompt((*B.ids, number)), schedulers) == homes[1]
+
+
+def test_new_prompts_fill_every_cache() -> None:
+    policy, schedulers = CacheAware(), peers(0, 0, 0, 0)
+    start = (1, 2, 3)  # what all of a model's chats begin with
+    homes = [first(policy, Prompt((*start, *[number] * 60)), schedulers) for number in range(10, 18)]
+    assert sorted(homes) == sorted(["s0", "s1", "s2", "s3"] * 2)
+
+
+def test_another_salt_is_another_prompt() -> None:
+    policy, schedulers = CacheAware(), peers(0, 0)
+    assert first(policy, A, schedulers) != first(policy, Prompt(A.ids, "theirs"), schedulers)
+
+
+def test_one_with_far_too_much_to_do_is_spared_and_the_other_learns_the_prompt() -> None:
+    policy, schedulers = CacheAware(), peers(0, 0)
+    home = first(policy, A, schedulers)
+    busy, free = sorted(schedulers, key=lambda each: each.peer != home)
+    busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=UNEVEN_TOKENS))
+    assert first(policy, A, schedulers, send=False) == home
+    busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=UNEVEN_TOKENS + 1))
+    assert first(policy, A, schedulers) == free.peer
+    busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=100))
+    assert first(policy, A, schedulers) == free.peer  # both know it now, and this one has less to do
+
+
+def test_nobody_waits_for_a_slot_while_another_has_some() -> None:
+    """However short the prompts: those that begin alike would all wait in one place."""
+    policy, schedulers = CacheAware(), peers(0, 0)
+    home = first(policy, A, schedulers)
+    busy, free = sorted(schedulers, key=lambda each: each.peer != home)
+
+    def tell(part: SchedulerPeer, queued: int, slots_free: int) -> None:
+        tokens = 100 * (8 - slots_free)
+        load = Load(queued=queued, running_tokens=tokens, slots_total=8, slots_free=slots_free)
+        part.heartbeat = Heartbeat(phase=Phase.STEP, load=load)
+
+    tell(free, 0, 8)
+    tell(busy, 2, 1)  # what waits there waits for its turn in a step
+    assert first(policy, A, schedulers, send=False) == home
+    tell(busy, 0, 0)
+    assert first(policy, A, schedulers, send=False) == home
+    tell(busy, 1, 0)
+    assert first(policy, A, schedulers, send=False) == free.peer
+    tell(free, 1, 2)
+    assert first(policy, A, schedulers, send=False) == home
+    tell(free, 0, 0)
+    assert first(policy, A, schedulers, send=False) == home
+
+
+def test_many_tokens_more_are_no_reason_while_they_are_few_times_as_many() -> None:
+    policy, schedulers = CacheAware(), peers(0, 0)
+    home = first(policy, A, schedulers)
+    for each in schedulers:
+        extra = 10_000 if each.peer == home else 0
+        each.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=40_000 + extra))
+    assert first(policy, A, schedulers) == home
+
+
+def test_a_scheduler_that_went_down_has_forgotten() -> None:
+    policy, schedulers = CacheAware(), peers(0, 0)
+    home = first(policy, A, schedulers)
+    policy.gone(home)
+    other = next(each.peer for each in schedulers if each.peer != home)
+    policy.sent(A, next(each for each in schedulers if each.peer == other))
+    assert first(policy, A, schedulers) == other
+
+
+def test_round_robin_starts_anywhere() -> None:
+    policy = RoundRobin()
+    assert [policy.order(A, peers(0, 0))[0].peer for _ in range(4)] == ["s0", "s1", "s0", "s1"]

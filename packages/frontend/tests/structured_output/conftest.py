@@ -1,0 +1,18 @@
+"""A judge of texts, and what grammars must know of the tiny model."""
+
+import pytest
+from tokenizers import Tokenizer
+
+from packages.frontend.tests.structured_output.matching import Judge
+from tercet.frontend.constraints import Tokens
+
+
+@pytest.fixture(scope="session")
+def tokens(tokenizer: Tokenizer) -> Tokens:
+    added = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
+    return Tokens(added=added, eos=[added["<|im_end|>"]])
+
+
+@pytest.fixture(scope="session")
+def judge(tokenizer: Tokenizer, tokens: Tokens) -> Judge:
+    return Judge(tokenizer, tokens.eos[0])

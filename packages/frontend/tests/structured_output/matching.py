@@ -1,0 +1,36 @@
+"""What texts a grammar takes, asked of llguidance itself with a tiny model's tokenizer."""
+
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from tercet.frontend.structured_output.worker import source
+from tercet.protocol.messages.values import Grammar
+
+
+class Judge:
+    """Texts are tokenized as models write them: added tokens are single ids."""
+
+    def __init__(self, tokenizer: Tokenizer, eos: int) -> None:
+        self._tokenizer = tokenizer
+        self._native = LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=eos)
+
+    def takes(self, grammar: Grammar, text: str) -> bool:
+        """Whether a text is an instance of the grammar."""
+        matcher = self._after(grammar, text)
+        return matcher is not None and matcher.is_accepting()
+
+    def begins(self, grammar: Grammar, text: str) -> bool:
+        """Whether an instance may begin with a text."""
+        return self._after(grammar, text) is not None
+
+    def forced(self, grammar: Grammar, text: str) -> str:
+        """What must follow a text."""
+        matcher = self._after(grammar, text)
+        assert matcher is not None
+        return self._tokenizer.decode(matcher.compute_ff_tokens(), skip_special_tokens=False)
+
+    def _after(self, grammar: Grammar, text: str) -> LLMatcher | None:
+        matcher = LLMatcher(self._native, source(grammar), log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = self._tokenizer.encode(text).ids
+        return matcher if matcher.try_consume_tokens(ids) == len(ids) else None

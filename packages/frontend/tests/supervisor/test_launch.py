@@ -1,0 +1,294 @@
+import signal
+
+import pytest
+
+from tercet.frontend.supervisor.launch import (
+    EXIT_CONFIG,
+    Action,
+    GiveUp,
+    Kill,
+    Later,
+    Patience,
+    Roster,
+    Slow,
+    Start,
+    describe_exit,
+)
+from tercet.protocol.messages.messages import Heartbeat
+from tercet.protocol.messages.values import Phase
+
+PATIENCE = Patience()
+
+
+def roster(*names: str) -> Roster:
+    """Parts that have been started at 0."""
+    parts = Roster(names or ("a",), PATIENCE, 0.0)
+    assert parts.tick(0.0) == [Start(name) for name in names or ("a",)]
+    return parts
+
+
+def quiet(parts: Roster, start: float, end: float) -> list[Action]:
+    """What is to be done while time runs from start to end, ticking as the supervisor does."""
+    actions: list[Action] = []
+    now = start
+    while now <= end:
+        actions += [action for action in parts.tick(now) if not isinstance(action, Slow)]
+        now += 0.25
+    return actions
+
+
+def step(age: float, longest: float = 0.0, phase: Phase = Phase.STEP) -> Heartbeat:
+    return Heartbeat(phase=phase, step_age=age, longest_step=longest)
+
+
+def test_all_parts_are_started_once_and_are_ready_together() -> None:
+    parts = roster("a", "b")
+    assert quiet(parts, 0.25, 5.0) == []
+    parts.ready("a", 5.0)
+    assert not parts.all_ready
+    parts.ready("b", 5.5)
+    assert parts.all_ready
+
+
+def test_the_first_restart_is_immediate_and_others_come_after_1_2_4_seconds_up_to_the_cap() -> None:
+    parts = roster()
+    now, waits = 0.0, []
+    for _ in range(9):
+        parts.ready("a", now)
+        (later,) = parts.exited("a", -9, "", now)
+        assert isinstance(later, Later)
+        waits.append(later.wait)
+        assert quiet(parts, now, now + later.wait - 0.25) == []  # nothing at all when it is immediate
+        now += later.wait
+        assert parts.tick(now) == [Start("a")]
+    assert waits == [0, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_deaths_are_forgiven_after_a_while_of_health() -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    parts.exited("a", 1, "", 1.0)
+    parts.tick(2.0)
+    parts.ready("a", 3.0)
+    for now in range(3, 15):
+        parts.heard("a", float(now))
+        assert parts.tick(float(now)) == []
+    assert parts.exited("a", 1, "boom", 15.0) == [Later("a", "boom (exit code 1)", 0.0)]
+
+
+def test_a_part_that_was_never_ready_is_given_up_after_three_deaths() -> None:
+    parts = roster("a", "b")
+    parts.ready("b", 0.0)
+    assert parts.exited("a", 1, "no", 1.0) == [Later("a", "no (exit code 1)", 1.0)]
+    assert parts.tick(2.0) == [Start("a")]
+    assert parts.exited("a", 1, "no", 3.0) == [Later("a", "no (exit code 1)", 2.0)]
+    assert parts.tick(5.0) == [Start("a")]
+    (end,) = parts.exited("a", -11, "", 6.0)
+    assert end == GiveUp("a died 3 times before it was ready: killed by SIGSEGV", 1)
+
+
+def test_a_part_that_leaves_when_asked_is_replaced_at_once_and_has_not_died() -> None:
+    parts = roster()
+    now = 0.0
+    for _ in range(5):
+        parts.ready("a", now)
+        now += PATIENCE.settled
+        assert parts.exited("a", 0, "bye", now) == [Later("a", "exit code 0", 0.0, left=True)]
+        assert parts.tick(now) == [Start("a")]
+
+
+def test_a_part_that_leaves_again_and_again_without_being_asked_waits_longer_each_time() -> None:
+    parts = roster()
+    now, waits = 0.0, []
+    for _ in range(4):
+        parts.ready("a", now)
+        now += 1.0
+        (later,) = parts.exited("a", 0, "", now)
+        assert isinstance(later, Later)
+        assert not later.left
+        waits.append(later.wait)
+        now += later.wait
+        assert parts.tick(now) == [Start("a")]
+    assert waits == [0, 1, 2, 4]
+
+
+def test_a_part_that_served_is_never_given_up_however_often_it_dies() -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    now = 0.0
+    for _ in range(50):
+        (later,) = parts.exited("a", 1, "torn", now)
+        assert isinstance(later, Later)
+        now += later.wait
+        assert parts.tick(now) == [Start("a")]
+
+
+def test_a_configuration_error_ends_the_start_at_once() -> None:
+    parts = roster()
+    assert parts.exited("a", EXIT_CONFIG, "--dtype: no such dtype", 0.5) == [GiveUp("a: --dtype: no such dtype", 2)]
+
+
+def test_a_configuration_error_of_a_part_that_served_before_is_a_death_like_others() -> None:
+    parts = roster()
+    parts.ready("a", 1.0)
+    assert parts.exited("a", EXIT_CONFIG, "gone", 2.0) == [Later("a", "gone (exit code 2)", 0.0)]
+
+
+def test_silence_kills_once_and_the_part_starts_again() -> None:
+    parts = roster("a", "b")
+    for name in ("a", "b"):
+        parts.ready(name, 0.0)
+    actions: list[Action] = []
+    for now in range(1, 14):
+        parts.heard("b", float(now))
+        actions += parts.tick(float(now))
+    assert actions == [Kill("a", "no heartbeat for 11 s")]
+    assert parts.exited("a", -9, "", 14.0) == [Later("a", "no heartbeat for 11 s", 0.0)]
+    parts.heard("b", 15.0)
+    assert parts.tick(15.0) == [Start("a")]
+
+
+def test_the_deadline_is_the_next_start_or_the_end_of_patience_with_the_longest_silent() -> None:
+    parts = Roster(("a", "b"), PATIENCE, 5.0)
+    assert parts.deadline == 5.0
+    parts.tick(5.0)
+    assert parts.deadline == float("inf"), "what loads libraries may be silent"
+    parts.heard("a", 6.0)
+    assert parts.deadline == 6.0 + PATIENCE.loading_silence
+    for name, now in (("a", 7.0), ("b", 8.0)):
+        parts.ready(name, now)
+    assert parts.deadline == 7.0 + PATIENCE.silence
+    parts.heard("a", 9.0)
+    assert parts.deadline == 8.0 + PATIENCE.silence
+    assert quiet(parts, 5.25, parts.deadline) == []
+    assert parts.tick(parts.deadline + 0.01) == [Kill("b", "no heartbeat for 10 s")]
+    assert parts.deadline == 9.0 + PATIENCE.silence, "it is not killed twice"
+    parts.exited("b", -9, "", 18.5)
+    parts.exited("a", -9, "", 18.6)
+    assert parts.deadline == 18.5
+
+
+def test_a_part_that_is_still_starting_may_be_silent() -> None:
+    parts = roster()
+    assert quiet(parts, 0.0, 120.0) == []
+
+
+def test_a_part_that_is_loading_may_be_silent_for_longer() -> None:
+    parts = roster()
+    parts.heard("a", 0.0, Heartbeat(phase=Phase.LOADING))
+    assert quiet(parts, 0.0, 60.0) == []
+    assert quiet(parts, 60.25, 61.0) == [Kill("a", "no heartbeat for 60 s")]
+
+
+def test_silence_that_this_process_slept_through_is_nobodys_fault() -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    assert quiet(parts, 0.0, 1.0) == []
+    assert parts.tick(100.0) == []
+    assert quiet(parts, 100.25, 110.0) == []
+    assert quiet(parts, 110.25, 111.0) == [Kill("a", "no heartbeat for 10 s")]
+
+
+def test_time_that_this_process_slept_through_is_none_that_a_start_takes() -> None:
+    parts = roster()
+    later = PATIENCE.startup + 50.0
+    assert quiet(parts, 0.0, 50.0) == []
+    assert parts.tick(later) == []
+    assert quiet(parts, later, later + PATIENCE.startup - 51.0) == []
+    given_up, *_ = quiet(parts, later + PATIENCE.startup - 51.0, later + PATIENCE.startup - 49.0)
+    assert isinstance(given_up, GiveUp)
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "stuck"),
+    [
+        (step(29.0), False),
+        (step(31.0), True),
+        (step(31.0, longest=2.0), False),
+        (step(41.0, longest=2.0), True),
+        (step(31.0, phase=Phase.DRAINING), True),
+        (step(500.0, phase=Phase.COMPILING), False),
+        (step(500.0, phase=Phase.LOADING), False),
+    ],
+)
+def test_a_step_is_stuck_only_when_far_older_than_any_before(heartbeat: Heartbeat, stuck: bool) -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    actions = parts.heard("a", 1.0, heartbeat)
+    assert actions == ([Kill("a", f"stuck in one step for {heartbeat.step_age:.0f} s")] if stuck else [])
+    assert parts.heard("a", 1.5, heartbeat) == []
+
+
+def test_a_start_that_takes_too_long_is_given_up() -> None:
+    parts = roster("a", "b")
+    parts.ready("b", 1.0)
+    now = 0.0
+    actions: list[Action] = []
+    while not actions:
+        now += 1.0
+        parts.heard("b", now)
+        actions = [action for action in parts.tick(now) if not isinstance(action, Slow)]
+    assert actions == [GiveUp("a was not ready within 600 s (--startup-timeout): it has said nothing", 1)]
+
+
+def test_a_part_that_is_slow_to_get_ready_is_told_of_once_with_what_it_said_last() -> None:
+    parts = roster("a", "b", "c", "d")
+    parts.unneeded.add("d")
+    parts.ready("c", 1.0)
+    told: list[Action] = []
+    for now in range(1, 130):
+        parts.heard("b", now)
+        parts.heard("b", now, Heartbeat(phase=Phase.LOADING))
+        parts.heard("c", now)
+        told += parts.tick(now + 0.5)
+    assert told == [
+        Slow("a", "not ready 60 s after its start: it has said nothing"),
+        Slow("b", "not ready 60 s after its start: it said loading 0 s ago"),
+    ]
+
+
+def test_a_restarted_part_that_never_gets_ready_is_killed_not_given_up() -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    parts.exited("a", 1, "", 1.0)
+    assert quiet(parts, 1.0, 3.0) == [Start("a")]
+    assert quiet(parts, 3.0, 605.0) == [Kill("a", "not ready 600 s after its restart")]
+
+
+def test_late_words_of_a_dead_part_change_nothing() -> None:
+    parts = roster()
+    parts.ready("a", 0.0)
+    parts.exited("a", 1, "", 1.0)
+    parts.ready("a", 1.0)
+    parts.heard("a", 1.0)
+    parts.ready("stranger", 1.0)
+    assert not parts.all_ready
+    assert parts.tick(2.0) == [Start("a")]
+
+
+@pytest.mark.parametrize(
+    ("code", "last_words", "text"),
+    [
+        (1, "", "exit code 1"),
+        (3, "ValueError: bad", "ValueError: bad (exit code 3)"),
+        (-signal.SIGSEGV, "", "killed by SIGSEGV"),
+        (-signal.SIGKILL, "INFO: all is well", "killed by SIGKILL (did memory run out?)"),
+        (-signal.SIGABRT, "assertion failed", "assertion failed (killed by SIGABRT)"),
+        (-250, "", "killed by signal 250"),
+    ],
+)
+def test_exits_are_described_in_words(code: int, last_words: str, text: str) -> None:
+    assert describe_exit(code, last_words) == text
+
+
+def test_a_part_that_is_not_needed_is_neither_waited_for_nor_given_up() -> None:
+    parts = roster("a", "b")
+    parts.unneeded.add("b")
+    assert not parts.all_ready
+    parts.ready("a", 1.0)
+    assert parts.all_ready
+    parts.heard("a", 1e9)
+    assert [parts.exited("b", code, "", 2.0 + code)[0].__class__ for code in (1, EXIT_CONFIG, 3, 4)] == [Later] * 4
+    waiting = roster("c")
+    waiting.unneeded.add("c")
+    assert quiet(waiting, 0.25, PATIENCE.startup + 5) == []

@@ -1,0 +1,120 @@
+"""Which parts a server starts on a machine, and what they are told."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tercet.frontend.supervisor.launch import local_parts
+from tercet.frontend.supervisor.options import ConfigError, FrontendOptions, SchedulerOptions, ServeConfig, ServeOptions
+from tercet.protocol.messages.values import Role
+
+
+def test_options_become_flags_of_the_part_they_belong_to() -> None:
+    config = ServeConfig(
+        model="some/model",
+        serve=ServeOptions(dp_size=2),
+        frontend=FrontendOptions(served_model_name="mine", tool_call_parser="hermes", api_key=("s3cret", "0ther")),
+        scheduler=SchedulerOptions(dtype="float32", kv_cache_bytes="2GiB", disable_radix_cache=True),
+        scheduler_extra={"seed": "7"},
+        detokenizer_extra={"max_states": "9"},
+    )
+    parts = {part.name: part for part in local_parts(config, Path("/run/x"))}
+    assert list(parts) == ["scheduler-0", "scheduler-1", "detokenizer-0", "frontend-0"]
+    scheduler, detokenizer, frontend = parts["scheduler-1"], parts["detokenizer-0"], parts["frontend-0"]
+    assert scheduler.command == (
+        *(sys.executable, "-m", "tercet.scheduler", "--model=some/model", "--dtype=float32"),
+        *("--kv-cache-bytes=2147483648", "--disable-radix-cache", "--device=auto:1", "--seed=7"),
+    )
+    assert detokenizer.command == (sys.executable, "-m", "tercet.detokenizer", "--max-states=9")
+    assert frontend.command == (
+        *(sys.executable, "-m", "tercet.frontend", "--served-model-name=mine", "--tool-call-parser=hermes"),
+        "--response-store=auto",
+        *("--scheduler", "ipc:///run/x/scheduler-*", "--detokenizer", "ipc:///run/x/detokenizer-*"),
+    )
+    assert [part.role for part in parts.values()] == [
+        *(Role.SCHEDULER, Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND)
+    ]
+    assert [part.gets_socket for part in parts.values()] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "ranks", "extra", "expected"),
+    [
+        (1, None, {}, [None]),
+        (1, 4, {}, [None]),
+        (3, None, {}, ["auto:0", "auto:1", "auto:2"]),
+        (2, 4, {}, ["auto:0", "auto:4"]),
+        (2, 2, {"device": "cuda:1"}, ["cuda:1", "cuda:1"]),
+    ],
+)
+def test_each_scheduler_takes_gpus_of_its_own(
+    schedulers: int, ranks: int | None, extra: dict[str, str], expected: list[str | None]
+) -> None:
+    config = ServeConfig(
+        serve=ServeOptions(dp_size=schedulers),
+        scheduler=SchedulerOptions(tensor_parallel_size=ranks),
+        scheduler_extra=extra,
+    )
+    commands = [part.command for part in local_parts(config, Path("/run/x")) if part.role is Role.SCHEDULER]
+    given = [[word.removeprefix("--device=") for word in command if "--device" in word] for command in commands]
+    assert given == [[] if device is None else [device] for device in expected]
+
+
+def test_api_keys_are_in_the_frontends_environment_and_in_no_command_line() -> None:
+    config = ServeConfig(frontend=FrontendOptions(api_key=("s3cret", "0ther")))
+    parts = local_parts(config, Path("/run/x"))
+    assert [dict(part.env) for part in parts] == [{}, {}, {"TERCET_API_KEYS": "s3cret\n0ther"}]
+    assert not any("s3cret" in word or "0ther" in word for part in parts for word in part.command)
+
+
+@pytest.mark.parametrize(("told", "expected"), [(None, "--max-loras=8"), (3, "--max-loras=3")])
+def test_adapters_that_are_named_are_run(
+    told: int | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "haiku").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = ("mine=haiku", "org=org/sonnet", "there=/on/other/machines")
+    config = ServeConfig(frontend=FrontendOptions(lora=given), scheduler=SchedulerOptions(max_loras=told))
+    scheduler, _, frontend = local_parts(config, Path("/run/x"))
+    assert [word for word in scheduler.command if "lora" in word] == [expected]
+    assert [word for word in frontend.command if "lora" in word] == [
+        f"--lora=mine={tmp_path}/haiku",
+        "--lora=org=org/sonnet",
+        "--lora=there=/on/other/machines",
+    ]
+    assert frontend.at_first == ("--require-lora",), "and not once it has served"
+    offline, _ = local_parts(config, Path("/run/x"), frontends=False)
+    assert offline.command == scheduler.command
+
+
+def test_schedulers_are_told_of_adapters_only_where_there_are_any() -> None:
+    assert not any("lora" in word for part in local_parts(ServeConfig(), Path("/run/x")) for word in part.command)
+    config = ServeConfig(scheduler=SchedulerOptions(max_loras=0, max_lora_rank=16))
+    assert [word for word in local_parts(config, Path("/run/x"))[0].command if "lora" in word] == [
+        "--max-loras=0",
+        "--max-lora-rank=16",
+    ]
+
+
+def test_frontends_of_one_socket_know_each_other() -> None:
+    parts = local_parts(ServeConfig(serve=ServeOptions(frontend_workers=3)), Path("/run/x"))
+    told = {part.name: [word for word in part.command if "sibling" in word] for part in parts}
+    assert told == {
+        "scheduler-0": [],
+        "detokenizer-0": [],
+        "frontend-0": ["--sibling=frontend-1", "--sibling=frontend-2"],
+        "frontend-1": ["--sibling=frontend-0", "--sibling=frontend-2"],
+        "frontend-2": ["--sibling=frontend-0", "--sibling=frontend-1"],
+    }
+
+
+def test_offline_use_has_no_frontend_process() -> None:
+    roles = [part.role for part in local_parts(ServeConfig(), Path("/run/x"), frontends=False)]
+    assert roles == [Role.SCHEDULER, Role.DETOKENIZER]
+
+
+@pytest.mark.parametrize("name", ["peer", "parent_fd", "listen", "api-key", "sibling"])
+def test_what_the_supervisor_decides_cannot_be_handed_down(name: str) -> None:
+    with pytest.raises(ConfigError, match=name.replace("_", "-")):
+        local_parts(ServeConfig(frontend_extra={name: "1"}), Path("/run/x"))

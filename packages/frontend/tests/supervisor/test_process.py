@@ -1,0 +1,50 @@
+import queue
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tercet.frontend.supervisor.launch import Part
+from tercet.frontend.supervisor.process import PartProcess
+from tercet.protocol.messages.values import Role
+
+
+def run(code: str) -> tuple[int, str]:
+    """Exit code and last words of a part that runs this."""
+    exits: queue.Queue[tuple[int, str]] = queue.Queue()
+    part = Part("scheduler-0", Role.SCHEDULER, (sys.executable, "-c", code))
+    PartProcess(part, (), socket_fd=None, on_line=lambda _: None, on_exit=lambda *how: exits.put(how))
+    return exits.get(timeout=20)
+
+
+def children() -> set[str]:
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def test_last_words_are_those_that_may_say_what_is_wrong() -> None:
+    lines = ["Traceback:", "MemoryError: no room", "2026-11-23 10:33:52,542 INFO torch.cache: misses: 0", ""]
+    assert run(f"import sys; print({chr(10).join(lines)!r}); sys.exit(3)") == (3, "MemoryError: no room")
+    warning = "2026-11-23 10:33:52,542 WARNING tercet: it leaves"
+    assert run(f"import sys; print({warning!r}); sys.exit(3)") == (3, warning)
+
+
+def test_why_it_ends_is_told_once_with_its_end() -> None:
+    said: list[str] = []
+    exits: queue.Queue[tuple[int, str]] = queue.Queue()
+    code = "print('tercet-scheduler: not yet'); print('news'); print('tercet-scheduler: no  room'); raise SystemExit(2)"
+    part = Part("scheduler-0", Role.SCHEDULER, (sys.executable, "-c", code))
+    PartProcess(part, (), socket_fd=None, on_line=said.append, on_exit=lambda *how: exits.put(how))
+    assert exits.get(timeout=20) == (2, "no room")
+    assert said == ["tercet-scheduler: not yet", "news"]
+
+
+def test_a_process_that_no_thread_can_watch_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = children()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="can't start new thread"):
+        run("import time; time.sleep(60)")
+    assert children() == before

@@ -1,0 +1,1 @@
+"""`tercet-kernels check` and `bench`: verification and benchmarks of every operation."""

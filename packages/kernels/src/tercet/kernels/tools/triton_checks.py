@@ -1,0 +1,258 @@
+"""Each Triton operation on a small case beside its reference, for `tercet-kernels check`.
+
+On a GPU in bfloat16, which the interpreter computes wrongly, and elsewhere in float32.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+
+from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
+from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.attention.triton_latent import TritonLatent
+from tercet.kernels.ops import activation, bitmask, logprobs, lora, moe, projection, rmsnorm, sampling
+from tercet.kernels.ops import penalties as penalties_reference
+from tercet.kernels.ops import quantized as quantised
+from tercet.kernels.ops.penalties import Penalties, TokenCounts
+from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.rope import apply_rope, rope_cache
+from tercet.kernels.ops.store_kv import store_kv
+from tercet.kernels.tools.check import Pair, make_batch
+from tercet.kernels.tools.verification import Case
+from tercet.kernels.triton import activation as fused_activation
+from tercet.kernels.triton import rmsnorm as fused_rmsnorm
+from tercet.kernels.triton.attention.latent_rope import latent_rope_store
+from tercet.kernels.triton.attention.rope import rope_store
+from tercet.kernels.triton.embedding import embedding
+from tercet.kernels.triton.launch import cdiv, multiprocessors
+from tercet.kernels.triton.linear import lora as fused_lora
+from tercet.kernels.triton.linear import projection as fused_projection
+from tercet.kernels.triton.linear import quantized as fused_quantised
+from tercet.kernels.triton.moe import moe as fused_moe
+from tercet.kernels.triton.moe.route import route as fused_route
+from tercet.kernels.triton.sampling import logprobs as fused_logprobs
+from tercet.kernels.triton.sampling import sampling as fused_sampling
+from tercet.kernels.triton.sampling.argmax import largest, likeliest
+from tercet.kernels.triton.sampling.bitmask import apply_bitmask_
+from tercet.kernels.triton.sampling.penalties import apply_penalties_
+
+
+def _randn(device: torch.device, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=device).to(torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+def _attention(device: torch.device) -> Pair:
+    """Decodes in several splits and extends, over heads of 128."""
+    batch = make_batch([(1, 40), (1, 300), (1, 1), (20, 20), (33, 130)], 16, device)
+    q = _randn(device, sum(batch.host_query_lens), 4, 128)
+    k, v = _randn(device, 2, int(batch.page_table.max()) + 1, 16, 1, 128).unbind()
+    outputs = []
+    for backend in (TritonAttention(), ReferenceAttention()):
+        backend.plan(batch)
+        outputs.append(backend.attend(q, k, v, scale=128**-0.5).to(device))
+    return outputs[0], outputs[1]
+
+
+def _many_decodes(device: torch.device) -> Pair:
+    """Two steps of as many rows as have a list of splits on whichever GPU, which the second has written anew."""
+    actual, expected = [], []
+    backend, reference, kv_heads = TritonAttention(), ReferenceAttention(), 8
+    rows = cdiv(2 * multiprocessors(device), kv_heads)
+    for longest in (0, rows - 1):
+        batch = make_batch([(1, 2500 if row == longest else 1 + row) for row in range(rows)], 16, device)
+        q, pages = _randn(device, rows, kv_heads, 64), int(batch.page_table.max()) + 1
+        k, v = _randn(device, 2, pages, 16, kv_heads, 64).unbind()
+        backend.plan(batch)
+        reference.plan(batch)
+        actual.append(backend.attend(q, k, v, scale=64**-0.5))
+        expected.append(reference.attend(q, k, v, scale=64**-0.5).to(device))
+    return torch.cat(actual), torch.cat(expected)
+
+
+def _latent(device: torch.device) -> Pair:
+    """Decodes in several splits and extends, in two blocks of heads, over vectors as wide as DeepSeek's."""
+    batch = make_batch([(1, 40), (1, 600), (1, 1), (3, 3), (5, 70)], 64, device)
+    q = _randn(device, sum(batch.host_query_lens), 20, 576)
+    cache = _randn(device, int(batch.page_table.max()) + 1, 64, 576)
+    outputs = []
+    for backend in (TritonLatent(), ReferenceLatent()):
+        backend.plan(batch)
+        outputs.append(backend.attend(q, cache, rank=512, scale=192**-0.5).to(device))
+    return outputs[0], outputs[1]
+
+
+def _rmsnorm(device: torch.device) -> Pair:
+    x, residual, weight = _randn(device, 5, 4096), _randn(device, 5, 4096), _randn(device, 4096)
+    actual, expected = (norm(x, residual, weight, 1e-5) for norm in (fused_rmsnorm.add_rmsnorm, rmsnorm.add_rmsnorm))
+    return torch.cat(actual), torch.cat(expected)
+
+
+def _rope(device: torch.device) -> Pair:
+    q, k, v = _randn(device, 6, 8, 64), _randn(device, 6, 2, 64), _randn(device, 6, 2, 64)
+    caches, wanted = torch.zeros(2, 4, 2, 4, 2, 64, device=device, dtype=q.dtype).transpose(0, 1)[:2]
+    table, positions = rope_cache(64, 64, 1e4).to(device), torch.arange(0, 30, 5, device=device)
+    slots = positions % 8
+    out = rope_store(q, k, v, positions, table, caches[0], caches[1], slots)
+    expected, k = apply_rope(q, k, positions, table)
+    store_kv(k, v, wanted[0], wanted[1], slots)
+    return torch.cat([out.flatten(), caches.flatten()]), torch.cat([expected.flatten(), wanted.flatten()])
+
+
+def _latent_rope(device: torch.device) -> Pair:
+    """As wide as DeepSeek's, of queries that another kernel has written a part of."""
+    q, new, turned = _randn(device, 6, 20, 576), _randn(device, 6, 576), _randn(device, 6, 20, 64)
+    cache, norm = _randn(device, 2, 4, 1, 576), projection.Norm(_randn(device, 512), 1e-6)
+    table, positions = rope_cache(64, 64, 1e4).to(device), torch.arange(0, 30, 5, device=device)
+    slots, wanted, expected = positions % 8, cache.clone(), q.clone()
+    latent_rope_store(q, turned, new, norm, positions, table, cache, slots)
+    expected[..., 512:], key = apply_rope(turned, new[:, None, 512:], positions, table)
+    latents = rmsnorm.rmsnorm(new[:, None, :512], *norm)
+    wanted.flatten(0, 1).index_copy_(0, slots, torch.cat([latents, key], 2))
+    return torch.cat([q.flatten(), cache.flatten()]), torch.cat([expected.flatten(), wanted.flatten()])
+
+
+def _rope_decode(device: torch.device) -> Pair:
+    """Decodes in several splits, with norms of heads, that rotate and store their new tokens."""
+    case = Case(head_dim=128, page_size=16, heads=(4, 1), window=0, softcap=0.0)
+    return case.run_new(TritonAttention(), device, _randn(device, 1).dtype, norms=True)
+
+
+def _activation(device: torch.device) -> Pair:
+    x = _randn(device, 5, 3000)
+    return fused_activation.silu_and_mul(x), activation.silu_and_mul(x)
+
+
+def _projection(device: torch.device) -> Pair:
+    """One row, of weights in full and in few bits: by themselves, of a norm and gated, and onto a residual."""
+    x, residual, bias = _randn(device, 1, 1536), _randn(device, 1, 70), _randn(device, 70)
+    full, norm = torch.randn(70, 1536, device=device) / 40, projection.Norm(_randn(device, 1536), 1e-5)
+    weights: list[projection.Weight] = [full.to(x.dtype)]
+    kinds: list[quantised.Format] = ["fp8", "int4"]
+    weights += [quantised.quantise(full, kind, (1, 128)) for kind in kinds]
+    actual, expected = (
+        torch.cat(
+            [
+                part
+                for weight in weights
+                for part in (
+                    op.project(x, weight, bias),
+                    op.project_normed(x, None, norm, weight, bias, gate="silu")[0],
+                    sum(given for given in op.project_onto(x, residual, weight, bias) if given is not None),
+                )
+            ],
+            1,
+        )
+        for op in (fused_projection, projection)
+    )
+    return actual, expected
+
+
+def _embedding(device: torch.device) -> Pair:
+    weight, ids = _randn(device, 50, 300), torch.arange(49, 0, -3, device=device)
+    return embedding(ids, weight), weight[ids]
+
+
+def _largest(device: torch.device) -> Pair:
+    logits = _randn(device, 4, 20_000)
+    logits[1, 19_000] = float("inf")
+    both = torch.cat([largest(logits)[1], likeliest(logits)])
+    return both, torch.cat([sampling.greedy(logits), sampling.likeliest(logits)])
+
+
+def _logprobs(device: torch.device) -> Pair:
+    logits, tokens = _randn(device, 4, 20_000), torch.arange(4, device=device)
+    rows = torch.tensor([3, 0, 2], device=device)
+    actual, expected = (
+        torch.cat([op(logits, tokens, 3)[0], op(logits, tokens[:3], 3, rows)[2].flatten()])
+        for op in (fused_logprobs.token_logprobs, logprobs.token_logprobs)
+    )
+    return actual, expected
+
+
+def _sampling(device: torch.device) -> Pair:
+    logits, one = torch.randn(4, 5000, device=device) * 3, torch.ones(4, device=device)
+    noise = NoiseKey(*torch.arange(16, device=device).view(4, 4))
+    top_k = torch.tensor([0, 40, 1, 0], device=device)
+    filters = sampling.Filters(top_k, one * 0.9, one * 0.01)
+    draws = [
+        op(logits, one, given, noise) for op in (fused_sampling.sample, sampling.sample) for given in (filters, None)
+    ]
+    return torch.cat(draws[:2]), torch.cat(draws[2:])
+
+
+def _penalties(device: torch.device) -> Pair:
+    logits, said = torch.randn(2, 3000, device=device), torch.randint(0, 3, (3, 3000), device=device).int()
+    counts, one = TokenCounts(said, torch.rand(3, 3000, device=device) < 0.5), torch.ones(2, device=device)
+    rows, sequences = torch.tensor([[1, 0], [2, 0]], device=device)
+    penalties = Penalties(repetition=one * 1.3, frequency=one * 0.5, presence=one * 0.25)
+    mask = bitmask.pack_bitmask(torch.rand(2, 3000, device=device) < 0.5)
+    expected = logits.clone()
+    penalties_reference.apply_penalties_(expected, rows, counts, sequences, penalties)
+    apply_penalties_(logits, rows, counts, sequences, penalties)
+    return apply_bitmask_(logits, mask), bitmask.apply_bitmask(expected, mask)
+
+
+def _moe(device: torch.device) -> Pair:
+    x, gate_up, down = _randn(device, 40, 64), _randn(device, 4, 64, 64) / 8, _randn(device, 4, 64, 32) / 6
+    logits, biases = torch.randn(40, 4, device=device), moe.ExpertBiases(_randn(device, 4, 64), _randn(device, 4, 64))
+    cases: list[tuple[moe.ExpertWeights, moe.ExpertWeights]] = [(gate_up, down)]
+    kinds: list[quantised.Format] = ["fp8", "int4", "mxfp4"]
+    for kind in kinds:
+        few = [quantised.quantise(weight.flatten(0, 1), kind, (1, 32)) for weight in (gate_up, down)]
+        cases.append((moe.QuantisedExperts(few[0], 4), moe.QuantisedExperts(few[1], 4)))
+    found = []
+    for route, op in ((fused_route, fused_moe.fused_moe), (moe.route, moe.fused_moe)):
+        routed = [route(logits[:tokens], moe.Routing(top_k=2, renormalise=True)) for tokens in (3, 40)]
+        parts = [op(x[: len(w)], w, e, *given, gate="clamped", biases=biases) for w, e in routed for given in cases]
+        found.append(torch.cat(parts))
+    return found[0], found[1]
+
+
+def _lora(device: torch.device) -> Pair:
+    """Two adapters, over inputs in splits: runs of one token, of some, of many and none, in tiles of both sizes."""
+    some, many = [lora.Run(1, 0, 1), lora.Run(0, 1, 17), lora.Run(1, 17, 17), lora.Run(1, 20, 27)], lora.Run(0, 30, 90)
+    x, parts = _randn(device, 100, 1100), (200, 70, 70)
+    weights = lora.LoRAWeights(_randn(device, 2, 3 * 24, 1100) / 33, _randn(device, 2, 24, sum(parts)) / 5, parts)
+    actual = _randn(device, 2, 100, sum(parts))
+    expected = actual.clone()
+    for tile, (runs, longest) in enumerate([(some, 16), ([*some, many], lora.LONGEST_RUN)]):
+        rows = lora.LoRARows(runs, torch.tensor(runs, dtype=torch.int32, device=device), [24, 24], longest)
+        fused_lora.add_lora(actual[tile], x, weights, rows)
+        lora.add_lora(expected[tile], x, weights, rows)
+    return actual, expected
+
+
+def _quantised(device: torch.device) -> Pair:
+    """One row, a few and many; of the longer ones few have their inputs cut into splits, on whichever GPU."""
+    actual, expected = [], []
+    for k in (256, 2304):
+        x, full = _randn(device, 300, k), torch.randn(96, k, device=device) * k**-0.5
+        cases: list[tuple[quantised.Format, tuple[int, int]]] = [("fp8", (64, 128)), ("int8", (1, k))]
+        cases += [("int4", (1, 64)), ("mxfp4", quantised.MXFP4_BLOCK)]
+        for (kind, block), rows in itertools.product(cases, (1, 20, 300)):
+            weight = quantised.quantise(full, kind, block)
+            actual.append(fused_quantised.linear_quantised(x[:rows], weight))
+            expected.append(quantised.linear_quantised(x[:rows], weight))
+    return torch.cat(actual), torch.cat(expected)
+
+
+CHECKS: dict[str, Callable[[torch.device], Pair]] = {
+    "triton attention": _attention,
+    "triton many decodes": _many_decodes,
+    "triton latent attention": _latent,
+    "triton rmsnorm": _rmsnorm,
+    "triton rope_store": _rope,
+    "triton rope decode": _rope_decode,
+    "triton latent rope": _latent_rope,
+    "triton activation": _activation,
+    "triton projection": _projection,
+    "triton embedding": _embedding,
+    "triton largest": _largest,
+    "triton logprobs": _logprobs,
+    "triton sampling": _sampling,
+    "triton penalties, mask": _penalties,
+    "triton moe": _moe,
+    "triton quantised": _quantised,
+    "triton lora": _lora,
+}

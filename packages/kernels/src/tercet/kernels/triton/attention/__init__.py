@@ -1,0 +1,1 @@
+"""Triton kernels: paged attention, latent attention and rotary embedding."""

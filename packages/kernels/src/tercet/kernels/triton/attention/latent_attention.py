@@ -1,0 +1,204 @@
+"""Latent attention over pages: one vector for each token, whose first RANK elements are the value of all heads.
+
+As in `paged_attention`, but that a block of vectors is loaded once: its first elements are multiplied by queries for
+scores, and by weights for values. The last ROPE elements, which are keys alone, are a second product, so that neither
+is padded to the power of two above both. A tile has a block of heads: those of one token in a decode, of a few in an
+extend.
+"""
+
+import triton
+import triton.language as tl
+
+from tercet.kernels.triton.attention.paged_attention import (
+    LOG2_E,
+    NOTHING,
+    leave_empty,
+    merge_if_last,
+    nothing_seen,
+    split_places,
+    taken,
+)
+from tercet.kernels.triton.launch import await_previous, release_next
+from tercet.kernels.triton.linear.fp8 import widened
+
+
+@triton.jit
+def _stream(
+    q,  # [M, R]
+    turned,  # [M, P]: the rotated part of the queries
+    acc,  # float32 [M, R]
+    top,  # float32 [M]: the largest score so far, in base 2
+    total,  # float32 [M]
+    position,  # [M]
+    cache_ptr,
+    pages_ptr,  # of this row
+    first,
+    last,
+    scale,
+    RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Vectors [first, last) of one row into the running softmax; unless MASKED, every query sees all of them."""
+    dim, end = tl.arange(0, q.shape[1]), tl.arange(0, turned.shape[1])
+    for start in tl.range(first, last, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        there = key < last
+        page = tl.load(pages_ptr + key // PAGE_SIZE, mask=there, other=0)
+        at = cache_ptr + (page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE) * (RANK + ROPE)
+        latent = tl.load(at[:, None] + dim[None, :], mask=there[:, None] & (dim < RANK)[None, :], other=0.0)
+        rest = tl.load(at[None, :] + RANK + end[:, None], mask=there[None, :] & (end < ROPE)[:, None], other=0.0)
+        latent = widened(latent, q.dtype)
+        scores = tl.dot(q, tl.trans(latent), input_precision="tf32x3")
+        scores = tl.dot(turned, widened(rest, q.dtype), scores, input_precision="tf32x3") * (scale * LOG2_E)
+        seen = there[None, :]
+        if MASKED:
+            seen = seen & (key[None, :] <= position[:, None])
+        scores = tl.where(seen, scores, NOTHING)
+        higher = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(higher == NOTHING, 0.0, higher)  # a query may have seen nothing yet
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(top - base)
+        acc = tl.dot(weights.to(q.dtype), latent, acc * shrink[:, None], input_precision="tf32x3")
+        total = total * shrink + tl.sum(weights, 1)
+        top = higher
+    return acc, top, total
+
+
+@triton.jit
+def _queries(at, there, RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr):
+    """The two parts of queries that begin at `at` [M], zeros where there are none."""
+    dim, end = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_P)
+    q = tl.load(at[:, None] + dim[None, :], mask=there[:, None] & (dim < RANK)[None, :], other=0.0)
+    turned = tl.load(at[:, None] + RANK + end[None, :], mask=there[:, None] & (end < ROPE)[None, :], other=0.0)
+    return q, turned
+
+
+@triton.jit(
+    do_not_specialize=["stride_pages", "splits"],
+    do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr"],  # parts of one buffer
+)
+def latent_decode_kernel(
+    q_ptr,  # [rows, heads, RANK + ROPE], rows `stride_row` apart and heads `stride_head`
+    cache_ptr,  # [pages, PAGE_SIZE, RANK + ROPE]; of e4m3 perhaps its bits (`readable`)
+    out_ptr,  # [rows, heads, RANK], or float32 [rows, heads, splits, RANK] where there are several splits
+    lse_ptr,  # float32 [rows, heads, splits]
+    merged_ptr,  # as `out_ptr` of one split: where the last split of a row to end merges all
+    ended_ptr,  # int32 [rows, blocks of heads]: how many splits have ended; otherwise as in `decode_kernel`
+    listed_ptr,
+    pages_ptr,
+    kv_lens_ptr,
+    stride_row,
+    stride_head,
+    stride_pages,
+    splits,
+    scale,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    SEVERAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One split of one row and block of GROUP heads; SEVERAL of a row are merged, by the last of them or afterwards."""
+    block, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    await_previous(EARLY)
+    row, split, used, share, kv_len = taken(listed_ptr, kv_lens_ptr, row, split, 0, splits, BLOCK_N)
+    index = tl.arange(0, BLOCK_M)
+    head = block * GROUP + index
+    mine = (index < GROUP) & (head < HEADS)
+    row_head = row * HEADS + head
+    if split >= used:
+        leave_empty(lse_ptr, ended_ptr, row_head, splits, split, mine)
+        return
+    q, turned = _queries(q_ptr + row * stride_row + head * stride_head, mine, RANK, ROPE, BLOCK_R, BLOCK_P)
+    acc, top, total = nothing_seen(BLOCK_M, BLOCK_R)
+    acc, top, total = _stream(
+        q, turned, acc, top, total, index, cache_ptr, pages_ptr + row * stride_pages, split * share,
+        tl.minimum(split * share + share, kv_len), scale, RANK, ROPE, PAGE_SIZE, False, BLOCK_N,
+    )  # fmt: skip
+    release_next(EARLY)
+    dim = tl.arange(0, BLOCK_R)
+    kept = mine[:, None] & (dim < RANK)[None, :]
+    out = acc / total[:, None]
+    alone = used == 1 if ended_ptr is not None else not SEVERAL
+    if alone:
+        tl.store(merged_ptr + row_head[:, None] * RANK + dim[None, :], out.to(merged_ptr.dtype.element_ty), mask=kept)
+    else:
+        places, apart = split_places(listed_ptr, head, row_head, HEADS, splits, split)
+        place = places + split * apart
+        tl.store(lse_ptr + place, top + tl.log2(total), mask=mine)
+        tl.store(out_ptr + place[:, None] * RANK + dim[None, :], out, mask=kept)
+        if ended_ptr is not None:
+            nothing = tl.full([BLOCK_M], NOTHING, tl.float32)
+            ended_at = ended_ptr + row * tl.num_programs(0) + block
+            merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, places, apart, used, nothing, kept, RANK)
+
+
+@triton.jit(
+    do_not_specialize=["stride_pages"],
+    do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr", "query_start_ptr"],
+)
+def latent_extend_kernel(
+    q_ptr,  # [tokens, heads, RANK + ROPE], tokens `stride_row` apart and heads `stride_head`
+    cache_ptr,
+    out_ptr,  # [tokens, heads, RANK]
+    pages_ptr,
+    kv_lens_ptr,
+    query_start_ptr,
+    tiles_ptr,  # int32 [tiles, 2]: a row, and the first of its new tokens in this tile
+    stride_row,
+    stride_head,
+    stride_pages,
+    scale,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """BLOCK_M // GROUP new tokens of one row, with a block of GROUP heads."""
+    QUERIES: tl.constexpr = BLOCK_M // GROUP
+    await_previous(EARLY)
+    tile_at = tiles_ptr + tl.program_id(0) * 2
+    row, offset = tl.load(tile_at), tl.load(tile_at + 1)
+    start = tl.load(query_start_ptr + row)
+    count = tl.load(query_start_ptr + row + 1) - start
+    kv_len = tl.load(kv_lens_ptr + row)
+    index = tl.arange(0, BLOCK_M)
+    query = offset + index // GROUP
+    head = tl.program_id(1) * GROUP + index % GROUP
+    mine = (index < QUERIES * GROUP) & (query < count) & (head < HEADS)
+    token = (start + query).to(tl.int64)
+    q, turned = _queries(q_ptr + token * stride_row + head * stride_head, mine, RANK, ROPE, BLOCK_R, BLOCK_P)
+    earliest = kv_len - count + offset
+    last = tl.minimum(earliest + QUERIES, kv_len)
+    plain = (earliest + 1) // BLOCK_N * BLOCK_N  # where vectors begin that not every query sees
+    acc, top, total = nothing_seen(BLOCK_M, BLOCK_R)
+    pages_at = pages_ptr + row.to(tl.int64) * stride_pages
+    position = kv_len - count + query
+    acc, top, total = _stream(
+        q, turned, acc, top, total, position, cache_ptr, pages_at, 0, plain, scale,
+        RANK, ROPE, PAGE_SIZE, False, BLOCK_N,
+    )  # fmt: skip
+    acc, top, total = _stream(
+        q, turned, acc, top, total, position, cache_ptr, pages_at, plain, last, scale,
+        RANK, ROPE, PAGE_SIZE, True, BLOCK_N,
+    )  # fmt: skip
+    release_next(EARLY)
+    dim = tl.arange(0, BLOCK_R)
+    out = (acc / tl.where(total == 0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
+    place = (token * HEADS + head)[:, None] * RANK + dim[None, :]
+    tl.store(out_ptr + place, out, mask=mine[:, None] & (dim < RANK)[None, :])

@@ -1,0 +1,132 @@
+"""A decode with what comes before it: `rope.rope_store_kernel` and `paged_attention.decode_kernel` in one kernel.
+
+Every split rotates the queries that it attends with, in registers. The split that holds the row's last key is the only
+one that reads it: it alone caches that key, rotated, with its value, and then streams over it with the others. All
+splits load and rotate the new key, so that no load waits for the row's length: what a row needs comes side by side.
+"""
+
+import triton
+import triton.language as tl
+
+from tercet.kernels.triton.attention.paged_attention import attend_split, even_splits, leave_empty, listed
+from tercet.kernels.triton.attention.rope import as_cached, for_each, halves, rotated
+from tercet.kernels.triton.launch import await_previous
+from tercet.kernels.triton.rmsnorm import rounded_for
+
+
+@triton.jit(
+    do_not_specialize=["stride_pages", "splits"],
+    do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr", "positions_ptr", "slots_ptr"],  # parts of one buffer
+)
+def rope_decode_kernel(
+    q_ptr,  # [rows, heads, HEAD_DIM] as it was projected, rows `stride_q` apart
+    new_k_ptr,  # [rows, KV heads, HEAD_DIM], as `new_v_ptr`, with strides of their own
+    new_v_ptr,
+    k_ptr,  # from here to `kv_lens_ptr` as in `decode_kernel`
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    merged_ptr,
+    ended_ptr,
+    listed_ptr,
+    sinks_ptr,
+    pages_ptr,
+    kv_lens_ptr,
+    positions_ptr,  # from here to `k_weight_ptr` as in `rope_store_kernel`
+    slots_ptr,
+    table_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    stride_q,
+    stride_k,
+    stride_v,
+    stride_pages,
+    splits,
+    eps,
+    k_inverse,
+    v_inverse,
+    scale,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    SEVERAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One split of one row and KV head, as `decode_kernel`; the split of the row's last key writes it first."""
+    kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    await_previous(EARLY)
+    if listed_ptr is not None:
+        row, split, used, share = listed(listed_ptr)
+        if used == 0:
+            return
+    kv_len, slot = tl.load(kv_lens_ptr + row), tl.load(slots_ptr + row)
+    table_at = table_ptr + tl.load(positions_ptr + row).to(tl.int64) * HEAD_DIM
+    k_at, dim = new_k_ptr + row * stride_k + kv_head * HEAD_DIM, tl.arange(0, BLOCK_D)
+    low, high = _key(k_at, table_at, k_weight_ptr, eps, HEAD_DIM, BLOCK_HALF)
+    value = tl.load(new_v_ptr + row * stride_v + kv_head * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
+    q_at = q_ptr + row * stride_q + kv_head * (GROUP * HEAD_DIM)
+    q = _queries(q_at, table_at, q_weight_ptr, eps, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
+    if listed_ptr is None:
+        used, share = even_splits(kv_len, WINDOW, splits, BLOCK_N)
+    if split >= used:
+        index, first_head = tl.arange(0, BLOCK_M), (row * tl.num_programs(0) + kv_head) * GROUP
+        leave_empty(lse_ptr, ended_ptr, first_head + index, splits, split, index < GROUP)
+        return
+    place = (slot * tl.num_programs(0) + kv_head) * HEAD_DIM
+    _store(low, high, value, k_ptr + place, v_ptr + place, k_inverse, v_inverse, split == used - 1, HEAD_DIM)
+    tl.debug_barrier()  # what other threads of this program have stored is there for the loads that follow
+    attend_split(
+        q, row, kv_head, split, used, share, kv_len, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, listed_ptr,
+        sinks_ptr, pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL,
+        BLOCK_N, EARLY,
+    )  # fmt: skip
+
+
+@triton.jit
+def _queries(
+    at, table_at, weight_ptr, eps, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """GROUP heads [BLOCK_M, BLOCK_D], normalised if there is a weight, and rotated.
+
+    Each element and the one that it is rotated with are two loads, so that threads exchange nothing.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    index, dim = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    mine = (index < GROUP) & (dim < HEAD_DIM)
+    other = (dim + HALF) % HEAD_DIM
+    x = tl.load(at + index * HEAD_DIM + dim, mask=mine, other=0.0)
+    partner = tl.load(at + index * HEAD_DIM + other, mask=mine, other=0.0)
+    dtype = x.dtype
+    x, partner = x.to(tl.float32), partner.to(tl.float32)
+    same = index * 0  # of every head, as `for_each` loads it
+    if weight_ptr is not None:
+        squares, low = x * x, dim < HALF
+        total = tl.sum(tl.where(low, squares, 0.0), 1) + tl.sum(tl.where(low, 0.0, squares), 1)
+        norm = tl.rsqrt(total / HEAD_DIM + eps)[:, None]
+        weight = tl.load(weight_ptr + same + dim, mask=mine, other=0.0).to(tl.float32)
+        x = rounded_for(x * norm, dtype, weight_ptr) * weight
+        weight = tl.load(weight_ptr + same + other, mask=mine, other=0.0).to(tl.float32)
+        partner = rounded_for(partner * norm, dtype, weight_ptr) * weight
+    cos = tl.load(table_at + same + dim % HALF, mask=mine, other=0.0).to(dtype).to(tl.float32)
+    sin = tl.load(table_at + same + dim % HALF + HALF, mask=mine, other=0.0).to(dtype).to(tl.float32)
+    return (x * cos + tl.where(dim < HALF, -partner, partner) * sin).to(dtype)
+
+
+@triton.jit
+def _key(at, table_at, weight_ptr, eps, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """The halves [1, BLOCK_HALF] of one key, normalised if there is a weight, and rotated."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    half = tl.arange(0, BLOCK_HALF)[None, :]
+    low, high = halves(at + half, half < HALF, HALF)
+    cos, sin = for_each(table_at, 1, HALF, BLOCK_HALF)
+    return rotated(low, high, cos, sin, weight_ptr, eps, 1, HALF, BLOCK_HALF)
+
+
+@triton.jit
+def _store(low, high, value, k_at, v_at, k_inverse, v_inverse, holds, HEAD_DIM: tl.constexpr):
+    """A key, in halves, and a value [BLOCK_D] into the caches, by the split that `holds` their place."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dtype: tl.constexpr = k_at.dtype.element_ty
+    half, dim = tl.arange(0, low.shape[1])[None, :], tl.arange(0, value.shape[0])
+    tl.store(k_at + half, as_cached(low, k_inverse, dtype), mask=holds & (half < HALF))
+    tl.store(k_at + half + HALF, as_cached(high, k_inverse, dtype), mask=holds & (half < HALF))
+    tl.store(v_at + dim, as_cached(value, v_inverse, dtype), mask=holds & (dim < HEAD_DIM))

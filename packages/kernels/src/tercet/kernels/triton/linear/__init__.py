@@ -1,0 +1,1 @@
+"""Triton kernels: matrix products, quantized products and LoRA."""

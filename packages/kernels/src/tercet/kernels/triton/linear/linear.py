@@ -1,0 +1,105 @@
+"""One row through a linear layer: a weight is read once, as fast as memory gives it.
+
+For one row a matrix product is a sum over each row of the weight, and no matter of tensor cores. A program takes a few
+outputs and reads long pieces of their rows; what it reads first, it reads while the kernel before it still ends.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.projection import Norm
+from tercet.kernels.triton.launch import await_previous, early_start, release_next
+from tercet.kernels.triton.linear.gemv import SHORTEST, piece_of, read_input, rows_of, store_outputs
+
+
+class Piece(NamedTuple):
+    """What a program reads of a weight at a time: rows, of each half where there are two, and columns."""
+
+    rows: int = 4
+    columns: int = 1024
+
+
+_PIECES = {(6144, 4096): Piece(rows=8), (4096, 4096): Piece(rows=2), (4096, 14336): Piece(rows=8, columns=512)}
+"""By outputs and inputs, where another is faster on an H200: those of Llama-3.1-8B, within its decode."""
+
+
+@triton.jit
+def row_linear_kernel(
+    x_ptr,  # [SIZE]
+    norm_ptr,  # [SIZE], the weight of a norm of x
+    weight_ptr,  # [outputs, SIZE], or [2 * outputs, SIZE] with a GATE, gates first
+    bias_ptr,
+    residual_ptr,  # [outputs], added to them
+    out_ptr,  # [outputs]
+    outputs,
+    eps,
+    SIZE: tl.constexpr,
+    GATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The outputs of ROWS rows of the weight."""
+    row, there = rows_of(outputs, ROWS, GATE)
+    column = tl.arange(0, BLOCK)
+    at = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column[None, :]
+    weight = tl.load(at, mask=there[:, None], other=0.0)
+    await_previous(EARLY)
+    x, squares = read_input(x_ptr, norm_ptr, column)
+    sums = weight.to(tl.float32) * x[None, :]
+    for first in tl.range(BLOCK, SIZE, BLOCK):
+        weight = tl.load(at + first, mask=there[:, None], other=0.0)
+        x, more = read_input(x_ptr, norm_ptr, first + column)
+        sums += weight.to(tl.float32) * x[None, :]
+        squares += more
+    release_next(EARLY)
+    out = tl.sum(sums, 1)
+    if norm_ptr is not None:
+        out *= tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
+    store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATE)
+
+
+def is_row(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `row_linear` knows this: one row, of a size of whole pieces that are worth reading, on 16 bits."""
+    if x.ndim != 2 or x.shape[0] != 1:
+        return False
+    plain = x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype
+    return plain and x.element_size() == 2 and piece_of(x.shape[1]) >= SHORTEST
+
+
+def row_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
+    gate: Gate | None = None,
+) -> torch.Tensor:
+    """Of x [1, size], normalised if there is a norm: x @ weight.T + bias, gated as `project` is, plus residual."""
+    size, outputs = x.shape[1], len(weight) // 2 if gate else len(weight)
+    out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
+    piece = _PIECES.get((outputs, size), Piece())
+    block = min(piece_of(size), piece.columns)
+    rows = piece.rows * piece.columns // block * (2 if gate else 1)
+    row_linear_kernel[(triton.cdiv(len(weight), rows),)](
+        x,
+        norm.weight if norm else None,
+        weight,
+        bias,
+        residual,
+        out,
+        outputs,
+        norm.eps if norm else 0.0,
+        SIZE=size,
+        GATE=gate or "",
+        ROWS=rows,
+        BLOCK=block,
+        num_warps=4,
+        **early_start(x.device),
+    )
+    return out

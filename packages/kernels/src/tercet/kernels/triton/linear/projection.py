@@ -1,0 +1,70 @@
+"""The linear layers of a model. One row is left to a kernel that does everything at once; more go to torch, whose
+library knows them better, or are unpacked on their way to the tensor cores, with kernels of their own around them.
+
+A norm stays a kernel of its own before weights in few bits, whose programs are busy enough. The references are those of
+`tercet.kernels.ops.projection`.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.projection import Norm, Weight
+from tercet.kernels.ops.quantized import QuantisedWeight
+from tercet.kernels.triton.activation import act_and_mul
+from tercet.kernels.triton.linear import linear
+from tercet.kernels.triton.linear import quantized_gemv as quantised_row
+from tercet.kernels.triton.linear.quantized import linear_quantised
+from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
+
+
+def project(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gate: Gate | None = None
+) -> torch.Tensor:
+    """As the reference."""
+    if _is_row(x, weight):
+        return _row_linear(x, weight, bias, gate=gate)
+    many = linear_quantised(x, weight, bias) if isinstance(weight, QuantisedWeight) else F.linear(x, weight, bias)
+    return many if gate is None else act_and_mul(many, gate)
+
+
+def project_normed(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm: Norm,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    *,
+    gate: Gate | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the reference."""
+    if residual is None and not isinstance(weight, QuantisedWeight) and linear.is_row(x, weight):
+        return linear.row_linear(x, weight, bias, norm=norm, gate=gate), x
+    normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
+    return project(normed, weight, bias, gate=gate), total
+
+
+def project_onto(
+    x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As the reference: the residual of one row is part of the result already."""
+    if _is_row(x, weight):
+        return _row_linear(x, weight, bias, residual=residual), None
+    return project(x, weight, bias), residual
+
+
+def _is_row(x: torch.Tensor, weight: Weight) -> bool:
+    return quantised_row.is_row(x, weight) if isinstance(weight, QuantisedWeight) else linear.is_row(x, weight)
+
+
+def _row_linear(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    *,
+    residual: torch.Tensor | None = None,
+    gate: Gate | None = None,
+) -> torch.Tensor:
+    if isinstance(weight, QuantisedWeight):
+        return quantised_row.row_linear(x, weight, bias, residual=residual, gate=gate)
+    return linear.row_linear(x, weight, bias, residual=residual, gate=gate)

@@ -1,0 +1,309 @@
+"""Linear layers whose weights are unpacked on their way to the tensor cores.
+
+The reference is `tercet.kernels.ops.quantized.linear_quantised`. Codes are exact in 16 bits; a block's scale is applied
+to its part of the sum, in float32. One row needs no tensor cores (`quantised_row`). Many rows have the weight unpacked
+before (`dequantise`) in place of once for every tile of them. Where outputs are few, inputs are cut into splits
+(`split_sums`).
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+import triton
+import triton.language as tl
+
+from tercet.kernels.ops.quantized import HALF, QuantisedWeight
+from tercet.kernels.triton.launch import (
+    Tiling,
+    await_previous,
+    cdiv,
+    early_start,
+    multiplies_from_memory,
+    multiprocessors,
+    power_of_two,
+    release_next,
+    shared_memory,
+)
+from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.linear.dequant_bits import (
+    E2M1_LEFT,
+    columns_of,
+    e2m1_number,
+    e4m3_number,
+    e8m0_scale,
+    int4_number,
+)
+from tercet.kernels.triton.linear.dequantize import TILINGS as UNPACKING
+from tercet.kernels.triton.linear.dequantize import dequantise
+from tercet.kernels.triton.linear.quantized_gemv import is_row, row_linear
+from tercet.kernels.triton.linear.split_k_reduce import add_splits, range_of_split, splits_for
+
+HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
+
+_TALLEST = 64
+"""Rows of a tile."""
+
+_TILED_ROWS = {"fp8": 128, "int8": 128, "int4": 64, "mxfp4": 64}
+"""With more rows than that a weight is written in full first, and read again: faster on an H200 (mxfp4: as int4)."""
+
+TILINGS = (Tiling(128, 4), Tiling(64, 4), Tiling(32, 4), Tiling(16, 4), Tiling(64, 8), Tiling(128, 8))
+"""Outputs. The first is in use where that makes programs enough, with splits or without, and else one of `_FEWER`."""
+
+_FEWER = TILINGS[1:3]
+
+_BUSY = 7, 5
+"""Programs for so many multiprocessors: with fewer on each, too little of a weight is on its way from memory."""
+
+_ROOM = 128 << 10
+"""Bytes of shared memory from which on more blocks are under way than two, with as many programs side by side."""
+
+
+@triton.jit
+def _dot(x_ptr, x_rows, codes, column, m_there, k, acc):
+    """Acc + x[:, column] @ codes.T."""
+    there = m_there[:, None] & (column < k)[None, :]
+    x = tl.load(x_ptr + x_rows[:, None] + column[None, :], mask=there, other=0.0)
+    return tl.dot(x, tl.trans(codes.to(x.dtype)), acc, input_precision="tf32x3")
+
+
+@triton.jit
+def _mxfp4_product(
+    x_ptr,
+    x_rows,
+    m_there,
+    codes_ptr,
+    scales_ptr,
+    output,
+    n_there,
+    k,
+    first,
+    last,
+    stride_scales,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`product` with scales that are powers of two, so that weights are exact with them."""
+    SHAPE: tl.constexpr = [BLOCK_N, BLOCK_K // 2]
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    group = tl.arange(0, BLOCK_K // 2 // HALF_BYTE)
+    half = tl.arange(0, BLOCK_K // 2)
+    codes_at = codes_ptr + output[:, None, None] * (k // 2) + group[None, :, None] * HALF_BYTE
+    codes_at += tl.arange(0, HALF_BYTE)[None, None, :]
+    scales_at = scales_ptr + output[:, None] * stride_scales + group[None, :]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    there = n_there[:, None] & (first + group * 2 * HALF_BYTE < k)[None, :]
+    # A byte is too little for the copies that fetch codes.
+    soon = tl.load(scales_at + first // (2 * HALF_BYTE), mask=there, other=0)
+    for start in tl.range(first, last, BLOCK_K):
+        there = n_there[:, None] & (start + group * 2 * HALF_BYTE < k)[None, :]
+        codes = tl.load(codes_at + start // 2, mask=there[:, :, None], other=0)
+        scale = e8m0_scale(soon, dtype)[:, :, None]
+        following = start + BLOCK_K
+        there = n_there[:, None] & (following + group * 2 * HALF_BYTE < last)[None, :]
+        soon = tl.load(scales_at + following // (2 * HALF_BYTE), mask=there, other=0)
+        column = start + half // HALF_BYTE * 2 * HALF_BYTE + half % HALF_BYTE
+        low = tl.reshape(e2m1_number(codes, 0, dtype) * scale, SHAPE)
+        high = tl.reshape(e2m1_number(codes, 4, dtype) * scale, SHAPE)
+        acc = _dot(x_ptr, x_rows, low, column, m_there, k, acc)
+        acc = _dot(x_ptr, x_rows, high, column + HALF_BYTE, m_there, k, acc)
+    if dtype == tl.bfloat16:
+        acc *= E2M1_LEFT
+    return acc
+
+
+@triton.jit
+def product(
+    x_ptr,
+    x_rows,  # [BLOCK_M]: where the inputs of each row begin
+    m_there,
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    output,  # int64 [BLOCK_N]: rows of the weight
+    n_there,
+    k,
+    first,  # a multiple of BLOCK_K
+    last,  # one, too, or k
+    stride_scales,
+    FORMAT: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Some rows of inputs times some rows of the weight, of columns [first, last): float32 [BLOCK_M, BLOCK_N]."""
+    if FORMAT == "mxfp4":
+        acc = _mxfp4_product(
+            x_ptr, x_rows, m_there, codes_ptr, scales_ptr, output, n_there, k, first, last, stride_scales,
+            BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    else:  # BLOCK_K columns share a scale, which their part of the sum is multiplied by
+        scales_at = scales_ptr + output // SCALE_ROWS * stride_scales
+        zeros_at = zeros_ptr
+        if zeros_ptr is not None:
+            zeros_at = zeros_ptr + output // SCALE_ROWS * stride_scales
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        # A scale is no operand of a product: nothing else loads it ahead.
+        scale = tl.load(scales_at + first // SCALE_COLUMNS, mask=n_there, other=0.0)
+        for start in tl.range(first, last, BLOCK_K):
+            part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            if FORMAT == "int4":
+                byte = tl.arange(0, BLOCK_K // 2)
+                column = start + byte // HALF_BYTE * 2 * HALF_BYTE + byte % HALF_BYTE
+                at = codes_ptr + output[:, None] * (k // 2) + start // 2 + byte[None, :]
+                packed = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
+                zero = tl.load(zeros_at + start // SCALE_COLUMNS, mask=n_there, other=0.0)[:, None]
+                low = int4_number(packed & 15, zero, x_ptr.dtype.element_ty)
+                high = int4_number(packed >> 4, zero, x_ptr.dtype.element_ty)
+                part = _dot(x_ptr, x_rows, low, column, m_there, k, part)
+                part = _dot(x_ptr, x_rows, high, column + HALF_BYTE, m_there, k, part)
+            else:
+                column = start + tl.arange(0, BLOCK_K)
+                at = codes_ptr + output[:, None] * k + column[None, :]
+                codes = tl.load(at, mask=n_there[:, None] & (column < k)[None, :], other=0)
+                if FORMAT == "fp8":
+                    codes = e4m3_number(codes, x_ptr.dtype.element_ty)
+                part = _dot(x_ptr, x_rows, codes, column, m_there, k, part)
+            acc += part * scale[None, :]
+            following = start + BLOCK_K
+            scale = tl.load(scales_at + following // SCALE_COLUMNS, mask=n_there & (following < last), other=0.0)
+    return acc
+
+
+@triton.jit(do_not_specialize=["m"])
+def quantised_linear_kernel(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,  # none where there are several splits
+    out_ptr,  # [m, n], or float32 [splits, m, n]
+    m,
+    n,
+    k,
+    stride_x,
+    stride_scales,
+    FORMAT: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One tile of the result, of one split of the inputs."""
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_there = row < m
+    n_there = output < n
+    first, last = range_of_split(k, BLOCK_K)
+    await_previous(EARLY)
+    acc = product(
+        x_ptr,
+        row.to(tl.int64) * stride_x,
+        m_there,
+        codes_ptr,
+        scales_ptr,
+        zeros_ptr,
+        output.to(tl.int64),
+        n_there,
+        k,
+        first,
+        last,
+        stride_scales,
+        FORMAT,
+        SCALE_ROWS,
+        SCALE_COLUMNS,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+    )
+    release_next(EARLY)
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + output, mask=n_there, other=0.0).to(tl.float32)[None, :]
+    out_at = out_ptr + (tl.program_id(2).to(tl.int64) * m + row)[:, None] * n + output[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=m_there[:, None] & n_there[None, :])
+
+
+def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As the reference, for blocks as `columns_of` has them."""
+    if is_row(x, weight):
+        return row_linear(x, weight, bias)
+    if x.numel() > _TILED_ROWS[weight.format] * x.shape[-1]:
+        return full_linear(x, weight, bias)
+    return tiled_linear(x, weight, bias)
+
+
+def _cut(outputs: int, rows: int, k: int, processors: int) -> tuple[Tiling, int]:
+    """(tiles of outputs, splits of inputs): the widest that make programs enough, or else the smallest in use.
+
+    Rows are those of whole tiles, so that other numbers of them seldom have other kernels.
+    """
+    wanted = cdiv(_BUSY[0] * processors, _BUSY[1])
+    for tiling in (TILINGS[0], *_FEWER):
+        programs = cdiv(outputs, tiling.block) * cdiv(rows, _TALLEST)
+        splits = splits_for(programs, rows, k, wanted)
+        if programs * splits >= wanted:
+            break
+    return tiling, splits
+
+
+def _stages(block_m: int, block_n: int, room: int, *, split: bool) -> int:
+    """Of the loop. Tall tiles, and GPUs with little shared memory, would have fewer programs with more of them.
+
+    Where nothing is split three were measured on an H200.
+    """
+    if block_m == _TALLEST or room < _ROOM or not split:
+        return 3
+    return 4 if block_n > _FEWER[0].block else 5
+
+
+def full_linear(
+    x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None, *, tiling: Tiling = UNPACKING[0]
+) -> torch.Tensor:
+    """By the weight in full."""
+    return F.linear(x, dequantise(weight, x.dtype, tiling=tiling), bias)
+
+
+def tiled_linear(
+    x: torch.Tensor,
+    weight: QuantisedWeight,
+    bias: torch.Tensor | None,
+    *,
+    tiling: Tiling | None = None,
+    splits: int | None = None,
+) -> torch.Tensor:
+    """By tiles of up to 64 rows, each of which unpacks the weight. A tiling that is given has one split by default."""
+    n, k = weight.shape
+    columns, block_k = columns_of(weight)
+    rows = x.reshape(-1, k)
+    m = len(rows)
+    out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+    block_m = min(_TALLEST, max(16, power_of_two(m)))
+    tiles = cdiv(m, block_m)
+    if tiling is None:
+        tiling, chosen = _cut(n, tiles * block_m, k, multiprocessors(x.device))
+        splits = splits or chosen
+        if block_m == _TALLEST and tiling == TILINGS[0] and not multiplies_from_memory(x.device):
+            tiling = TILINGS[-1]  # of 4 warps there would not be the registers
+    parts = torch.empty(splits, m, n, dtype=torch.float32, device=x.device) if splits and splits > 1 else None
+    bias_in, out_in = (bias, out) if parts is None else (None, parts)
+    launch(
+        quantised_linear_kernel,
+        (cdiv(n, tiling.block), tiles, splits or 1),
+        (rows, weight.codes, weight.scales, weight.zeros, bias_in, out_in),
+        (m, n, k, rows.stride(0), weight.scales.stride(0)),
+        FORMAT=weight.format,
+        SCALE_ROWS=weight.block[0],
+        SCALE_COLUMNS=columns,
+        BLOCK_M=block_m,
+        BLOCK_N=tiling.block,
+        BLOCK_K=block_k,
+        num_warps=tiling.warps,
+        num_stages=_stages(block_m, tiling.block, shared_memory(x.device), split=parts is not None),
+        **early_start(x.device),
+    )
+    if parts is not None:
+        add_splits(parts, bias, out)
+    return out.view(*x.shape[:-1], n)

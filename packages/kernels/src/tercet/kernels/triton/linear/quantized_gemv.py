@@ -1,0 +1,270 @@
+"""One row through a linear layer whose weights are in few bits: they are read once, as fast as memory gives them.
+
+As in `linear`, a program takes a few outputs and sums up products. What takes time is to make numbers of codes, so that
+takes one instruction for most: bits are put where a float32 has them, and what this multiplies by is made up for in the
+inputs. A thread has the same columns of all rows of its program, and so reads and prepares their inputs once; for
+Triton to see to that, rows and columns are one dimension wherever memory is read. The reference is
+`tercet.kernels.ops.quantized.linear_quantised`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.quantized import QuantisedWeight
+from tercet.kernels.triton.launch import (
+    Tiling,
+    await_previous,
+    early_start,
+    multiprocessors,
+    power_of_two,
+    release_next,
+)
+from tercet.kernels.triton.linear.dequant_bits import columns_of
+from tercet.kernels.triton.linear.gemv import SHORTEST, piece_of, rows_of, store_outputs
+
+TILINGS = (Tiling(4096, 2), Tiling(4096, 4), Tiling(8192, 4), Tiling(2048, 2), Tiling(2048, 1), Tiling(8192, 2))
+"""Bytes of a weight that a program reads at a time. The first is in use where it makes programs enough, or the second.
+
+The fewer warps share what is read, the more rows a thread has of its columns, and the fewer programs there are.
+"""
+
+_BUSY = 16
+"""Warps of a multiprocessor that read side by side as much as memory gives."""
+
+_GROUP = 8
+"""Bytes of a row that a thread reads at once."""
+
+_E4M3_STEP: tl.constexpr = tl.constexpr(2.0**60)
+"""The bits of an e4m3 where a float32 has them mean 2^120 less: half of that is put into the inputs."""
+
+_WHOLE_STEP: tl.constexpr = tl.constexpr(2.0**56)
+"""The bits of a whole number where a float32 has its lowest mean 2^149 less: this and more is put into the inputs."""
+
+_WHOLE_LEFT: tl.constexpr = tl.constexpr(2.0**73)
+"""What is left to multiply sums by then."""
+
+
+@triton.jit
+def _whole_products(words, x, LOWEST: tl.constexpr, BITS: tl.constexpr):
+    """Of the codes of BITS at bits LOWEST + 0, 8, 16 and 24 of words [ROWS * GROUPS, 2, 1], times inputs [GROUPS, 8].
+
+    Their sums are [ROWS, GROUPS], _WHOLE_LEFT times less than they are. A code that is all there is of a float32 means
+    2^(place - 149) times itself, exactly, below bit 24: subnormal numbers lie as densely as those that bit 23 begins.
+    """
+    SHAPE: tl.constexpr = [words.shape[0] // x.shape[0], x.shape[0], 8]
+    at = (LOWEST + tl.arange(0, 4) * 8)[None, None, :]
+    place = at % 24
+    bits = words.to(tl.uint32, bitcast=True) >> (at - place) & (((1 << BITS) - 1) << place)
+    number = tl.reshape(bits.to(tl.float32, bitcast=True), SHAPE)
+    missing = 20 - (LOWEST + tl.arange(0, 8) % 4 * 8) % 24
+    x = x * ((1 << missing).to(tl.float32) * _WHOLE_STEP)[None, :]
+    return tl.sum(number * x[None, :, :], 2)
+
+
+@triton.jit
+def _e4m3_products(words, x):
+    """The same of codes of e4m3, _E4M3_STEP times less than they are."""
+    SHAPE: tl.constexpr = [words.shape[0] // x.shape[0], x.shape[0], 8]
+    left = (24 - tl.arange(0, 4) * 8)[None, None, :]
+    bits = (words << left >> 4) & -0x78100000  # the sign stays, and 7 bits below where an exponent begins
+    number = tl.reshape(bits.to(tl.float32, bitcast=True), SHAPE)
+    return tl.sum(number * (x * _E4M3_STEP)[None, :, :], 2)
+
+
+@triton.jit
+def _group_sums(words, x_ptr, zero, left, FORMAT: tl.constexpr, GROUPS: tl.constexpr, RAGGED: tl.constexpr):
+    """Of each group of 8 bytes, the sum of products with the inputs from x_ptr on, if so many are left: [ROWS, GROUPS].
+
+    A zero is taken off the sum, times that of the inputs, which all rows share, in place of off each code. What that
+    takes off is of 8 or 16 columns: no larger than a sum over many, so that it loses as little of it as adding up does.
+    """
+    group = tl.arange(0, GROUPS)
+    column = group * 8
+    if FORMAT == "int4":
+        column = group // 2 * 32 + group % 2 * 8
+    at = x_ptr + column[:, None] + tl.arange(0, 8)[None, :]
+    there = (group < left if RAGGED else tl.full([GROUPS], 1, tl.int1))[:, None]
+    x = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    if FORMAT == "int4":
+        upper = tl.load(at + 16, mask=there, other=0.0).to(tl.float32)
+        sums = _whole_products(words, x, 0, 4) + _whole_products(words, upper, 4, 4)
+        sums = sums * _WHOLE_LEFT - zero * tl.sum(x + upper, 1)[None, :]
+    elif FORMAT == "int8":  # their highest bits turned over, codes are 128 more, and none is negative
+        sums = _whole_products(words ^ -0x7F7F7F80, x, 0, 8) * _WHOLE_LEFT - 128.0 * tl.sum(x, 1)[None, :]
+    else:
+        sums = _e4m3_products(words, x)
+    return sums
+
+
+@triton.jit
+def _elements(
+    outputs,
+    stride,
+    HEIGHT: tl.constexpr,
+    GROUPS_EACH: tl.constexpr,
+    GATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Where in a tensor its elements for a program's groups are, of which each stands for HEIGHT rows of a weight.
+
+    In two parts, so that constants make the others' addresses of one: an int64 for the program, and what is added to
+    it, [ROWS * GROUPS] or, where all rows have the same, [GROUPS].
+    """
+    first = tl.program_id(0).to(tl.int64) * (ROWS if GATE == "" else ROWS // 2)
+    row = tl.arange(0, ROWS * GROUPS) // GROUPS
+    if HEIGHT == 1 and GATE == "":
+        start, further = first * stride, row * stride
+    elif HEIGHT == 1:
+        start, further = first * stride, row // 2 * stride + (row % 2 * outputs).to(tl.int64) * stride
+    elif HEIGHT % ROWS == 0 and GATE == "":
+        start, further = first // HEIGHT * stride, tl.zeros([GROUPS], tl.int32)
+    else:
+        row = first + (row if GATE == "" else row // 2 + row % 2 * outputs)
+        start, further = first * 0, row // HEIGHT * stride
+    group = tl.arange(0, further.shape[0]) % GROUPS
+    return start, further + group // GROUPS_EACH
+
+
+@triton.jit
+def _rows_there(
+    outputs, PLACES: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr
+):
+    """Which of as many places as `_elements` gives are of rows that there are."""
+    there = tl.full([PLACES], 1, tl.int1)
+    if not EVEN and PLACES == ROWS * GROUPS:
+        row = tl.program_id(0) * ROWS + tl.arange(0, PLACES) // GROUPS
+        there = row < (outputs if GATE == "" else 2 * outputs)
+    return there
+
+
+@triton.jit
+def _left(there, left, GROUPS: tl.constexpr, RAGGED: tl.constexpr):
+    """Of such places those whose groups are among so many that are left of a row: if it is RAGGED."""
+    if RAGGED:
+        there = there & (tl.arange(0, there.shape[0]) % GROUPS < left)
+    return there
+
+
+@triton.jit
+def quantised_row_kernel(
+    x_ptr,  # [SIZE]
+    words_ptr,  # int32 [outputs, SIZE / codes in 4 bytes], or of [2 * outputs, ...] with a GATE, gates first
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,
+    residual_ptr,  # [outputs], added to them
+    out_ptr,  # [outputs]
+    outputs,
+    SIZE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    STRIDE_SCALES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    GATE: tl.constexpr,
+    EVEN: tl.constexpr,  # every program has all of its rows
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,  # of 8 bytes, read at a time of one row
+    EARLY: tl.constexpr,
+):
+    """The outputs of ROWS rows of the weight. A group is what a thread reads at once; its columns share a scale."""
+    COLUMNS: tl.constexpr = 16 if FORMAT == "int4" else 8  # of a group
+    EACH: tl.constexpr = SCALE_COLUMNS // COLUMNS  # groups that share a scale
+    PIECES: tl.constexpr = SIZE // COLUMNS
+    RAGGED: tl.constexpr = PIECES % GROUPS > 0
+    start, further = _elements(outputs, PIECES, 1, 1, GATE, ROWS, GROUPS)
+    words_at = words_ptr + start * 2 + (further[:, None] * 2 + tl.arange(0, 2)[None, :])[:, :, None]
+    words_there = _rows_there(outputs, ROWS * GROUPS, GATE, EVEN, ROWS, GROUPS)
+    start, further = _elements(outputs, STRIDE_SCALES, SCALE_ROWS, EACH, GATE, ROWS, GROUPS)
+    PLACES: tl.constexpr = further.shape[0]
+    there = _rows_there(outputs, PLACES, GATE, EVEN, ROWS, GROUPS)
+    sums = tl.zeros([ROWS, GROUPS], tl.float32)
+    soon = tl.load(words_at, mask=words_there[:, None, None], other=0)
+    if zeros_ptr is not None:  # they are needed as early as the codes
+        zero_soon = tl.load(zeros_ptr + start + further, mask=there, other=0.0)
+    await_previous(EARLY)
+    for first in tl.range(0, PIECES, GROUPS):
+        words, left, following = soon, PIECES - first, first + GROUPS
+        words_soon = _left(words_there, left - GROUPS, GROUPS, RAGGED) & (following < PIECES)
+        soon = tl.load(words_at + following * 2, mask=words_soon[:, None, None], other=0)
+        if SCALE_COLUMNS == SIZE and zeros_ptr is None:
+            sums += _group_sums(words, x_ptr + first * COLUMNS, None, left, FORMAT, GROUPS, RAGGED)
+        else:
+            inside = _left(there, left, GROUPS, RAGGED)
+            scale = tl.load(scales_ptr + start + first // EACH + further, mask=inside, other=0.0)
+            zero = None
+            if zeros_ptr is not None:
+                zero = tl.reshape(zero_soon, [PLACES // GROUPS, GROUPS])
+                inside = _left(there, left - GROUPS, GROUPS, RAGGED) & (following < PIECES)
+                zero_soon = tl.load(zeros_ptr + start + following // EACH + further, mask=inside, other=0.0)
+            part = _group_sums(words, x_ptr + first * COLUMNS, zero, left, FORMAT, GROUPS, RAGGED)
+            sums += part * tl.reshape(scale, [PLACES // GROUPS, GROUPS])
+    release_next(EARLY)
+    out = tl.sum(sums, 1)
+    if SCALE_COLUMNS == SIZE and zeros_ptr is None:
+        row, there = rows_of(outputs, ROWS, GATE)
+        out *= tl.load(scales_ptr + row.to(tl.int64) // SCALE_ROWS * STRIDE_SCALES, mask=there, other=0.0)
+    if FORMAT == "fp8":
+        out *= _E4M3_STEP
+    store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATE)
+
+
+def is_row(x: torch.Tensor, weight: QuantisedWeight) -> bool:
+    """Whether `row_linear` knows this: one row, of a size of whole pieces that are worth reading. It knows no mxfp4."""
+    k = weight.shape[1]
+    return weight.format != "mxfp4" and x.numel() == k and x.is_contiguous() and piece_of(k) >= SHORTEST
+
+
+def _piece(weight: QuantisedWeight, tiling: Tiling) -> tuple[int, int]:
+    """(rows that a program takes, groups of each that it reads at a time)."""
+    each = _GROUP * 2 if weight.format == "int4" else _GROUP
+    groups = min(32 * tiling.warps, power_of_two(weight.shape[1] // each + 1) // 2)
+    return tiling.block // _GROUP // groups, groups
+
+
+def _tiling(weight: QuantisedWeight, processors: int) -> Tiling:
+    rows, _ = _piece(weight, TILINGS[0])
+    warps = triton.cdiv(weight.shape[0], rows) * TILINGS[0].warps
+    return TILINGS[0] if warps >= _BUSY * processors else TILINGS[1]
+
+
+def row_linear(
+    x: torch.Tensor,
+    weight: QuantisedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    gate: Gate | None = None,
+    tiling: Tiling | None = None,
+) -> torch.Tensor:
+    """One row [..., k] times a weight, gated as in `project`, plus the residual: [..., n] or half of that."""
+    n, k = weight.shape
+    columns, _ = columns_of(weight)
+    outputs = n // 2 if gate else n
+    out = torch.empty(*x.shape[:-1], outputs, dtype=x.dtype, device=x.device)
+    tiling = tiling or _tiling(weight, multiprocessors(x.device))
+    rows, groups = _piece(weight, tiling)
+    quantised_row_kernel[(triton.cdiv(n, rows),)](
+        x,
+        weight.codes.view(torch.int32),
+        weight.scales,
+        weight.zeros,
+        bias,
+        residual,
+        out,
+        outputs,
+        SIZE=k,
+        FORMAT=weight.format,
+        STRIDE_SCALES=weight.scales.stride(0),
+        SCALE_ROWS=weight.block[0],
+        SCALE_COLUMNS=columns,
+        GATE=gate or "",
+        EVEN=n % rows == 0,
+        ROWS=rows,
+        GROUPS=groups,
+        num_warps=tiling.warps,
+        **early_start(x.device),
+    )
+    return out

@@ -1,0 +1,176 @@
+"""A mixture of experts as two grouped matrix products. The reference is `tercet.kernels.ops.moe.fused_moe`.
+
+Experts' weights are in full or quantised, each in the form of `tercet.kernels.ops.moe.ExpertWeights`.
+
+Pairs of token and expert are put in the order of experts, in whole tiles (`align`); a tile past the last ends at once.
+Few pairs are left to kernels that need no order (`expert_rows`, `full_expert_rows`).
+"""
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights
+from tercet.kernels.triton.activation import act_and_mul
+from tercet.kernels.triton.launch import await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.linear.dequant_bits import columns_of
+from tercet.kernels.triton.linear.quantized import product
+from tercet.kernels.triton.moe import moe_gemv as full_expert_rows
+from tercet.kernels.triton.moe import moe_gemv_quantized as expert_rows
+from tercet.kernels.triton.moe.moe_align import align
+
+
+@triton.jit
+def _full_product(
+    x_ptr,
+    x_rows,
+    m_there,
+    weight_ptr,
+    output,
+    n_there,
+    k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`product` with a weight in full."""
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, k, BLOCK_K):
+        column = start + tl.arange(0, BLOCK_K)
+        inside = column < k
+        x = tl.load(x_ptr + x_rows[:, None] + column[None, :], mask=m_there[:, None] & inside[None, :], other=0.0)
+        weight_at = weight_ptr + output[None, :] * k + column[:, None]
+        weight = tl.load(weight_at, mask=inside[:, None] & n_there[None, :], other=0.0)
+        acc = tl.dot(x, weight, acc, input_precision="tf32x3")
+    return acc
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def grouped_gemm_kernel(
+    x_ptr,
+    weight_ptr,  # [experts, n, k], or the codes of [experts * n, k]
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,  # [experts, n]
+    out_ptr,  # [pairs, n]
+    pairs_ptr,  # int64 [tiles * BLOCK_M]: the pair in each row of each tile; where it is past the last, there is none
+    experts_ptr,  # int64 [tiles]; past the last tile, the number of experts
+    factors_ptr,  # float32 [pairs]
+    pairs,
+    experts,
+    n,
+    k,
+    share,  # pairs that read the same row of x
+    stride_scales,
+    FORMAT: tl.constexpr,  # "full", or of the codes
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Of one tile of pairs and one of outputs: out[pair] = factor * (weight[expert] @ x[pair // share] + bias)."""
+    await_previous(EARLY)
+    expert = tl.load(experts_ptr + tl.program_id(1))
+    if expert < experts:
+        pair = tl.load(pairs_ptr + tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))
+        output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        m_there = pair < pairs
+        n_there = output < n
+        x_rows = pair // share * k
+        row = expert * n + output
+        if FORMAT == "full":
+            acc = _full_product(x_ptr, x_rows, m_there, weight_ptr, row, n_there, k, BLOCK_M, BLOCK_N, BLOCK_K)
+        else:
+            acc = product(
+                x_ptr, x_rows, m_there, weight_ptr, scales_ptr, zeros_ptr, row, n_there, k, 0, k, stride_scales,
+                FORMAT, SCALE_ROWS, SCALE_COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+        release_next(EARLY)
+        if bias_ptr is not None:
+            acc += tl.load(bias_ptr + row, mask=n_there, other=0.0).to(tl.float32)[None, :]
+        if factors_ptr is not None:
+            acc *= tl.load(factors_ptr + pair, mask=m_there, other=0.0)[:, None]
+        out_at = out_ptr + pair[:, None] * n + output[None, :]
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=m_there[:, None] & n_there[None, :])
+
+
+def fused_moe(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
+    *,
+    gate: Gate = "silu",
+    biases: ExpertBiases | None = None,
+) -> torch.Tensor:
+    """As the reference, for blocks of quantised weights as `columns_of` has them."""
+    if not all(given.is_contiguous() for given in (x, gate_up, down) if isinstance(given, torch.Tensor)):
+        raise ValueError("a mixture of experts needs contiguous inputs and weights")
+    tokens, top_k = experts.shape
+    added = biases or (None, None)
+    few = _few_tokens(experts, gate_up, down)
+    if few is not None:
+        return few(x, weights, experts, gate_up, down, gate=gate, biases=added)
+    block = min(64, max(16, power_of_two(tokens * top_k // len(gate_up))))
+    pairs, expert_of = align(experts, len(gate_up), block)
+    hidden = _grouped_gemm(x, gate_up, added[0], pairs, expert_of, None, tokens * top_k, top_k, block)
+    acted = act_and_mul(hidden, gate)
+    factors = weights.float().contiguous()
+    out = _grouped_gemm(acted, down, added[1], pairs, expert_of, factors, tokens * top_k, 1, block)
+    return out.view(tokens, top_k, -1).sum(1)
+
+
+def _few_tokens(
+    experts: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights
+) -> Callable[..., torch.Tensor] | None:
+    """What needs no order, where that is worth it."""
+    if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
+        return full_expert_rows.few_tokens if full_expert_rows.few(experts) else None
+    if isinstance(gate_up, torch.Tensor) or isinstance(down, torch.Tensor):
+        return None
+    return expert_rows.few_tokens if expert_rows.few(experts, gate_up, down) else None
+
+
+def _grouped_gemm(
+    x: torch.Tensor,
+    given: ExpertWeights,
+    bias: torch.Tensor | None,
+    pairs: torch.Tensor,
+    experts: torch.Tensor,
+    factors: torch.Tensor | None,
+    count: int,
+    share: int,
+    block: int,
+) -> torch.Tensor:
+    number, n, k = given.shape
+    out = torch.empty(count, n, dtype=x.dtype, device=x.device)
+    block_n = 64 if block <= 16 else 128
+    if isinstance(given, torch.Tensor):
+        weight, scales, zeros, stride, form, scale_rows, columns, block_k = given, None, None, 0, "full", 1, 1, 64
+    else:
+        weight, scales, zeros = given.weight.codes, given.weight.scales, given.weight.zeros
+        stride, form, scale_rows = scales.stride(0), given.weight.format, given.weight.block[0]
+        columns, block_k = columns_of(given.weight)
+    launch(
+        grouped_gemm_kernel,
+        (cdiv(n, block_n), len(experts)),
+        (x, weight, scales, zeros, bias, out, pairs, experts, factors),
+        (count, number, n, k, share, stride),
+        FORMAT=form,
+        SCALE_ROWS=scale_rows,
+        SCALE_COLUMNS=columns,
+        BLOCK_M=block,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=4 if block <= 16 else 8,
+        num_stages=3,
+        **early_start(x.device),
+    )
+    return out

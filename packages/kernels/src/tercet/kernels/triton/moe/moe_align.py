@@ -1,0 +1,160 @@
+"""Pairs of token and expert in the order of experts, each expert's padded to whole tiles, for grouped products (`moe`).
+
+One kernel counts each expert's pairs, the next gives each a place in its expert's tiles, and tiles their expert.
+Places go to whoever comes first: rows of a product are independent, so it is the same whichever of its expert's a pair
+has. How many tiles there are is bounded by shapes, so that the host never waits for the routing.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.triton.launch import await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch_cache import launch
+
+_LEAST = 32
+"""Experts that are counted at once: one for each thread of a warp."""
+
+_COUNTED = 4096
+"""Pairs of a program that counts: few such, for whoever gives places sums up what they found."""
+
+_PIECE = 1024
+"""Of these, counted at a time."""
+
+_PLACED = 256
+"""Pairs of a program that gives places."""
+
+_TILES = 32
+"""Of a program that gives tiles their experts."""
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def count_pairs_kernel(
+    experts_ptr,  # int64 [pairs]
+    counts_ptr,  # int32 [programs, experts]
+    given_ptr,  # int32 [experts]
+    pairs,
+    experts,
+    EXPERTS: tl.constexpr,  # a power of two
+    COUNTED: tl.constexpr,
+    PIECE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """How many of COUNTED pairs each expert has, and that no place was given yet."""
+    program, expert = tl.program_id(0), tl.arange(0, EXPERTS)
+    sizes = tl.zeros([EXPERTS], tl.int32)
+    await_previous(EARLY)
+    for first in tl.range(program * COUNTED, tl.minimum(program * COUNTED + COUNTED, pairs), PIECE):
+        pair = first + tl.arange(0, PIECE)
+        there = pair < pairs
+        sizes += tl.histogram(tl.load(experts_ptr + pair, mask=there, other=0).to(tl.int32), EXPERTS, mask=there)
+    release_next(EARLY)
+    tl.store(counts_ptr + program * experts + expert, sizes, mask=expert < experts)
+    if program == 0:
+        tl.store(given_ptr + expert, tl.zeros([EXPERTS], tl.int32), mask=expert < experts)
+
+
+@triton.jit
+def _give_tiles(
+    starts,  # int32 [EXPERTS]: the first row of each expert
+    sizes,  # how many of its rows are pairs
+    ends,  # where the next expert begins
+    program,
+    pairs_ptr,
+    expert_of_ptr,
+    pairs,
+    experts,
+    tiles,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """To TILES tiles their expert, and `pairs` to those of their rows that are empty."""
+    expert = tl.arange(0, starts.shape[0])
+    tile = program * TILES + tl.arange(0, TILES)
+    first = tile * BLOCK
+    own = tl.sum(((ends[None, :] <= first[:, None]) & (expert < experts)[None, :]).to(tl.int32), 1)
+    tl.store(expert_of_ptr + tile, own.to(tl.int64), mask=tile < tiles)
+    stop = tl.sum(tl.where(expert[None, :] == own[:, None], (starts + sizes)[None, :], 0), 1)
+    row = first[:, None] + tl.arange(0, BLOCK)[None, :]
+    nobody = tl.full([TILES, BLOCK], 0, tl.int64) + pairs
+    tl.store(pairs_ptr + row, nobody, mask=(row >= stop[:, None]) & (tile < tiles)[:, None])
+
+
+@triton.jit
+def _give_places(starts, first, experts_ptr, given_ptr, pairs_ptr, pairs, PLACED: tl.constexpr):
+    """To PLACED pairs from `first` on the next rows of their experts."""
+    pair = first + tl.arange(0, PLACED)
+    there = pair < pairs
+    own = tl.load(experts_ptr + pair, mask=there, other=0).to(tl.int32)
+    place = tl.gather(starts, own, 0) + tl.atomic_add(given_ptr + own, 1, mask=there, sem="relaxed")
+    tl.store(pairs_ptr + place, pair.to(tl.int64), mask=there)
+
+
+@triton.jit(do_not_specialize=["pairs", "counting", "tiles"])
+def place_pairs_kernel(
+    experts_ptr,  # int64 [pairs]
+    counts_ptr,  # int32 [counting, experts]
+    given_ptr,  # int32 [experts]: how many places of each are given
+    pairs_ptr,  # int64 [tiles * BLOCK]
+    expert_of_ptr,  # int64 [tiles]
+    pairs,
+    experts,
+    counting,
+    tiles,
+    BLOCK: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    PLACED: tl.constexpr,
+    TILES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Of the first programs each gives TILES tiles what they need, of the others each PLACED pairs a place."""
+    program, expert = tl.program_id(0), tl.arange(0, EXPERTS)
+    sizes = tl.zeros([EXPERTS], tl.int32)
+    await_previous(EARLY)
+    for count in tl.range(counting):
+        sizes += tl.load(counts_ptr + count * experts + expert, mask=expert < experts, other=0)
+    padded = tl.cdiv(sizes, BLOCK) * BLOCK
+    ends = tl.cumsum(padded, 0)
+    starts = ends - padded
+    if program * TILES < tiles:
+        _give_tiles(starts, sizes, ends, program, pairs_ptr, expert_of_ptr, pairs, experts, tiles, BLOCK, TILES)
+    else:
+        first = (program - tl.cdiv(tiles, TILES)) * PLACED
+        _give_places(starts, first, experts_ptr, given_ptr, pairs_ptr, pairs, PLACED)
+    release_next(EARLY)
+
+
+def align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(pairs int64 [tiles * block], expert of each tile int64 [tiles]) of experts [tokens, top_k] among `count`.
+
+    Pair i is entry i of the flattened `experts`. Empty rows name the pair past the last, empty tiles expert `count`.
+    """
+    flat = experts.contiguous()
+    pairs, device = flat.numel(), flat.device
+    tiles = pairs // block + count  # no expert wastes a whole tile
+    counting = cdiv(pairs, _COUNTED)
+    numbers = torch.empty(1 + counting, count, dtype=torch.int32, device=device)
+    given, counts = numbers[0], numbers[1:]
+    placed = torch.empty(tiles * block, dtype=torch.int64, device=device)
+    expert_of = torch.empty(tiles, dtype=torch.int64, device=device)
+    options = {"EXPERTS": max(_LEAST, power_of_two(count)), **early_start(device)}
+    launch(
+        count_pairs_kernel,
+        (counting,),
+        (flat, counts, given),
+        (pairs, count),
+        COUNTED=_COUNTED,
+        PIECE=_PIECE,
+        **options,
+    )
+    launch(
+        place_pairs_kernel,
+        (cdiv(tiles, _TILES) + cdiv(pairs, _PLACED),),
+        (flat, counts, given, placed, expert_of),
+        (pairs, count, counting, tiles),
+        BLOCK=block,
+        PLACED=_PLACED,
+        TILES=_TILES,
+        **options,
+    )
+    return placed, expert_of

@@ -1,9 +1,0 @@
-"""What a sampler takes of these kernels, in one place: as `tercet.kernels.ops.sampler_ops` for plain torch."""
-
-from tercet.kernels.triton.bitmask import apply_bitmask_
-from tercet.kernels.triton.largest import likeliest
-from tercet.kernels.triton.logprobs import token_logprobs
-from tercet.kernels.triton.penalties import apply_penalties_
-from tercet.kernels.triton.sampling import sample
-
-__all__ = ["apply_bitmask_", "apply_penalties_", "likeliest", "sample", "token_logprobs"]

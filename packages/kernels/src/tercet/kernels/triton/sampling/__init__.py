@@ -1,0 +1,1 @@
+"""Triton kernels: sampling, penalties, masks and log-probabilities."""

@@ -1,0 +1,153 @@
+"""The largest logits of each row. The references are in `tercet.kernels.ops.sampling`."""
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.sampling.ordering import key_of, token_of
+
+TILINGS = (
+    Tiling(8192, 4),
+    Tiling(1024, 2),
+    Tiling(1024, 4),
+    Tiling(2048, 4),
+    Tiling(2048, 8),
+    Tiling(4096, 4),
+    Tiling(4096, 8),
+    Tiling(8192, 8),
+    Tiling(8192, 16),
+    Tiling(16384, 16),
+)
+"""Logits of one row. The first is the one in use."""
+
+_COUNTS = (5, 20)
+"""Of candidates that kernels are compiled for, and powers of two beyond: not for each number that somebody asks for."""
+
+
+@triton.jit
+def _best_of_lanes(logits_at, first, vocab, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """(the largest logit of each lane [LANES], the first token that has it); a NaN is larger than any number.
+
+    A lane is every LANES-th logit of a block, looked at one after the other, so that nothing but the best is kept.
+    """
+    token = first + tl.arange(0, LANES)
+    best = tl.full([LANES], float("-inf"), tl.float32)
+    part_of_best = tl.zeros([LANES], tl.int32)
+    for part in tl.static_range(BLOCK // LANES):
+        at = token + part * LANES
+        logits = tl.load(logits_at + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        better = ~(logits <= best) & (best == best)  # noqa: PLR0124 - NaN stays
+        best = tl.where(better, logits, best)
+        part_of_best = tl.where(better, part, part_of_best)
+    return best, token + part_of_best * LANES
+
+
+@triton.jit
+def best_of_block_kernel(
+    logits_ptr, rows_ptr, keys_ptr, vocab, stride,
+    COUNT: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The COUNT largest keys of one block of one row, in order; those that there are not are negative."""
+    index = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * BLOCK
+    row = index
+    await_previous(EARLY)
+    if rows_ptr is not None:
+        row = tl.load(rows_ptr + index)
+    logits_at = logits_ptr + row * stride
+    if COUNT == 1:
+        logits, token = _best_of_lanes(logits_at, first, vocab, LANES, BLOCK)
+    else:
+        token = first + tl.arange(0, BLOCK)
+        logits = tl.load(logits_at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    release_next(EARLY)
+    nothing = -0x7FFFFFFFFFFFFFFF
+    keys = tl.where(token < vocab, key_of(logits, token, vocab), nothing)
+    at = keys_ptr + (index * tl.num_programs(1) + tl.program_id(1)) * COUNT
+    for place in tl.range(COUNT):
+        best = tl.max(keys, 0)
+        tl.store(at + place, best)
+        keys = tl.where(keys == best, nothing, keys)
+
+
+@triton.jit
+def best_of_row_kernel(
+    logits_ptr, keys_ptr, tokens_ptr, values_ptr, vocab, stride, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    """The largest of the best of all blocks: its token and its logit. Or the token alone, -1 if that is not finite."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    await_previous(EARLY)
+    release_next(EARLY)
+    keys = tl.load(keys_ptr + row * blocks + index, mask=index < blocks, other=-0x7FFFFFFFFFFFFFFF)
+    token = token_of(tl.max(keys, 0), vocab)
+    logit = tl.load(logits_ptr + row * stride + token)
+    if values_ptr is not None:
+        tl.store(values_ptr + row, logit)
+    else:
+        token = tl.where(tl.abs(logit.to(tl.float32)) < float("inf"), token, -1)
+    tl.store(tokens_ptr + row, token)
+
+
+def largest(logits: torch.Tensor, *, tiling: Tiling = TILINGS[0]) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the reference: (the largest logit of each row [rows], its token int64 [rows])."""
+    values = torch.empty(len(logits), dtype=logits.dtype, device=logits.device)
+    return values, _best_of_rows(logits, values, tiling)
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """As the reference: the tokens of `largest`, -1 where the largest logit is not finite."""
+    return _best_of_rows(logits, None, TILINGS[0])
+
+
+def _best_of_rows(logits: torch.Tensor, values: torch.Tensor | None, tiling: Tiling) -> torch.Tensor:
+    rows, vocab = logits.shape
+    keys = best_of_blocks(logits, 1, tiling=tiling)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    blocks = keys.shape[1]
+    launch(
+        best_of_row_kernel,
+        (rows,),
+        (logits, keys, tokens, values),
+        (vocab, logits.stride(0), blocks),
+        BLOCK=power_of_two(blocks),
+        **early_start(logits.device),
+    )
+    return tokens
+
+
+def top_candidates(
+    logits: torch.Tensor, width: int, rows: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the reference, for a `width` of a few tens at most: the kernel takes them one by one. Of all rows, or some."""
+    vocab = logits.shape[1]
+    count = next((count for count in _COUNTS if width <= count), power_of_two(width))
+    keys = best_of_blocks(logits, min(count, TILINGS[0].block), rows).flatten(1)
+    best = keys.topk(min(width, vocab), -1).values
+    ids = vocab - 1 - (best & 0xFFFFFFFF)
+    return (logits.gather(1, ids) if rows is None else logits[rows[:, None], ids]), ids
+
+
+def best_of_blocks(
+    logits: torch.Tensor, count: int, some: torch.Tensor | None = None, *, tiling: Tiling = TILINGS[0]
+) -> torch.Tensor:
+    """int64 [rows, blocks, count]: the best of every block, of all rows or of some."""
+    rows, vocab = len(logits) if some is None else len(some), logits.shape[1]
+    if logits.stride(1) != 1:
+        raise ValueError("a row of logits must be contiguous")
+    blocks = cdiv(vocab, tiling.block)
+    keys = torch.empty(rows, blocks, count, dtype=torch.int64, device=logits.device)
+    launch(
+        best_of_block_kernel,
+        (rows, blocks),
+        (logits, some, keys),
+        (vocab, logits.stride(0)),
+        COUNT=count,
+        LANES=min(tiling.block, tiling.warps * 512 // logits.itemsize),
+        BLOCK=tiling.block,
+        num_warps=tiling.warps,
+        **early_start(logits.device),
+    )
+    return keys

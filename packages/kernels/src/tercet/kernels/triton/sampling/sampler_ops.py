@@ -1,0 +1,9 @@
+"""What a sampler takes of these kernels, in one place: as `tercet.kernels.ops.sampler_ops` for plain torch."""
+
+from tercet.kernels.triton.sampling.argmax import likeliest
+from tercet.kernels.triton.sampling.bitmask import apply_bitmask_
+from tercet.kernels.triton.sampling.logprobs import token_logprobs
+from tercet.kernels.triton.sampling.penalties import apply_penalties_
+from tercet.kernels.triton.sampling.sampling import sample
+
+__all__ = ["apply_bitmask_", "apply_penalties_", "likeliest", "sample", "token_logprobs"]

@@ -1,0 +1,170 @@
+"""Drawing tokens: every row is cut into blocks of the vocabulary, which are looked at side by side.
+
+The reference is `tercet.kernels.ops.sampling.sample`. Kernels follow each other: the largest logit of every block; what
+top-k keeps (`top_k`); the best score of every block, with noise that is nearly exact; of each row the winner, where
+only the blocks that may hold it are scored again, in float64; and whether top-p keeps that, or which else (`top_p`).
+Nothing waits for the host, and sums are added up in the same order always.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.sampling import Filters
+from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.sampling.noise import gumbel_nearly, row_uniforms
+from tercet.kernels.triton.sampling.scores import FARTHEST, NEVER, best_draw, highest_of, scaled_logits
+from tercet.kernels.triton.sampling.top_k import LEVELS, find, kept, room
+from tercet.kernels.triton.sampling.top_p import MARGIN, before_kernel, redraw_kernel
+
+TILINGS = (Tiling(2048, 4), Tiling(1024, 2), Tiling(1024, 4), Tiling(2048, 2), Tiling(2048, 8), Tiling(4096, 8))
+"""Logits of one row; programs that have a row each take 8 warps always, or 16. The first is the one in use."""
+_OF_ROWS = [
+    *("temperature_ptr", "top_k_ptr", "min_p_ptr"),
+    *("seed_low_ptr", "seed_high_ptr", "choice_ptr", "position_ptr", "tokens_ptr"),
+]
+"""Parts of one buffer, which begin at other bytes for other numbers of rows: no reason to compile again."""
+
+
+@triton.jit
+def highest_kernel(logits_ptr, bests_ptr, vocab, stride, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """The largest logit of one block of one row; infinity where there is a NaN: neither kind of row has a draw."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    await_previous(EARLY)
+    release_next(EARLY)
+    logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER).to(tl.float32)
+    broken = (logits.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > FARTHEST
+    tl.store(bests_ptr + row * blocks + block, tl.max(tl.where(broken, float("inf"), logits), 0))
+
+
+@triton.jit
+def _scores(
+    logits_ptr, temperature_ptr, top_k_ptr, limits_ptr, counts_ptr, row, rows, block, vocab, stride, blocks, highest,
+    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """(the tokens of a block, their scores without noise): -inf of those that top-k does not keep."""
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER)
+    scaled, distance = scaled_logits(logits, highest, tl.load(temperature_ptr + row))
+    if LEVELS > 0:
+        limit, ties, tied = kept(top_k_ptr, limits_ptr, counts_ptr, vocab, row, rows, blocks, LEVELS, BLOCKS)
+        equal = (distance == limit).to(tl.int32)
+        before = tl.sum(tl.where(tl.arange(0, BLOCKS) < block, tied, 0), 0)
+        rank = before + tl.cumsum(equal, 0) - equal
+        scaled = tl.where((distance < limit) | ((equal > 0) & (rank < ties)), scaled, NEVER)
+    return token, scaled
+
+
+@triton.jit
+def _likely_enough(scaled, min_p_ptr, row, LEVELS: tl.constexpr):
+    """Scores, -inf of those that min-p does not keep."""
+    if LEVELS > 0:
+        min_p = tl.load(min_p_ptr + row)
+        if min_p > 0:
+            scaled = tl.where(scaled >= tl.log(min_p.to(tl.float64)).to(tl.float32), scaled, NEVER)
+    return scaled
+
+
+@triton.jit(do_not_specialize=_OF_ROWS)
+def nearly_kernel(
+    logits_ptr, temperature_ptr, top_k_ptr, min_p_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr,
+    bests_ptr,  # float32 [2, rows, blocks]: the largest logits are here, the best scores will be
+    limits_ptr, counts_ptr,
+    masses_ptr,  # float32 [2, rows, blocks]: the first half will be the mass of what top-k keeps
+    vocab, stride, blocks,
+    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The best score of one block of one row, by noise that is nearly exact; with filters, the block's mass, too."""
+    row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
+    await_previous(EARLY)
+    release_next(EARLY)
+    highest = highest_of(bests_ptr, row, blocks, BLOCKS)
+    best = NEVER
+    if tl.abs(highest) < float("inf"):
+        token, scaled = _scores(
+            logits_ptr, temperature_ptr, top_k_ptr, limits_ptr, counts_ptr, row, rows, block, vocab, stride, blocks,
+            highest, LEVELS, BLOCK, BLOCKS,
+        )  # fmt: skip
+        if LEVELS > 0:
+            tl.store(masses_ptr + row * blocks + block, tl.sum(tl.exp(scaled), 0))
+        scaled = _likely_enough(scaled, min_p_ptr, row, LEVELS)
+        if tl.max(scaled, 0) > NEVER:
+            u = row_uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token)
+            best = tl.max(scaled + gumbel_nearly(u), 0)
+    tl.store(bests_ptr + (rows + row) * blocks + block, best)
+
+
+@triton.jit(do_not_specialize=_OF_ROWS)
+def winner_kernel(
+    logits_ptr, temperature_ptr, top_k_ptr, min_p_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr,
+    bests_ptr, limits_ptr, counts_ptr, tokens_ptr, vocab, stride, blocks,
+    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The token of one row with the largest score and noise, both exact; -1 where there is none."""
+    row, rows, index = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, BLOCKS)
+    await_previous(EARLY)
+    release_next(EARLY)
+    nearly = tl.load(bests_ptr + (rows + row) * blocks + index, mask=index < blocks, other=NEVER)
+    may_win = nearly > tl.max(nearly, 0) - 2 * MARGIN
+    block = tl.min(tl.where(may_win, index, BLOCKS), 0)
+    winner = tl.full([], -1, tl.int32)
+    if block < BLOCKS:
+        highest = highest_of(bests_ptr, row, blocks, BLOCKS)
+        best = tl.full([], NEVER, tl.float64)
+        while block < BLOCKS:
+            token, scaled = _scores(
+                logits_ptr, temperature_ptr, top_k_ptr, limits_ptr, counts_ptr, row, rows, block, vocab, stride, blocks,
+                highest, LEVELS, BLOCK, BLOCKS,
+            )  # fmt: skip
+            scaled = _likely_enough(scaled, min_p_ptr, row, LEVELS)
+            u = row_uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token)
+            most, who = best_draw(token, scaled, u, vocab)
+            winner = tl.where(most > best, who, winner)
+            best = tl.maximum(best, most)
+            block = tl.min(tl.where(may_win & (index > block), index, BLOCKS), 0)
+    tl.store(tokens_ptr + row, winner.to(tl.int64))
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    filters: Filters | None,
+    noise: NoiseKey,
+    *,
+    tiling: Tiling = TILINGS[0],
+) -> torch.Tensor:
+    """As the reference, to the token, but for probabilities that lie within rounding of top-p."""
+    rows, vocab = logits.shape
+    if logits.stride(1) != 1:
+        raise ValueError("a row of logits must be contiguous")
+    blocks, levels = cdiv(vocab, tiling.block), 0
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    bests = torch.empty(2, rows, blocks, device=logits.device)
+    shape = vocab, logits.stride(0), blocks
+    early = {**early_start(logits.device), "BLOCK": tiling.block}
+    whole: dict[str, Any] = {**early, "BLOCKS": power_of_two(blocks)}
+    options = {**whole, "num_warps": tiling.warps}
+    temperature = temperature.contiguous()
+    words = [word.contiguous() for word in (noise.seed_low, noise.seed_high, noise.choice, noise.position)]
+    top_k = min_p = limits = counts = masses = None
+    launch(highest_kernel, (rows, blocks), (logits, bests), shape, num_warps=tiling.warps, **early)
+    if filters is not None:
+        levels = LEVELS[logits.dtype]
+        top_k, top_p, min_p = (given.contiguous() for given in (filters.top_k, filters.top_p, filters.min_p))
+        limits, counts = found = room(logits, blocks)
+        masses = torch.empty_like(bests)
+        if filters.any_top_k:
+            find(logits, temperature, top_k, bests, found, shape, options)
+    given = logits, temperature, top_k, min_p, *words, bests, limits, counts
+    launch(nearly_kernel, (rows, blocks), (*given, masses), shape, LEVELS=levels, **options)
+    launch(winner_kernel, (rows,), (*given, tokens), shape, LEVELS=levels, num_warps=8, **whole)
+    if filters is not None and filters.any_top_p:
+        launch(before_kernel, (rows, blocks), (logits, temperature, top_p, bests, tokens, masses), shape, **options)
+        drawn = logits, temperature, top_p, *words, bests, tokens, masses
+        launch(redraw_kernel, (rows,), drawn, shape, num_warps=16, **whole)
+    return tokens

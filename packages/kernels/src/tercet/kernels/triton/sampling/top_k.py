@@ -1,0 +1,176 @@
+"""What top-k keeps of each row, found without sorting: blocks of the vocabulary are looked at side by side.
+
+It keeps a beginning of the tokens ordered by score and id. So two numbers say what it keeps: the *distance* of its last
+token below the likeliest, as the bits of a float32, which order as integers do, and how many tokens of just that
+distance it keeps, by id.
+
+The logit of that last token is found four bits at a time, as digits of a key that orders logits: every *level* counts,
+for each block and each of the sixteen next digits, how many tokens have a key that begins so. The launch after it adds
+up the blocks and knows the digit. bfloat16 has four such levels, float32 eight. No block is counted where k others have
+a larger logit each. Then a launch *settles* how many tokens are nearer than that one and how many are as far: as far as
+rounding makes them, by distance.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tercet.kernels.triton.launch import await_previous, release_next
+from tercet.kernels.triton.launch_cache import launch
+from tercet.kernels.triton.sampling.scores import FARTHEST, NEVER, highest_of, scaled_logits
+
+LEVELS = {torch.bfloat16: 4, torch.float16: 5, torch.float32: 8}
+"""Digits that tell all logits of a type apart, once they are float32."""
+DIGITS = tl.constexpr(16)
+
+
+@triton.jit
+def _key(logits):
+    """uint32: the larger a logit, the smaller its key."""
+    bits = logits.to(tl.float32).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits, bits ^ 0x7FFFFFFF).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _logit(key, LEVELS: tl.constexpr):
+    """The logit whose key begins with the digits of this one, an int64."""
+    bits = key.to(tl.uint32).to(tl.int32, bitcast=True)
+    positive = ((bits ^ 0x7FFFFFFF) >> (32 - 4 * LEVELS)) << (32 - 4 * LEVELS)
+    return tl.where(bits < 0, bits, positive).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _narrowed(keys_ptr, counts_ptr, wanted, row, rows, blocks, level, BLOCKS: tl.constexpr):
+    """The first `level` digits of the key of token `wanted`, stored with how many tokens have a smaller beginning."""
+    before = (level - 1) * rows + row
+    block, digit = tl.arange(0, BLOCKS)[:, None], tl.arange(0, DIGITS)
+    at = counts_ptr + (before * blocks + block) * DIGITS + digit[None, :]
+    counts = tl.sum(tl.load(at, mask=block < blocks, other=0), 0)
+    found = tl.zeros([], tl.int64)
+    nearer = tl.zeros([], tl.int64)
+    if level > 1:
+        found = tl.load(keys_ptr + before * 2)
+        nearer = tl.load(keys_ptr + before * 2 + 1)
+    step = tl.sum((nearer + tl.cumsum(counts, 0) < wanted).to(tl.int32), 0)
+    nearer += tl.sum(tl.where(digit < step, counts, 0), 0)
+    found += step.to(tl.int64) << (32 - 4 * level)
+    if tl.program_id(1) == 0:
+        tl.store(keys_ptr + (level * rows + row) * 2, found)
+        tl.store(keys_ptr + (level * rows + row) * 2 + 1, nearer)
+    return found
+
+
+@triton.jit
+def _may_hold(bests_ptr, top_k, row, block, blocks, BLOCKS: tl.constexpr):
+    """Whether a block may hold one of the first `top_k`: not where so many others have a larger logit each."""
+    index = tl.arange(0, BLOCKS)
+    bests = tl.load(bests_ptr + row * blocks + index, mask=index < blocks, other=NEVER)
+    return tl.sum((bests > tl.load(bests_ptr + row * blocks + block)).to(tl.int32), 0) < top_k
+
+
+@triton.jit(do_not_specialize=["top_k_ptr", "level"])
+def level_kernel(
+    logits_ptr, top_k_ptr, bests_ptr,
+    keys_ptr,  # int64 [LEVELS + 1, rows, 2]: what `_narrowed` gives and stores
+    counts_ptr,  # int32 [LEVELS + 1, rows, blocks, DIGITS]
+    vocab, stride, blocks, level,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The counts of one level of one block of one row."""
+    row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
+    await_previous(EARLY)
+    release_next(EARLY)
+    top_k = tl.load(top_k_ptr + row)
+    if (top_k > 0) & (tl.abs(highest_of(bests_ptr, row, blocks, BLOCKS)) < float("inf")):
+        found = tl.zeros([], tl.int64)
+        if level > 0:
+            found = _narrowed(keys_ptr, counts_ptr, tl.minimum(top_k, vocab), row, rows, blocks, level, BLOCKS)
+        each = tl.arange(0, DIGITS)
+        counts = tl.zeros([DIGITS], tl.int32)
+        if _may_hold(bests_ptr, top_k, row, block, blocks, BLOCKS):
+            token = block * BLOCK + tl.arange(0, BLOCK)
+            there = token < vocab
+            logits = tl.load(logits_ptr + row * stride + token, mask=there, other=NEVER)
+            digits = (_key(logits) - found.to(tl.uint32)) >> (28 - 4 * level).to(tl.uint32)
+            if tl.min(digits, 0) < DIGITS:  # else keys begin otherwise
+                mine = (digits[None, :] == each[:, None].to(tl.uint32)) & there[None, :]
+                counts = tl.sum(mine.to(tl.int32), 1)
+        tl.store(counts_ptr + ((level * rows + row) * blocks + block) * DIGITS + each, counts)
+
+
+@triton.jit(do_not_specialize=["temperature_ptr", "top_k_ptr"])
+def settle_kernel(
+    logits_ptr, temperature_ptr, top_k_ptr, bests_ptr, keys_ptr, counts_ptr,
+    limits_ptr,  # int32 [rows]
+    vocab, stride, blocks,
+    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Of one block of one row: how many tokens lie nearer than the last that is kept, and how many are just as far."""
+    row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
+    await_previous(EARLY)
+    release_next(EARLY)
+    top_k = tl.load(top_k_ptr + row)
+    highest = highest_of(bests_ptr, row, blocks, BLOCKS)
+    if (top_k > 0) & (tl.abs(highest) < float("inf")):
+        token = block * BLOCK + tl.arange(0, BLOCK)
+        there = token < vocab
+        logits = tl.load(logits_ptr + row * stride + token, mask=there, other=NEVER)
+        found = _narrowed(keys_ptr, counts_ptr, tl.minimum(top_k, vocab), row, rows, blocks, LEVELS, BLOCKS)
+        temperature = tl.load(temperature_ptr + row)
+        _, limit = scaled_logits(_logit(found, LEVELS), highest, temperature)
+        _, distance = scaled_logits(logits, highest, temperature)
+        at = counts_ptr + ((LEVELS * rows + row) * blocks + block) * DIGITS
+        tl.store(at, tl.sum((there & (distance < limit)).to(tl.int32), 0))
+        tl.store(at + 1, tl.sum((there & (distance == limit)).to(tl.int32), 0))
+        if block == 0:
+            tl.store(limits_ptr + row, limit)
+
+
+@triton.jit
+def kept(
+    top_k_ptr, limits_ptr, counts_ptr, vocab, row, rows, blocks, LEVELS: tl.constexpr, BLOCKS: tl.constexpr
+):  # fmt: skip
+    """(the largest distance that top-k keeps, how many just as far, such tokens of each block [BLOCKS])."""
+    top_k = tl.load(top_k_ptr + row)
+    limit = tl.full([], FARTHEST, tl.int32)
+    ties = vocab + tl.zeros([], tl.int32)
+    tied = tl.zeros([BLOCKS], tl.int32)
+    if top_k > 0:
+        block = tl.arange(0, BLOCKS)
+        at = counts_ptr + ((LEVELS * rows + row) * blocks + block) * DIGITS
+        nearer = tl.sum(tl.load(at, mask=block < blocks, other=0), 0)
+        ties = tl.minimum(top_k, vocab).to(tl.int32) - nearer
+        tied = tl.load(at + 1, mask=block < blocks, other=0)
+        limit = tl.load(limits_ptr + row)
+    return limit, ties, tied
+
+
+def room(logits: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for the limits and counts that `find` gives."""
+    rows, levels = len(logits), LEVELS[logits.dtype]
+    limits = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    return limits, torch.empty(levels + 1, rows, blocks, DIGITS.value, dtype=torch.int32, device=logits.device)
+
+
+def find(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    bests: torch.Tensor,
+    found: tuple[torch.Tensor, torch.Tensor],
+    shape: tuple[int, int, int],
+    options: dict[str, Any],
+) -> None:
+    """Put into `found` the limits and counts from which `kept` knows what top-k keeps.
+
+    `temperature` and `top_k` [rows] are contiguous; `bests` begins with the largest logit of each block [rows, blocks],
+    and `shape` is (vocab, stride of a row, blocks).
+    """
+    (limits, counts), rows, levels, blocks = found, len(logits), LEVELS[logits.dtype], shape[2]
+    keys = torch.empty(levels + 1, rows, 2, dtype=torch.int64, device=logits.device)
+    for level in range(levels):
+        launch(level_kernel, (rows, blocks), (logits, top_k, bests, keys, counts), (*shape, level), **options)
+    given = logits, temperature, top_k, bests, keys, counts, limits
+    launch(settle_kernel, (rows, blocks), given, shape, LEVELS=levels, **options)

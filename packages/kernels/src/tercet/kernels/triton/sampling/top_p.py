@@ -1,0 +1,92 @@
+"""Top-p without a search for where it stops: a token is drawn from all, and then it is asked whether top-p keeps it.
+
+Top-p keeps a beginning of the tokens ordered by score and id: those before which less than its share of all mass lies.
+So the best score with noise of all tokens is that of the kept ones too, if its token is kept. If it is not, none after
+it is either, and the best of those before it is asked about next. Of a draw from all, a share of `top_p` stands; a draw
+that does not leaves on average half of the mass that was left out before. So almost all rows are done with one draw,
+which blocks of the vocabulary work on side by side (`sampling`), and one program draws again for each of the others.
+"""
+
+import triton
+import triton.language as tl
+
+from tercet.kernels.triton.launch import await_previous, release_next
+from tercet.kernels.triton.sampling.noise import gumbel_nearly, row_uniforms
+from tercet.kernels.triton.sampling.scores import NEVER, best_draw, highest_of, scaled_logits
+
+MARGIN = tl.constexpr(0.01)
+"""More than `gumbel_nearly` may be wrong by."""
+
+
+@triton.jit
+def _before(logits_ptr, row, block, vocab, stride, highest, temperature, drawn, BLOCK: tl.constexpr):
+    """(the tokens of a block, their scores: -inf of those that are not before the one drawn)."""
+    _, limit = scaled_logits(tl.load(logits_ptr + row * stride + drawn), highest, temperature)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER)
+    scaled, distance = scaled_logits(logits, highest, temperature)
+    return token, tl.where((distance < limit) | ((distance == limit) & (token < drawn)), scaled, NEVER)
+
+
+@triton.jit(do_not_specialize=["temperature_ptr", "top_p_ptr", "tokens_ptr"])
+def before_kernel(
+    logits_ptr, temperature_ptr, top_p_ptr, bests_ptr, tokens_ptr,
+    masses_ptr,  # float32 [2, rows, blocks]: of all that top-k keeps, and of what is before the token drawn
+    vocab, stride, blocks,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The mass of one block of one row that lies before the token drawn."""
+    row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
+    await_previous(EARLY)
+    release_next(EARLY)
+    drawn = tl.load(tokens_ptr + row)
+    if (tl.load(top_p_ptr + row) < 1) & (drawn >= 0):
+        highest, temperature = highest_of(bests_ptr, row, blocks, BLOCKS), tl.load(temperature_ptr + row)
+        _, scaled = _before(logits_ptr, row, block, vocab, stride, highest, temperature, drawn, BLOCK)
+        tl.store(masses_ptr + (rows + row) * blocks + block, tl.sum(tl.exp(scaled), 0))
+
+
+@triton.jit
+def _sum_of(masses_ptr, row, blocks, BLOCKS: tl.constexpr):
+    index = tl.arange(0, BLOCKS)
+    return tl.sum(tl.load(masses_ptr + row * blocks + index, mask=index < blocks, other=0.0).to(tl.float64), 0)
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("temperature_ptr", "top_p_ptr", "seed_low_ptr", "seed_high_ptr", "choice_ptr", "position_ptr", "tokens_ptr")
+    ]
+)
+def redraw_kernel(
+    logits_ptr, temperature_ptr, top_p_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, bests_ptr,
+    tokens_ptr, masses_ptr, vocab, stride, blocks,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Draw again for one row until top-p keeps what is drawn.
+
+    What top-k and min-p keep is a beginning, too: so they keep every token that is before one that they keep.
+    """
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    await_previous(EARLY)
+    release_next(EARLY)
+    top_p, drawn = tl.load(top_p_ptr + row), tl.load(tokens_ptr + row)
+    if (top_p < 1) & (drawn >= 0):
+        wanted = top_p.to(tl.float64) * _sum_of(masses_ptr, row, blocks, BLOCKS)
+        before = _sum_of(masses_ptr, rows + row, blocks, BLOCKS)
+        highest, temperature = highest_of(bests_ptr, row, blocks, BLOCKS), tl.load(temperature_ptr + row)
+        while (before >= wanted) & (before > 0):  # the likeliest token has nothing before it, and is kept always
+            best, winner = tl.full([], NEVER, tl.float64), drawn
+            for block in tl.range(blocks):
+                token, scaled = _before(logits_ptr, row, block, vocab, stride, highest, temperature, drawn, BLOCK)
+                if tl.max(scaled, 0) > NEVER:
+                    u = row_uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token)
+                    if tl.max(scaled + gumbel_nearly(u), 0) > best - MARGIN:
+                        most, who = best_draw(token, scaled, u, vocab)
+                        winner = tl.where(most > best, who.to(tl.int64), winner)
+                        best = tl.maximum(best, most)
+            drawn = winner
+            before = tl.zeros([], tl.float64)
+            for block in tl.range(blocks):
+                _, scaled = _before(logits_ptr, row, block, vocab, stride, highest, temperature, drawn, BLOCK)
+                before += tl.sum(tl.exp(scaled), 0).to(tl.float64)
+        tl.store(tokens_ptr + row, drawn)

@@ -1,0 +1,296 @@
+"""Every Triton kernel becomes machine code for sm80 and sm90, as it would be launched, on any machine."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels are compiled by triton")
+
+from tercet.kernels.tools.compiling import Compiled, compile_case
+from tercet.kernels.tools.launch_specs import CASES
+
+ARCHITECTURES = (80, 90)
+KERNELS = Path(__file__).parents[2] / "src" / "tercet" / "kernels" / "triton"
+
+
+class Compiler:
+    """`tercet-kernels compile` in a process of its own, for this one may hold interpreted kernels."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        command = [sys.executable, "-m", "tercet.kernels", "compile", "--architecture", *map(str, ARCHITECTURES)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+
+    def of(self, case: str, architecture: int) -> list[str]:
+        """The lines of a case, when the compiler is past it."""
+        assert self.process.stdout is not None
+        start = f"{case:26} sm{architecture} "
+        mine = [line for line in self.lines if line.startswith(start)]
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if line.startswith(start):
+                mine.append(self.lines[-1])
+            elif mine:
+                break
+        return mine
+
+    def rest(self) -> list[str]:
+        assert self.process.stdout is not None
+        self.lines += [line.rstrip("\n") for line in self.process.stdout]
+        return self.lines
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    compiler = Compiler()
+    yield compiler
+    compiler.process.kill()
+    compiler.process.communicate()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_case_compiles(compiler: Compiler, case: str, architecture: int) -> None:
+    lines = compiler.of(case, architecture)
+    assert lines, "\n".join(compiler.rest()[-20:])
+    for line in lines:
+        assert re.fullmatch(r".* sm\d\d \w+ +\d{4,} bytes, +\d+ shared ok", line), line
+
+
+def test_no_kernel_is_left_out(compiler: Compiler) -> None:
+    kernels = set()
+    for path in KERNELS.glob("*.py"):
+        kernels |= set(re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE))
+    compiled = {line[len(f"{'':26} sm80 ") :].split()[0] for line in compiler.rest()}
+    assert kernels == compiled
+    assert compiler.process.wait() == 0
+
+
+LAUNCHED = """
+import torch
+from triton.backends.compiler import GPUTarget
+from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.sampling import Filters
+from tercet.kernels.tools import compiling
+from tercet.kernels.tools import launch_specs as launches
+from tercet.kernels.triton.sampling import sampling
+
+seen = set()
+
+def take(fn, compile, **_):
+    seen.add((fn.jit_function.fn.__name__, *(str(compile[key]) for key in ("signature", "configs", "constants"))))
+    return True
+
+with compiling._launches_go_to(take, compiling._Elsewhere(GPUTarget("cuda", 90, 32))):
+{steps}
+print(*sorted(name for name, *_ in seen))
+"""
+
+ATTENDS = """
+    for rows, length in ((1, 300), (1, 600), (1, 1000), (1, 5000), (2, 600), (9, 1024), (9, 1000), (16, 600)):
+        launches._attention([(1, length)] * rows)
+        launches._rope_decode([(1, length)] * rows)
+        launches._attention([(length // 2, length)] * rows)
+        launches._latent([(1, length)] * rows)
+        launches._latent([(length // 2, length)] * rows)
+"""
+
+ANYWHERE = """
+    from dataclasses import replace
+    make_batch = launches.make_batch
+
+    def shifted(x, places):
+        return torch.zeros(x.numel() + places, dtype=x.dtype)[places:].view(x.shape)
+
+    for places in (0, 1, 2):
+        def make(*given):
+            batch = make_batch(*given)
+            names = ("kv_lens", "page_table", "slot_mapping", "query_start")
+            return replace(batch, **{name: shifted(getattr(batch, name), places) for name in names})
+
+        launches.make_batch = make
+        launches._rope_decode([(1, 300)] * 9)
+        launches._attention([(100, 300)] * 2)
+        heads = torch.zeros(4, 48, 128, dtype=torch.bfloat16).split([32, 8, 8], 1)
+        cache, index = torch.zeros(2, 16, 8, 128, dtype=torch.bfloat16), shifted(torch.arange(4), places)
+        launches.rope.rope_store(*heads, index, torch.zeros(64, 128), cache, cache, index)
+"""
+
+DRAWS = """
+    for rows in (1, 2, 3, 16, 17):
+        logits = torch.zeros(rows, launches.VOCAB, dtype=torch.bfloat16)
+        temperature, top_p, min_p = torch.ones(3, rows).unbind()
+        top_k, *words = torch.ones(5, rows, dtype=torch.int64).unbind()
+        sampling.sample(logits, temperature, Filters(top_k, top_p, min_p), NoiseKey(*words))
+"""
+
+
+NORMS = """
+    from tercet.kernels.triton.embedding import embedding
+    from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
+
+    for rows in (1, 2, 3, 16, 17):
+        hidden = launches._hidden(rows)
+        add_rmsnorm(hidden, hidden, hidden[0], 1e-5)
+    for place in (0, 1):
+        embedding(torch.zeros(5, dtype=torch.int64)[place:], hidden)
+"""
+
+
+PRODUCTS = """
+    for rows in (1, 2, 15, 16, 65, 100, 512, 1000):
+        for kind in ("fp8", "int4"):
+            launches._quantised(kind, rows, (1, 128))
+    for tokens in (1, 3, 8, 16, 1000, 1024):
+        launches._moe(tokens, "fp8")
+"""
+
+
+ADAPTS = """
+    from tercet.kernels.ops.lora import LoRARows, LoRAWeights
+    from tercet.kernels.triton.linear.lora import add_lora
+
+    weights = LoRAWeights(torch.zeros(2, 48, 4096), torch.zeros(2, 16, 6144), launches.QKV)
+    for runs in (1, 2, 3, 10, 16, 17, 100):
+        for place in (0, 1):
+            table = torch.zeros(3 * runs + place, dtype=torch.int32)[place:].view(runs, 3)
+            for longest in (1, 16, 17, 64):
+                rows = LoRARows((), table, (), longest)
+                add_lora(torch.zeros(runs, 6144), torch.zeros(runs, 4096), weights, rows)
+"""
+
+
+def compiled(steps: str) -> list[str]:
+    """A kernel's name as often as steps have it compiled, in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", LAUNCHED.replace("{steps}", steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return done.stdout.split()
+
+
+def machine_code(kernel: str, architecture: int) -> list[str]:
+    """The lines of a kernel of `machine_code.py`."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).with_name("machine_code.py")), kernel, str(architecture)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_split_counts_as_ended_when_all_of_its_threads_have_stored(architecture: int) -> None:
+    """One thread counts. Triton itself has the others wait for it only where they share memory besides."""
+    lines = machine_code("counted_kernel", architecture)
+    counted = next(place for place, line in enumerate(lines) if "atom.global" in line)
+    stored = max(place for place in range(counted) if "st.global" in lines[place])
+    assert any("bar.sync" in line for line in lines[stored:counted])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_is_no_number_stays_so_through_a_clamp(architecture: int) -> None:
+    """Of a number and none an instruction for both gives the number, where an interpreter's numpy does not."""
+    limits = re.findall(r"\b(?:min|max)\.(?!s32|u32)\S*", "\n".join(machine_code("clamped_kernel", architecture)))
+    assert {"min.NaN.f32", "max.NaN.f32"} <= set(limits)
+    assert all("NaN" in limit for limit in limits)
+
+
+def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
+    names = [name for name in compiled(ATTENDS) if name != "merge_kernel"]
+    decodes, latent = ["decode_kernel"] * 3, ["latent_decode_kernel"] * 2
+    wanted = [*decodes, "extend_kernel", *latent, "latent_extend_kernel", *["rope_decode_kernel"] * 3]
+    assert names == wanted, "one split, a few and many; latent vectors of so few rows are always split"
+
+
+def test_attention_of_numbers_that_lie_elsewhere_compile_nothing_again() -> None:
+    """A step's numbers are parts of one buffer, some of them on no boundary of 16 bytes."""
+    assert compiled(ANYWHERE) == ["extend_kernel", "rope_decode_kernel", "rope_store_kernel"]
+
+
+def test_norms_and_embeddings_of_other_numbers_of_rows_compile_nothing_again() -> None:
+    assert compiled(NORMS) == ["embedding_kernel", "rmsnorm_kernel"]
+
+
+def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:
+    drawing = ["highest_kernel", "nearly_kernel", "winner_kernel"]
+    assert compiled(DRAWS) == sorted([*drawing, "level_kernel", "settle_kernel", "before_kernel", "redraw_kernel"])
+
+
+def test_products_of_other_numbers_of_rows_compile_nothing_again() -> None:
+    names = [name for name in compiled(PRODUCTS) if name != "gated_kernel"]
+    twice = ["add_splits_kernel", "count_pairs_kernel", *["dequantise_kernel"] * 2, *["grouped_gemm_kernel"] * 4]
+    twice += [*["place_pairs_kernel"] * 2, *["quantised_linear_kernel"] * 3, *["quantised_row_kernel"] * 2]
+    assert names == twice, "of every kind, and for few and for many rows; those in int4 are unpacked first"
+
+
+def test_adapters_of_other_runs_compile_nothing_again() -> None:
+    """However many splits there are, and wherever in a step's numbers the table lies; of prompts they are others."""
+    assert compiled(ADAPTS) == [*["lora_expand_kernel"] * 2, *["lora_shrink_kernel"] * 2]
+
+
+def trouble(case: str, architecture: int) -> str:
+    """What is wrong with a case, or is said of it that is never launched."""
+    steps = f"""
+from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.tools.compiling import compile_case
+try:
+    print(*[each.trouble or "ok" for each in compile_case({case!r}, {architecture})])
+except UnavailableBackendError as error:
+    print(error)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", steps]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+
+
+@pytest.mark.parametrize("case", ["extend", "extend float32", "extend head 256, float32"])
+def test_attention_is_cut_up_so_that_a_gpu_with_little_memory_has_room(case: str) -> None:
+    """The tiles of servers' GPUs would not be launched there."""
+    assert trouble(case, 86) == "ok"
+
+
+@pytest.mark.parametrize("case", ["decode fp8", "int4, many rows", "moe, fp8"])
+@pytest.mark.parametrize("architecture", [103, 120])
+def test_the_newest_gpus_have_kernels(case: str, architecture: int) -> None:
+    """Of servers and of desks, whose machine code is another compiler's."""
+    assert {*trouble(case, architecture).split()} == {"ok"}
+
+
+def test_tensor_cores_of_desks_read_registers_also_where_kernels_may_begin_early() -> None:
+    steps = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from tercet.kernels.triton import (launch)
+from tercet.kernels.tools import compiling
+for architecture in (80, 90, 100, 120):
+    driver.set_active(compiling._Elsewhere(GPUTarget("cuda", architecture, 32)))
+    here = torch.device("cpu")
+    print(architecture, launch.early_start(here)["EARLY"], launch.multiplies_from_memory(here))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", steps], capture_output=True, text=True, check=True, env=environment)
+    said = ["80 False False", "90 True True", "100 True True", "120 True False"]
+    assert done.stdout.splitlines() == said
+
+
+def test_latent_attention_in_float32_is_compiled_where_it_would_be_launched() -> None:
+    assert "bytes of shared memory for vectors in float32, of 101376" in trouble("latent extend float32", 89)
+    assert trouble("latent extend float32", 103) == "ok"
+
+
+def test_what_a_gpu_has_no_room_for_is_trouble() -> None:
+    assert Compiled("x", "k", 80, 5000, 200_000).trouble == "200000 bytes of shared memory, of 166912"
+    assert Compiled("x", "k", 90, 5000, 200_000).trouble == ""
+    assert Compiled("x", "k", 90, 0, 0).trouble == "no machine code"
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are not interpreted here")
+def test_interpreted_kernels_cannot_be_compiled() -> None:
+    with pytest.raises(RuntimeError, match="without TRITON_INTERPRET"):
+        compile_case("decode", 90)

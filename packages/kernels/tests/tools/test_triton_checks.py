@@ -1,0 +1,34 @@
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="these are Triton's kernels")
+
+from tercet.kernels.attention import triton_plan
+from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.tools.check import verdict
+from tercet.kernels.tools.triton_checks import CHECKS
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_passes(name: str, device: torch.device) -> None:
+    assert verdict(lambda: CHECKS[name](device)) == ""
+
+
+def test_a_check_finds_a_wrong_operation(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.kernels.tools.triton_checks.apply_bitmask_", lambda logits, _: logits)
+    assert verdict(lambda: CHECKS["triton penalties, mask"](device)).startswith("AssertionError")
+
+
+def test_products_in_splits_are_checked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercet.kernels.triton.linear.quantized.add_splits", lambda parts, bias, out: out.zero_())  # noqa: ARG005
+    assert verdict(lambda: CHECKS["triton quantised"](device)).startswith("AssertionError")
+
+
+def test_lists_of_splits_are_checked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that stays as it was for the first step is found."""
+    monkeypatch.setattr(triton_plan.TritonPlan, "take", _keep_lists)
+    assert verdict(lambda: CHECKS["triton many decodes"](device)).startswith("AssertionError")
+
+
+def _keep_lists(plan: triton_plan.TritonPlan, batch: AttentionBatch) -> None:
+    plan._batch = batch

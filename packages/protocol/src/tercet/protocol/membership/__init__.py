@@ -1,0 +1,1 @@
+"""Peers: handshake, links, heartbeats and their events."""

@@ -1,0 +1,365 @@
+"""The table of peers: a state machine that decides who is up, who is dialled, and what to say to whom.
+
+It has no socket and no clock. Each call takes `now` and returns effects in the order in which they must happen; the
+node carries them out and reports with `said` whether each `Say` got away.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tercet.protocol.errors import AddressError, IncompatiblePeer
+from tercet.protocol.membership.events import PeerDown, PeerReady, PeerUp
+from tercet.protocol.membership.handshake import check_hello, should_meet
+from tercet.protocol.membership.links import FIRST_PAUSE, Close, Effect, Link, LinkState, Peer, Refused, Say, Timing
+from tercet.protocol.messages.messages import Goodbye, Hello, Introduce, Ready
+from tercet.protocol.messages.values import Role
+from tercet.protocol.transport.endpoints import Reach, check_dialable, check_peer_id
+
+REFUSED_PAUSE = 10.0
+"""Seconds until an address whose peer cannot be accepted is dialled again: another process may live there by then."""
+FAILED_PAUSE = 1.0
+"""Seconds until an address where our key is not taken is tried again: it may be restarted with other keys."""
+INTRODUCED_TIME = 10.0
+"""Seconds an introduced address is dialled without an answer. Frontends repeat introductions, so this ends the dead."""
+UNSAID_TIME = 10.0
+"""Seconds in which no Hello gets away to an address until its socket is made anew: ZeroMQ gives some up unsaid."""
+
+_QUIET = {LinkState.UP, LinkState.ALIAS}
+"""Where no Hello is due."""
+
+
+@dataclass
+class PeerTable:
+    """Everything one process knows of its peers. `me` is the Hello it says, `reply` aside."""
+
+    me: Hello
+    timing: Timing = field(default_factory=Timing)
+    max_peers: int = 1024
+    reach: Reach = Reach.LOOPBACK
+    ready: Ready | None = None
+    peers: dict[str, Peer] = field(default_factory=dict)
+    links: dict[str, Link] = field(default_factory=dict)
+    wanted: set[str] = field(default_factory=set)
+    _refused: dict[str, str] = field(default_factory=dict)
+    _latest: dict[tuple[str, Role], str] = field(default_factory=dict)
+    """The incarnation of each peer that was up last."""
+    _past: dict[str, None] = field(default_factory=dict)
+    """Incarnations that have ended: what they once said may still come, and means nothing."""
+    _last_tick: float | None = None
+    _introduced_at: float = 0.0
+
+    # What the node tells the table.
+
+    def want(self, addresses: set[str], now: float) -> list[Effect]:
+        """Dial these addresses for as long as they are wanted, and no longer those that were wanted before."""
+        effects: list[Effect] = []
+        for address in sorted(self.wanted - addresses):
+            link = self.links.get(address)
+            if link and link.state in {LinkState.DIALLING, LinkState.ALIAS} and link.expires is None:
+                effects += self._forget(link)
+        self.wanted = addresses - {self.me.address}
+        for address in sorted(self.wanted):
+            link = self.links.setdefault(address, Link(address, LinkState.DIALLING, now))
+            if link.state is LinkState.DIALLING:
+                link.expires = None
+        return effects + self._speak(now)
+
+    def introduce(self, source: str, message: Introduce, now: float) -> list[Effect]:
+        """A frontend told us of a peer. Ignored from any other role, or if it is not a peer we could meet."""
+        teller = self.peers.get(source)
+        if teller is None or teller.hello.role is not Role.FRONTEND or not should_meet(self.me.role, message.role):
+            return []
+        try:
+            address = check_dialable(message.address, self.reach)
+            check_peer_id(message.peer)
+        except AddressError as error:
+            return [Refused(message.peer, f"introduced by {source}: {error}")]
+        link = self.links.get(address)
+        if link is None:
+            if len(self.links) >= 2 * self.max_peers:
+                return []
+            link = self.links[address] = Link(address, LinkState.DIALLING, now)
+        if link.state is LinkState.DIALLING and address not in self.wanted:
+            link.expires = now + INTRODUCED_TIME
+        return self._speak(now)
+
+    def hello(self, hello: Hello, now: float) -> list[Effect]:
+        """A Hello came, in an envelope that names the same peer and incarnation."""
+        if hello.peer == self.me.peer and hello.incarnation == self.me.incarnation:
+            return []
+        try:
+            self._check_free(hello)
+            check_hello(hello, self.reach)
+        except AddressError as error:
+            return self._note_refusal(hello, str(error))
+        except IncompatiblePeer as error:
+            return self._refuse(hello, str(error), now)
+        if hello.incarnation in self._past:
+            return self._note_refusal(hello, "a later start of it has taken its place")
+        known = self.peers.get(hello.peer)
+        if known and known.hello.incarnation == hello.incarnation:
+            known.heard = now
+            if hello.reply:
+                return self._alias(hello)
+            return [self._reply(known.hello), *self._tell_ready(known)]
+        if known is None and len(self.peers) >= self.max_peers:
+            return self._refuse(hello, f"{self.me.peer} has {self.max_peers} peers already", now)
+        effects = self._vacate(hello, now)
+        link = self.links.get(hello.address)
+        if link is None:
+            if len(self.links) >= 2 * self.max_peers:
+                return effects
+            link = self.links[hello.address] = Link(hello.address, LinkState.DIALLING, now)
+        if hello.reply and link.greeted:
+            return effects + self._up(link, hello, now)
+        if link.state is not LinkState.ANSWERING or link.hello is None or link.hello.incarnation != hello.incarnation:
+            link.state, link.next_try, link.pause = LinkState.ANSWERING, now, FIRST_PAUSE
+            link.expires = now + self.timing.silence
+        link.hello = hello
+        return effects + self._speak(now)
+
+    def said(self, say: Say, ok: bool, now: float) -> list[Effect]:
+        """Whether what the table wanted said got away. Only what it must repeat or build upon matters."""
+        if isinstance(say.message, Ready):
+            for peer in self.peers.values():
+                if peer.hello.address == say.address:
+                    peer.told_at = now if ok else None
+            return []
+        link = self.links.get(say.address)
+        if link is None or not isinstance(say.message, Hello):
+            return []
+        if not ok:
+            link.next_try = now + link.pause
+            link.pause = min(2 * link.pause, self.timing.interval)
+            return self._renew(link, now)
+        link.greeted, link.unsaid = True, None
+        link.next_try, link.pause = now + self.timing.interval, FIRST_PAUSE
+        if link.state is LinkState.ANSWERING and link.hello and say.message.reply:
+            return self._up(link, link.hello, now)
+        if link.state is LinkState.REFUSING and link.hello:
+            goodbye = Say(link.address, link.hello.incarnation, Goodbye(reason=link.reason))
+            return [goodbye, *self._rest(link, now)]
+        return []
+
+    def heard(self, source: str, now: float) -> None:
+        """Anything came from a peer that is up."""
+        self.peers[source].heard = now
+
+    def peer_ready(self, source: str, ready: Ready) -> list[Effect]:
+        """A peer can take work. Repetitions are silent."""
+        peer = self.peers[source]
+        if peer.ready == ready:
+            return []
+        peer.ready = ready
+        return [PeerReady(source, peer.hello.role, ready)]
+
+    def goodbye(self, source: str, message: Goodbye, now: float) -> list[Effect]:
+        """A peer leaves on purpose, for good."""
+        self._end(self.peers[source].hello.incarnation)
+        return self._down(self.peers[source], f"goodbye: {message.reason}", now)
+
+    def connection(self, address: str, up: bool, now: float) -> list[Effect]:
+        """The connection to an address came up or broke."""
+        link = self.links.get(address)
+        if link and up and link.state is not LinkState.UP:
+            link.next_try = min(link.next_try, now)
+        for peer in self.peers.values():
+            if peer.hello.address == address:
+                peer.lost = None if up else peer.lost or now
+        return self._speak(now)
+
+    def failed(self, address: str, now: float) -> list[Effect]:
+        """What listens at an address does not take our key or is no peer: try again at leisure, with a new socket."""
+        if link := self.links.get(address):
+            link.next_try = now + FAILED_PAUSE
+        return [Close(address)]
+
+    def set_ready(self, ready: Ready) -> list[Effect]:
+        """We can take work: tell everybody, and everybody who comes later."""
+        self.ready = ready
+        return [effect for peer in self.peers.values() for effect in self._tell_ready(peer)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time went by. After a gap in which we heard nobody because we did not listen, nobody is called silent.
+
+        We were silent then ourselves: who has given us up since learns from a Hello that we live.
+        """
+        timing = self.timing
+        effects: list[Effect] = []
+        if self._last_tick is not None and now - self._last_tick > timing.silence / 2:
+            for peer in self.peers.values():
+                peer.heard = now
+                effects.append(self._hello(peer.hello.address, peer.hello.incarnation))
+        self._last_tick = now
+        for peer in list(self.peers.values()):
+            if peer.lost is not None and now - peer.lost > timing.lost:
+                effects += self._down(peer, "its connection broke", now)
+            elif now - peer.heard > timing.silence:
+                effects += self._down(peer, f"silent for {now - peer.heard:.1f} s", now)
+            elif self.ready and (peer.told_at is None or now - peer.told_at > timing.silence):
+                effects += self._tell_ready(peer)
+        if now - self._introduced_at > timing.silence:
+            self._introduced_at = now
+            for peer in self.peers.values():
+                effects += self._introduce_all(peer, both_ways=False)
+        for link in list(self.links.values()):
+            if link.expires is not None and now > link.expires and link.state is not LinkState.UP:
+                if link.state is LinkState.ANSWERING and link.hello and link.address.startswith("tcp:"):
+                    effects += self._note_refusal(link.hello, f"nobody answers at {link.address}, its address")
+                effects += self._rest(link, now)
+        return effects + self._speak(now)
+
+    def deadline(self, now: float) -> float:
+        """When `tick` must come if nothing happens before. What is repeated in any case waits for a tick that comes."""
+        timing = self.timing
+        times = [link.next_try for link in self.links.values() if link.state not in _QUIET]
+        times += [link.expires for link in self.links.values() if link.expires and link.state is not LinkState.UP]
+        for peer in self.peers.values():
+            times.append(peer.heard + timing.silence if peer.lost is None else peer.lost + timing.lost)
+            if self.ready and peer.told_at is None:
+                times.append(now + timing.retell)
+        return min(times, default=float("inf"))
+
+    def leave(self, reason: str) -> list[Effect]:
+        """Say Goodbye to everybody."""
+        goodbye = Goodbye(reason=reason)
+        return [Say(peer.hello.address, peer.hello.incarnation, goodbye) for peer in self.peers.values()]
+
+    # What follows from it.
+
+    def _speak(self, now: float) -> list[Effect]:
+        """The Hellos that are due."""
+        effects: list[Effect] = []
+        for link in self.links.values():
+            if link.state in _QUIET or link.next_try > now:
+                continue
+            link.next_try = now + self.timing.interval
+            effects.append(self._reply(link.hello) if link.hello else self._hello(link.address))
+        return effects
+
+    def _hello(self, address: str, incarnation: str = "") -> Say:
+        return Say(address, incarnation, msgspec.structs.replace(self.me, dialled=address))
+
+    def _reply(self, hello: Hello) -> Say:
+        reply = msgspec.structs.replace(self.me, reply=True, dialled=hello.dialled)
+        return Say(hello.address, hello.incarnation, reply)
+
+    def _up(self, link: Link, hello: Hello, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if old := self.peers.get(hello.peer):
+            effects += self._down(old, "replaced by a new incarnation", now)
+        if (before := self._latest.get((hello.peer, hello.role), hello.incarnation)) != hello.incarnation:
+            self._end(before)
+        if len(self._latest) >= 4 * self.max_peers:
+            ups = [known.hello for known in self.peers.values()]
+            self._latest = {(each.peer, each.role): each.incarnation for each in ups}
+        self._latest[hello.peer, hello.role] = hello.incarnation
+        link.state, link.hello, link.expires = LinkState.UP, hello, None
+        peer = self.peers[hello.peer] = Peer(hello, now, frozenset(hello.features))
+        effects.append(PeerUp(hello.peer, hello.role, hello.incarnation, hello.features))
+        return effects + self._tell_ready(peer) + self._introduce_all(peer, both_ways=True)
+
+    def _down(self, peer: Peer, reason: str, now: float) -> list[Effect]:
+        """Close and report; the address is dialled again while it is wanted."""
+        hello = peer.hello
+        del self.peers[hello.peer]
+        effects = self._rest(self.links[hello.address], now)
+        for link in list(self.links.values()):
+            if link.state is LinkState.ALIAS and link.hello and link.hello.incarnation == hello.incarnation:
+                effects += self._rest(link, now)
+        return [*effects, PeerDown(hello.peer, hello.role, reason)]
+
+    def _alias(self, hello: Hello) -> list[Effect]:
+        """A peer that is up answered a Hello that we had sent to another address than its own: no more of those."""
+        link = self.links.get(hello.dialled)
+        if hello.dialled == hello.address or link is None or not link.greeted or link.state is not LinkState.DIALLING:
+            return []
+        link.state, link.hello, link.expires = LinkState.ALIAS, hello, None
+        return [Close(link.address)]
+
+    def _end(self, incarnation: str) -> None:
+        self._past[incarnation] = None
+        if len(self._past) > 4 * self.max_peers:
+            del self._past[next(iter(self._past))]
+
+    def _check_free(self, hello: Hello) -> None:
+        """Raises AddressError while the address, or the name in another role, is that of another peer that is up.
+
+        A Hello alone proves neither; whoever says it goes on saying it, and has them once the other is down.
+        """
+        link, named = self.links.get(hello.address), self.peers.get(hello.peer)
+        if link and link.state is LinkState.UP and link.hello and link.hello.peer != hello.peer:
+            raise AddressError(f"{link.hello.peer} is still up at {hello.address}")
+        if named and named.hello.role is not hello.role:
+            raise AddressError(f"a {named.hello.role.value} of that name is still up")
+
+    def _vacate(self, hello: Hello, now: float) -> list[Effect]:
+        """Two processes cannot listen at one address: where a new start of a peer is, the one before it is gone."""
+        known = self.peers.get(hello.peer)
+        if known is None or known.hello.address != hello.address:
+            return []
+        return self._down(known, "another process took its address", now)
+
+    def _rest(self, link: Link, now: float) -> list[Effect]:
+        """Close a link's socket, and start anew if its address is wanted: at leisure after a refusal."""
+        effects = self._forget(link)
+        if link.address in self.wanted:
+            pause = REFUSED_PAUSE if link.state is LinkState.REFUSING else self.timing.interval
+            self.links[link.address] = Link(link.address, LinkState.DIALLING, now + pause)
+        return effects
+
+    def _renew(self, link: Link, now: float) -> list[Effect]:
+        """A Hello did not get away: after a while of that, try with another socket."""
+        if link.unsaid is None or link.state is LinkState.UP:
+            link.unsaid = now
+        if now - link.unsaid < UNSAID_TIME:
+            return []
+        link.unsaid = None
+        return [Close(link.address)]
+
+    def _forget(self, link: Link) -> list[Effect]:
+        del self.links[link.address]
+        return [Close(link.address)]
+
+    def _refuse(self, hello: Hello, reason: str, now: float) -> list[Effect]:
+        """Answer, so that the other side can see for itself, then say why and close. An answer gets no answer."""
+        effects = self._vacate(hello, now) + self._note_refusal(hello, reason)
+        link = self.links.get(hello.address) or Link(hello.address, LinkState.DIALLING, now)
+        link.state, link.hello, link.reason, link.next_try = LinkState.REFUSING, hello, reason, now
+        link.expires = now + self.timing.silence
+        if hello.reply:
+            return effects + (self._rest(link, now) if hello.address in self.links else [])
+        if len(self.links) < 2 * self.max_peers:
+            self.links[hello.address] = link
+        return effects + self._speak(now)
+
+    def _note_refusal(self, hello: Hello, reason: str) -> list[Effect]:
+        """News once for each incarnation."""
+        if self._refused.get(hello.peer) == hello.incarnation:
+            return [Refused(hello.peer, reason, again=True)]
+        if len(self._refused) >= self.max_peers:
+            self._refused.clear()
+        self._refused[hello.peer] = hello.incarnation
+        return [Refused(hello.peer, reason)]
+
+    def _tell_ready(self, peer: Peer) -> list[Effect]:
+        return [Say(peer.hello.address, peer.hello.incarnation, self.ready)] if self.ready else []
+
+    def _introduce_all(self, peer: Peer, *, both_ways: bool) -> list[Effect]:
+        """A frontend tells a peer of those it should meet, and them of it."""
+        if self.me.role is not Role.FRONTEND:
+            return []
+        effects: list[Effect] = []
+        for other in self.peers.values():
+            if should_meet(peer.hello.role, other.hello.role):
+                effects.append(_introduction(peer, other))
+                if both_ways:
+                    effects.append(_introduction(other, peer))
+        return effects
+
+
+def _introduction(listener: Peer, subject: Peer) -> Say:
+    hello = subject.hello
+    message = Introduce(peer=hello.peer, role=hello.role, address=hello.address)
+    return Say(listener.hello.address, listener.hello.incarnation, message)

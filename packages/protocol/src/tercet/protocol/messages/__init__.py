@@ -1,0 +1,1 @@
+"""Messages between processes, their values and their encoding."""

@@ -1,0 +1,413 @@
+"""Joins the table of peers to the sockets: what a node does, without saying in which thread or loop it does it."""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import UnionType
+from typing import NamedTuple, assert_never
+
+import msgspec
+import zmq
+
+from tercet.protocol.__about__ import __version__
+from tercet.protocol.config import NodeConfig
+from tercet.protocol.counters import Counters
+from tercet.protocol.errors import AddressError, DecodeError
+from tercet.protocol.membership.events import Delivery, PeerDown, PeerInfo, PeerReady, PeerUp
+from tercet.protocol.membership.heartbeat_timer import Pulse, is_busy
+from tercet.protocol.membership.links import Close, Effect, Refused, Say, Timing
+from tercet.protocol.membership.peers import PeerTable
+from tercet.protocol.messages.codec import Codec, Envelope, Frame, decode_envelope, encode, encode_envelope, tag_of
+from tercet.protocol.messages.messages import Goodbye, Heartbeat, Hello, Introduce, Message, Ready
+from tercet.protocol.messages.values import WIRE_VERSION, Phase, Role
+from tercet.protocol.sockets import Sockets
+from tercet.protocol.transport.channel import Connection, Outbox, Received
+from tercet.protocol.transport.claims import Claims
+from tercet.protocol.transport.endpoints import address_towards
+from tercet.protocol.transport.resolver import Resolver
+from tercet.protocol.transport.sources import Sources
+
+logger = logging.getLogger(__name__)
+
+Answer = Callable[[str, Message], tuple[Message, *tuple[Frame, ...]] | None]
+"""Replies to a message from a peer: the reply and its raw frames, or None for silence."""
+
+
+def unanswered(source: str, message: Message) -> None:
+    """An `Answer` to messages that mean nothing to a part: it need not wake for them."""
+
+
+class Route(NamedTuple):
+    """How to reach a peer that is up."""
+
+    outbox: Outbox
+    envelope: bytes
+    features: frozenset[str]
+
+
+class Switchboard:
+    """A node's links. One thread (or loop) opens it, receives, ticks and closes; any thread may send.
+
+    `status(peer)` is the heartbeat for that peer; `answers` are given at once, before the part sees the message.
+    Nothing a peer sends raises: what cannot be used is counted, dropped, and logged at most once a second.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        inbox_union: UnionType | type[Message],
+        status: Callable[[str], Heartbeat],
+        answers: Mapping[type[Message], Answer] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.incarnation = os.urandom(8).hex()
+        self._codec = Codec(inbox_union)
+        self._status = status
+        self._answers = dict(answers or {})
+        self._clock = clock
+        self._make_sockets: Callable[[NodeConfig, str], Sockets] = Sockets
+        self._sockets: Sockets | None = None
+        self._resolver = Resolver(config.specs)
+        self._routes: dict[str, Route] = {}
+        self._sources = Sources()
+        self._claims = Claims(config.security if config.guarded else None)
+        self._counters = Counters()
+        self._pulse = Pulse(config.heartbeat_interval, config.silence)
+        self._beats: dict[str, Heartbeat] = {}
+        """The last heartbeat to each peer that was up then."""
+        self._due = float("-inf")
+        self._news = False
+        """Connections came up or broke."""
+        self._to_tell: Ready | None = None
+
+    # Any thread.
+
+    def send(self, peer: str, message: Message, *frames: Frame) -> bool:
+        """Queue a message for a peer; never waits.
+
+        False if it was not sent: the peer is not up, its queue is full, or it did not announce this type of message.
+        """
+        route = self._routes.get(peer)
+        if route is None:
+            self._counters.count("refused_unknown")
+            return False
+        if tag_of(type(message)) not in route.features:
+            self._counters.count("refused_unannounced")
+            return False
+        if not isinstance(message, Heartbeat):
+            self._stir(self._clock())
+        return route.outbox.send([route.envelope, encode(message), *frames])
+
+    def set_ready(self, ready: Ready) -> None:
+        """Tell every peer, now and from now on, that we can take work."""
+        self._to_tell = ready
+        self.ring()
+
+    def ring(self) -> None:
+        """Make a `wait` return."""
+        if sockets := self._sockets:
+            sockets.waiter.ring()
+
+    @property
+    def beat_due(self) -> float:
+        """The time of the next heartbeat."""
+        return self._pulse.due
+
+    def beat_again(self, step_age: float, longest_step: float) -> None:
+        """Repeat the last heartbeats while the thread that owns the node is busy, and say for how long it has been."""
+        for peer, last in list(self._beats.items()):
+            phase = last.phase if last.phase is Phase.DRAINING else Phase.STEP
+            age = {"phase": phase, "step_age": step_age, "longest_step": longest_step}
+            self.send(peer, msgspec.structs.replace(last, **age))
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was sent, received, refused (`refused_full`, `_unknown`, `_unannounced`, `_oversized`) and dropped.
+
+        `dropped_undecodable`: garbage, unknown tags, missing frames; `dropped_stale`: meant for an earlier start of
+        this process; `dropped_unknown`: from a process that is no peer; `dropped_forbidden`: with another role's key
+        than the peer's. `turned_away`: connections without a key. `refused_hello`: Hellos and introductions of
+        processes that cannot be peers, or that have ended.
+        """
+        return self._counters.total(self._sockets.counters() if self._sockets else ())
+
+    def peers(self) -> list[PeerInfo]:
+        """The peers that are up."""
+        table = list(self.table.peers.values())
+        return [PeerInfo(peer.hello.peer, peer.hello.role, peer.hello.incarnation, peer.ready) for peer in table]
+
+    # The thread that owns the node.
+
+    def open(self) -> None:
+        """Bind the inbox. Raises ChannelError or AddressError."""
+        config = self.config
+        self._sockets = self._make_sockets(config, self.incarnation)
+        self.inbox = self._sockets.inbox
+        me = Hello(
+            peer=config.peer,
+            incarnation=self.incarnation,
+            role=config.role,
+            address=config.advertise or self.inbox.address,
+            version=WIRE_VERSION,
+            features=list(self._codec.tags),
+            software=f"tercet-protocol {__version__}",
+        )
+        self.table = PeerTable(me, Timing(config.heartbeat_interval, config.silence), config.max_peers, config.reach)
+
+    def fileno(self) -> int:
+        """Readable when `wait` would not have to wait."""
+        return self._opened.waiter.fileno()
+
+    def wait(self, seconds: float) -> None:
+        """Until there is something to receive or to do, at most so long. Receive all there is before the next time."""
+        self._news |= self._opened.waiter.wait(seconds)
+
+    def receive(self, limit: int) -> tuple[list[Delivery], bool]:
+        """Take in at most `limit` messages. Says also whether there may be more."""
+        deliveries: list[Delivery] = []
+        now = self._clock()
+        self.admit()
+        for _ in range(limit):
+            received = self.inbox.receive()
+            if received is None:
+                return deliveries, False
+            self._take(received, now, deliveries)
+        return deliveries, True
+
+    def admit(self) -> None:
+        """Let in those who have a key and wait outside."""
+        for _ in range(self.inbox.admit()):
+            self._counters.count("turned_away")
+            self._counters.complain("turned away a connection that shows no key of ours", self._clock())
+
+    def tick(self) -> list[Delivery]:
+        """Do what is due, if anything: look for peers, say Hello, notice who is gone, send heartbeats."""
+        deliveries: list[Delivery] = []
+        now = self._clock()
+        if now < self._next and not self._news and self._to_tell is None:
+            return deliveries
+        # Each is carried out before the table is told of the next: what is down is down before its next start is up.
+        if self._to_tell is not None:
+            self._apply(self.table.set_ready(self._to_tell), now, deliveries)
+            self._to_tell = None
+        if (addresses := self._resolver.poll(now)) is not None:
+            self._claims.dialled = addresses
+            self._apply(self.table.want(set(addresses), now), now, deliveries)
+        if self._news:
+            self._news = False
+            self._apply(self._connections(now), now, deliveries)
+        self._apply(self.table.tick(now), now, deliveries)
+        self.beat()
+        self._due = min(self.table.deadline(now), self._resolver.deadline)
+        return deliveries
+
+    def _connections(self, now: float) -> list[Effect]:
+        """What follows from what happened to connections."""
+        effects: list[Effect] = []
+        for address, change in self._opened.changes():
+            if change is Connection.FAILED:
+                self._counters.complain(f"{address} does not take our key, or is no part of a server", now)
+                effects += self.table.failed(address, now)
+            else:
+                effects += self.table.connection(address, change is Connection.UP, now)
+        return effects
+
+    def beat(self) -> None:
+        """Send heartbeats if they are due."""
+        now = self._clock()
+        if now < self._pulse.due:
+            return
+        self._pulse.beaten(now)
+        self._beats = {peer: self._status(peer) for peer in list(self._routes)}
+        for peer, heartbeat in self._beats.items():
+            if is_busy(heartbeat):
+                self._stir(now)
+            self.send(peer, heartbeat)
+
+    def _stir(self, now: float) -> None:
+        """Something goes on, here or with a peer: heartbeats are quick for a while."""
+        if self._pulse.stir(now):
+            self.ring()
+
+    @property
+    def _next(self) -> float:
+        return min(self._due, self._pulse.due)
+
+    def idle_time(self) -> float:
+        """Seconds until the next tick has something to do, if nothing happens before."""
+        return max(0.0, self._next - self._clock())
+
+    def close(self, reason: str) -> None:
+        """Say Goodbye and close every socket. Waits a moment for what is queued to leave."""
+        if self._sockets is None:
+            return
+        self._apply(self.table.leave(reason), self._clock(), [])
+        self._routes.clear()
+        sockets, self._sockets = self._sockets, None
+        for counters in sockets.close():
+            self._counters.add(counters)
+
+    @property
+    def _opened(self) -> Sockets:
+        assert self._sockets is not None, "the node is not open"
+        return self._sockets
+
+    # Receiving.
+
+    def _take(self, received: Received, now: float, deliveries: list[Delivery]) -> None:
+        key, frames = received
+        try:
+            if len(frames) < 2:
+                raise DecodeError(f"{len(frames)} frames instead of an envelope and a message")
+            source = self._sources.find(key, bytes(frames[0]))
+            source = source or self._greet(decode_envelope(frames[0]), received, now, deliveries)
+            if source is None:
+                return
+            message = self._codec.decode(frames[1])
+            self._counters.count("received")
+            self.table.heard(source, now)
+            self._handle(source, message, received, now, deliveries)
+        except DecodeError as error:
+            self._counters.drop("dropped_undecodable", str(error), now)
+
+    def _greet(self, envelope: Envelope, received: Received, now: float, deliveries: list[Delivery]) -> str | None:
+        """An envelope not remembered: that of a peer, which is returned, or of a process that is none."""
+        if envelope.target and envelope.target != self.incarnation:
+            self._counters.drop(
+                "dropped_stale", f"a message from {envelope.source} for an earlier start of this part", now
+            )
+            return None
+        key, frames = received
+        known = self.table.peers.get(envelope.source)
+        if known and envelope.target and known.hello.incarnation == envelope.incarnation:
+            if self._forbidden(key, envelope.source, known.hello.role, now):
+                return None
+            self._sources.remember(key, bytes(frames[0]), envelope.source)
+            return envelope.source
+        message = self._codec.decode(frames[1])
+        if isinstance(message, Hello):
+            if (message.peer, message.incarnation) != (envelope.source, envelope.incarnation):
+                raise DecodeError(f"a Hello of {message.peer} in an envelope of {envelope.source}")
+            self._apply(self._meet(key, message, now), now, deliveries)
+        elif isinstance(message, Goodbye) and envelope.target:
+            logger.warning("%s turns us away: %s", envelope.source, message.reason)
+        else:
+            self._counters.drop("dropped_unknown", f"a message from {envelope.source}, which is no peer", now)
+        return None
+
+    def _forbidden(self, key: Role | None, peer: str, role: Role, now: float, address: str = "") -> bool:
+        """Whether the sender's key is not that of the role it claims, or of the one that we dial at its address."""
+        if self._claims.allowed(key, role, address):
+            return False
+        claim = f"a {role.value} {f'at {address} ' if address else ''}with the key of {key.value if key else 'nobody'}"
+        self._counters.drop("dropped_forbidden", f"a message from {peer}: {claim}", now)
+        return True
+
+    def _meet(self, key: Role | None, hello: Hello, now: float) -> list[Effect]:
+        """A Hello, which is answered under the key that it came under."""
+        if self._forbidden(key, hello.peer, hello.role, now, hello.address):
+            return []
+        role = key or hello.role
+        effects = self.table.hello(hello, now)
+        link = self.table.links.get(hello.address)
+        if link is None or link.hello is not hello:
+            return effects
+        if (outbox := self._opened.find(hello.address)) and outbox.key not in {None, role}:
+            self._close(hello.address)
+        return self._expect(role, hello.address, effects)
+
+    def _expect(self, role: Role, address: str, effects: list[Effect]) -> list[Effect]:
+        """Remember whose key is expected at an address, if there is to be a link to it."""
+        if address in self.table.links:
+            self._claims.expect(role, address)
+        return effects
+
+    def _handle(
+        self, source: str, message: Message, received: Received, now: float, deliveries: list[Delivery]
+    ) -> None:
+        match message:
+            case Hello():
+                if message.peer != source:
+                    raise DecodeError(f"a Hello of {message.peer} in an envelope of {source}")
+                effects = self._meet(received.role, message, now)
+            case Introduce():
+                key = self._claims.key_at(message.address) or message.role
+                effects = self._expect(key, message.address, self.table.introduce(source, message, now))
+            case Ready():
+                effects = self.table.peer_ready(source, message)
+            case Goodbye():
+                effects = self.table.goodbye(source, message, now)
+            case _:
+                if not isinstance(message, Heartbeat) or is_busy(message):
+                    self._stir(now)
+                if answer := self._answers.get(type(message)):
+                    if reply := answer(source, message):
+                        self.send(source, *reply)
+                else:
+                    deliveries.append(Delivery(source, message, tuple(map(memoryview, received.frames[2:])), now))
+                return
+        self._apply(effects, now, deliveries)
+
+    # Carrying out what the table decides.
+
+    def _apply(self, effects: Iterable[Effect], now: float, deliveries: list[Delivery]) -> None:
+        todo = deque(effects)
+        if todo:
+            self._due = float("-inf")
+        while todo:
+            match todo.popleft():
+                case Say() as say:
+                    todo.extendleft(reversed(self.table.said(say, self._say(say), now)))
+                case Close(address):
+                    self._close(address)
+                    if address not in self.table.links:
+                        self._claims.forget(address)
+                case Refused(peer, reason, again):
+                    self._counters.count("refused_hello")
+                    logger.log(logging.DEBUG if again else logging.ERROR, "%s is refused: %s", peer, reason)
+                case PeerUp(peer=peer, features=features) as event:
+                    hello = self.table.peers[peer].hello
+                    if outbox := self._dial(hello.address):
+                        self._routes[peer] = Route(outbox, self._envelope(hello.incarnation), frozenset(features))
+                    else:
+                        todo.extendleft(reversed(self.table.connection(hello.address, False, now)))
+                    deliveries.append(Delivery(peer, event))
+                    self._stir(now)
+                case PeerReady(peer=peer) as event:
+                    deliveries.append(Delivery(peer, event))
+                case PeerDown(peer=peer) as event:
+                    self._routes.pop(peer, None)
+                    self._sources.forget(peer)
+                    deliveries.append(Delivery(peer, event))
+                    self._stir(now)
+                case other:
+                    assert_never(other)
+
+    def _say(self, say: Say) -> bool:
+        message = say.message
+        if isinstance(message, Hello) and not self.config.advertise:
+            try:
+                here = address_towards(say.address, self.inbox.address)
+            except AddressError as error:
+                self._counters.complain(str(error), self._clock())
+                return False
+            message = msgspec.structs.replace(message, address=here)
+        outbox = self._dial(say.address)
+        return outbox is not None and outbox.send([self._envelope(say.target), encode(message)])
+
+    def _envelope(self, target: str) -> bytes:
+        return encode_envelope(Envelope(source=self.config.peer, incarnation=self.incarnation, target=target))
+
+    def _dial(self, address: str) -> Outbox | None:
+        """The outbox to an address; None if there can be none now, as when strangers hold every descriptor."""
+        try:
+            return self._opened.outbox(address, self._claims.key_at(address))
+        except (AddressError, OSError, zmq.ZMQError) as error:
+            self._counters.complain(f"cannot dial {address}: {error}", self._clock())
+            return None
+
+    def _close(self, address: str) -> None:
+        self._counters.add(self._opened.drop(address))

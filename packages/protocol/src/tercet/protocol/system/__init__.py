@@ -1,0 +1,1 @@
+"""The operating system: clocks, signals, open files, private files and standard streams."""

@@ -1,0 +1,1 @@
+"""ZeroMQ sockets, endpoints and CURVE authentication."""

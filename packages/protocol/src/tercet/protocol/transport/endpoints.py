@@ -1,0 +1,179 @@
+"""Addresses: what may be bound and dialled, and what a spec such as `ipc:///dir/scheduler-*` means right now."""
+
+import glob
+import ipaddress
+import os
+import re
+import socket
+from dataclasses import dataclass
+from enum import Enum
+
+from tercet.protocol.errors import AddressError
+from tercet.protocol.messages.values import Role
+
+IPC_PATH_LIMIT = 107
+"""Bytes of sun_path on Linux, less the closing zero."""
+
+PEER_ID_LIMIT = 64
+"""Characters."""
+
+_ANYWHERE = "192.0.2.1"
+"""An address of nobody (RFC 5737): the route to it is the default route."""
+
+_PEER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+_GLOB = re.compile(r"[*?\[]")
+
+
+class Reach(Enum):
+    """How far tcp:// may go, by what protects it."""
+
+    NOWHERE = "tcp:// needs keys: make them with `tercet keys DIRECTORY` and give each part --keys DIRECTORY/ROLE"
+    LOOPBACK = "tcp:// without keys is for loopback only"
+    ANYWHERE = ""
+
+
+@dataclass(frozen=True)
+class Ipc:
+    """A path on this machine: a directory to listen in, a socket to dial, or a pattern of sockets."""
+
+    path: str
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the path stands for whatever sockets match it."""
+        return _GLOB.search(self.path) is not None
+
+
+@dataclass(frozen=True)
+class Tcp:
+    """A host and port; the host may be a name that stands for several addresses."""
+
+    host: str
+    port: int
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether the host is a number, which needs no resolver."""
+        return _ip(self.host) is not None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nothing off this machine can reach it."""
+        number = _ip(self.host)
+        return self.host == "localhost" if number is None else number.is_loopback
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for all of this machine's addresses: to be bound, not dialled."""
+        number = _ip(self.host)
+        return number is not None and number.is_unspecified
+
+    def __str__(self) -> str:
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+
+def parse(address: str) -> Ipc | Tcp:
+    """The parts of an address or spec. Raises AddressError for anything but an absolute ipc:// path or tcp://host:port."""
+    if address.startswith("ipc://"):
+        path = address.removeprefix("ipc://")
+        if not path.startswith("/") or "\0" in path:
+            raise AddressError(f"{address!r}: an ipc address needs an absolute path")
+        if len(os.fsencode(path)) > IPC_PATH_LIMIT:
+            raise AddressError(f"{address!r}: the path is longer than the {IPC_PATH_LIMIT} bytes a socket may have")
+        return Ipc(path)
+    if matched := _TCP.fullmatch(address):
+        port = int(matched[2])
+        if port > 65535:
+            raise AddressError(f"{address!r}: there is no port {port}")
+        return Tcp(matched[1].strip("[]"), port)
+    raise AddressError(f"{address!r} is neither ipc:///absolute/path nor tcp://host:port")
+
+
+def check_peer_id(peer: str) -> str:
+    """`peer` itself. Raises AddressError unless it can be part of a file name."""
+    if not _PEER_ID.fullmatch(peer):
+        raise AddressError(f"{peer!r} is no peer id: up to 64 letters, digits, dots, dashes, underscores")
+    return peer
+
+
+def default_peer(role: Role) -> str:
+    """`scheduler-<host name>`: unique where a machine, pod or container runs one process of the role."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
+    return f"{role}-{host[-(PEER_ID_LIMIT - len(role) - 1) :]}"
+
+
+def check_spec(spec: str, reach: Reach = Reach.LOOPBACK) -> Ipc | Tcp:
+    """The parsed spec of what to dial. Raises AddressError, also for tcp:// beyond reach."""
+    target = parse(spec)
+    if isinstance(target, Tcp) and reach is not Reach.ANYWHERE and not (reach is Reach.LOOPBACK and target.is_loopback):
+        alone = ", or --insecure-loopback where no other user is" if target.is_loopback else ""
+        raise AddressError(f"{spec}: {reach.value}{alone}")
+    return target
+
+
+def check_dialable(address: str, reach: Reach = Reach.LOOPBACK) -> str:
+    """`address` itself. Raises AddressError unless one socket can connect to it."""
+    target = check_spec(address, reach)
+    if isinstance(target, Ipc) and target.is_pattern:
+        raise AddressError(f"{address!r} is a pattern, not one address")
+    if isinstance(target, Tcp) and (not target.port or target.is_wildcard):
+        raise AddressError(f"{address!r} can be bound, not dialled: name a host and a port")
+    return address
+
+
+def bind_address(listen: str, peer: str, incarnation: str, reach: Reach = Reach.LOOPBACK) -> str:
+    """Where an inbox binds: `<dir>/<peer>.<incarnation>.ipc` under an ipc:// directory, or the tcp:// itself."""
+    target = check_spec(listen, reach)
+    if isinstance(target, Tcp):
+        return str(target)
+    if target.is_pattern:
+        raise AddressError(f"{listen!r}: an inbox listens in one directory")
+    address = f"ipc://{target.path.rstrip('/')}/{check_peer_id(peer)}.{incarnation}.ipc"
+    parse(address)
+    return address
+
+
+def address_towards(peer: str, bound: str) -> str:
+    """The address at which `peer` reaches an inbox bound to `bound`: for a wildcard, that of the route to the peer.
+
+    A name is not looked up, since that may take long: whoever has one is taken to be where the default route leads.
+    Raises AddressError when there is no route, or nothing left to look for one with.
+    """
+    inbox, target = parse(bound), parse(peer)
+    if isinstance(inbox, Ipc) or not inbox.is_wildcard or isinstance(target, Ipc):
+        return bound
+    host = "127.0.0.1" if target.host == "localhost" else target.host if target.is_literal else _ANYWHERE
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, target.port or 1))  # sends nothing
+            return str(Tcp(str(probe.getsockname()[0]), inbox.port))
+    except OSError as error:
+        raise AddressError(f"no route to {peer}: {error}") from error
+
+
+def resolve(spec: str) -> set[str]:
+    """The addresses a spec stands for now: sockets that match an ipc pattern, every address of a DNS name, or itself.
+
+    A name that does not resolve stands for nothing. May wait for a name server.
+    """
+    target = parse(spec)
+    if isinstance(target, Ipc):
+        if not target.is_pattern:
+            return {spec}
+        return {f"ipc://{path}" for path in glob.glob(target.path) if path.endswith(".ipc")}
+    if target.is_literal:
+        return {str(target)}
+    try:
+        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {str(Tcp(str(entry[4][0]), target.port)) for entry in found}
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

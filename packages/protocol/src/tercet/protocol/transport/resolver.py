@@ -1,0 +1,49 @@
+"""Keeps the meaning of address specs up to date without ever waiting for a name server."""
+
+import threading
+from collections.abc import Mapping
+
+from tercet.protocol.messages.values import Role
+from tercet.protocol.transport.endpoints import Tcp, parse, resolve
+
+INTERVAL = 0.5
+"""Seconds between looks."""
+NAME_INTERVAL = 2.0
+"""Seconds between questions to a name server."""
+
+
+class Resolver:
+    """What a list of specs stands for. Files are looked at in place; DNS names in a short-lived thread of their own."""
+
+    def __init__(self, specs: Mapping[str, Role | None]) -> None:
+        self._roles = dict(specs)
+        names = [spec for spec in specs if isinstance(target := parse(spec), Tcp) and not target.is_literal]
+        self._local = [spec for spec in specs if spec not in names]
+        self._names = names
+        self._found: dict[str, Role | None] = {}
+        self._thread: threading.Thread | None = None
+        self._due = self._names_due = float("-inf")
+
+    @property
+    def deadline(self) -> float:
+        """When a name server's answer may be there; files can wait for whoever looks anyway."""
+        return self._due if self._thread and self._thread.is_alive() else float("inf")
+
+    def poll(self, now: float) -> dict[str, Role | None] | None:
+        """Every address with the role expected there, if it is time to look again."""
+        if now < self._due:
+            return None
+        self._due = now + INTERVAL
+        if self._names and now >= self._names_due and not (self._thread and self._thread.is_alive()):
+            self._names_due = now + NAME_INTERVAL
+            self._thread = threading.Thread(target=self._look_up, name="tercet-resolver", daemon=True)
+            self._thread.start()
+        if self._thread and self._thread.is_alive():
+            self._due = now + INTERVAL / 10
+        return self._found | self._resolve(self._local)
+
+    def _look_up(self) -> None:
+        self._found = self._resolve(self._names)
+
+    def _resolve(self, specs: list[str]) -> dict[str, Role | None]:
+        return {address: self._roles[spec] for spec in specs for address in resolve(spec)}

@@ -1,0 +1,253 @@
+"""The bytes of a released wire version never change. Run this file to print those of the version there is now."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tercet.protocol.messages import messages as m
+from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
+from tercet.protocol.messages.values import (
+    WIRE_VERSION,
+    FinishReason,
+    FinishType,
+    Grammar,
+    GrammarKind,
+    Held,
+    HistogramSample,
+    Load,
+    LogprobParams,
+    Logprobs,
+    LoRAAdapter,
+    ModelIdentity,
+    ModelLimits,
+    Phase,
+    Resume,
+    Role,
+    Sample,
+    SamplingParams,
+    Task,
+    pack_floats,
+    pack_ints,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+MINORS = range(WIRE_VERSION[1] + 1)
+
+LOGPROBS = Logprobs(pack_floats([-0.5, -1.5]), 1, pack_ints([7, 8]), pack_floats([-0.25, -1.0]))
+ROWS: dict[str, Any] = {
+    "rids": ["r1", "r2"],
+    "indices": pack_ints([0, 1]),
+    "attempts": pack_ints([0, 2]),
+    "positions": pack_ints([0, 17]),
+    "offsets": pack_ints([0, 1, 3]),
+    "token_ids": pack_ints([42, 128_000, 1]),
+    "finishes": {
+        0: FinishReason(FinishType.STOP, "\n\n"),
+        1: FinishReason(FinishType.ERROR, None, "the logits were NaN", asked=True),
+    },
+    "logprobs": {1: LOGPROBS},
+}
+
+MESSAGES: list[m.Message] = [
+    m.Hello(
+        peer="frontend-0",
+        incarnation="00112233445566ff",
+        role=Role.FRONTEND,
+        address="ipc:///run/tercet/frontend-0.00112233445566ff.ipc",
+        version=(1, 1),
+        features=["BatchStrOutput", "Hello"],
+        software="tercet-protocol 0.1.0",
+        reply=True,
+        dialled="tcp://10.0.0.1:30000",
+    ),
+    m.Introduce(peer="detokenizer-0", role=Role.DETOKENIZER, address="tcp://127.0.0.1:5001"),
+    m.Ready(
+        limits=ModelLimits(
+            model="demo",
+            context_length=4096,
+            vocab_size=32_000,
+            max_total_tokens=100_000,
+            eos_token_ids=[2],
+            task=Task.CLASSIFY,
+            grammars="llguidance 1.9.1",
+            width=2,
+            labels=["no", "yes"],
+            max_loras=8,
+        ),
+        identity=ModelIdentity(
+            weights="abc", files={"tokenizer.json": "0f" * 32}, path="/models/demo", weights_path="/ckpt/7"
+        ),
+        url="http://127.0.0.1:8000",
+        software="tercet-scheduler 0.1.0",
+    ),
+    m.Progress(text="loading weights", done=3, total=4),
+    m.Heartbeat(
+        phase=Phase.STEP,
+        steps=12,
+        step_age=0.5,
+        longest_step=1.25,
+        step_seconds=6.5,
+        load=Load(queued=1, running=2, pages_total=100, pages_free=40, page_size=16, updating=True, drafted_tokens=7),
+        held=Held(rids=["r1"], indices=pack_ints([0]), attempts=pack_ints([1]), positions=pack_ints([9])),
+    ),
+    m.Goodbye(reason="the server stops"),
+    m.TokenizedGenerateReqInput(
+        rid="r1",
+        attempt=1,
+        detokenizer="detokenizer-0",
+        input_ids=pack_ints([1, 2, 3]),
+        sampling=SamplingParams(
+            max_new_tokens=16,
+            seed=2**64 - 1,
+            stop_token_ids=[2],
+            logit_bias={5: -1.5},
+            grammar=Grammar(GrammarKind.REGEX, "[0-9]+"),
+        ),
+        decode_spec=b"\x80",
+        logprobs=LogprobParams(top=2, prompt=True),
+        resume=[Resume(0, pack_ints([4]))],
+        priority=-1,
+        cache_salt="tenant",
+        alone=True,
+        hold=True,
+        lora=LoRAAdapter("/adapters/sql", "0f" * 32),
+        prediction=pack_ints([42, 128_000]),
+        tenant="00ff" * 8,
+    ),
+    m.TokenizedEmbeddingReqInput(
+        rid="r2",
+        attempt=1,
+        input_ids=pack_ints([1, 2]),
+        token_types=pack_ints([0, 1]),
+        priority=1,
+        alone=True,
+        hold=True,
+        tenant="00ff" * 8,
+    ),
+    m.AbortReq(rid="r1", indices=[1], reason="the client left", asked=True),
+    m.FlushCacheReq(id="c1"),
+    m.PauseGenerationReq(id="c2"),
+    m.ContinueGenerationReq(id="c3"),
+    m.UpdateWeightsFromDiskReq(id="c7", path="/ckpt/7"),
+    m.LoadLoRAAdapterReq(id="c5", adapter=LoRAAdapter("/adapters/sql")),
+    m.UnloadLoRAAdapterReq(id="c6", adapter=LoRAAdapter("/adapters/sql", "0f" * 32)),
+    m.TokenizerFilesReq(id="c4"),
+    m.Rejected(rid="r1", attempt=0, code="rate_limit_exceeded", message="the queue is full", retry=True),
+    m.ReadyAlone(rid="r1", attempt=2),
+    m.ControlReply(id="c1", ok=False, message="busy", sha256="0f" * 32),
+    m.TokenizerFiles(id="c4", model="demo", names=["tokenizer.json"], sha256=["0f" * 32]),
+    m.BatchEmbeddingOutput(
+        rids=["r2"],
+        attempts=pack_ints([1]),
+        width=384,
+        finishes={0: FinishReason(FinishType.ERROR, None, "the vector was not finite")},
+        waited=pack_floats([0.25]),
+    ),
+    m.BatchTokenIDOutput(
+        openings=[
+            m.Opening(
+                row=0, frontend="frontend-0", decode_spec=b"\x80", prompt_tokens=3, cached_tokens=2, waited=0.25
+            ),
+            m.Opening(
+                row=1, frontend="f", decode_spec=b"", prompt_tokens=1, cached_tokens=0, prompt_logprobs=LOGPROBS
+            ),
+        ],
+        **ROWS,
+    ),
+    m.BatchStrOutput(
+        texts=["é", ""], openings=[m.TextOpening(row=0, prompt_tokens=3, cached_tokens=2, waited=0.25)], **ROWS
+    ),
+    m.SeriesReq(id="s1"),
+    m.Series(
+        id="s1",
+        samples={"requests_open": [Sample(value=2.0)], "requests": [Sample(labels=["finished"], value=7.0)]},
+        histograms={"queue_seconds": [HistogramSample(labels=["demo"], buckets=[3, 0, 1], sum=1.25)]},
+    ),
+]  # fmt: skip
+
+DECODE_SPEC = m.DecodeSpec(
+    stop=["\n\n"],
+    prompt_tail=pack_ints([3]),
+    resume=[Resume(1, b"")],
+    tokenizer="0f",
+    min_tokens=3,
+    stops_in_special_tokens=False,
+    chars_sent={1: 5},
+)
+ENVELOPE = Envelope(source="frontend-0", incarnation="00112233445566ff", target="ffeeddccbbaa9988")
+
+
+def encoded() -> Iterator[tuple[str, msgspec.Struct, bytes]]:
+    for message in MESSAGES:
+        yield tag_of(type(message)), message, encode(message)
+    yield "DecodeSpec", DECODE_SPEC, msgspec.msgpack.encode(DECODE_SPEC)
+    yield "Envelope", ENVELOPE, encode_envelope(ENVELOPE)
+
+
+def golden(minor: int = WIRE_VERSION[1]) -> dict[str, bytes]:
+    text = (GOLDEN / f"wire-1.{minor}.txt").read_text()
+    lines = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: bytes.fromhex(data) for name, data in lines}
+
+
+def within(older: Any, newer: Any) -> bool:
+    """Whether all that an older message says is said by a newer one."""
+    if isinstance(older, dict) and isinstance(newer, dict):
+        return all(key in newer and within(value, newer[key]) for key, value in older.items())
+    if isinstance(older, list) and isinstance(newer, list):
+        return len(older) == len(newer) and all(map(within, older, newer))
+    return bool(older == newer)
+
+
+CASES = [pytest.param(name, value, frame, id=name) for name, value, frame in encoded()]
+
+
+def test_every_message_type_has_golden_bytes() -> None:
+    kinds = {tag_of(kind) for kind in m.Message.__subclasses__()}
+    assert set(golden()) == kinds | {"DecodeSpec", "Envelope"}
+    assert {path.name for path in GOLDEN.iterdir()} == {f"wire-1.{minor}.txt" for minor in MINORS}
+
+
+@pytest.mark.parametrize("minor", MINORS[:-1])
+def test_every_older_minor_is_still_read(minor: int) -> None:
+    now = {name: (value, frame) for name, value, frame in encoded()}
+    for name, frame in golden(minor).items():
+        value, newer = now[name]
+        older = msgspec.msgpack.decode(frame)
+        if name != "Hello":  # which names its own version
+            assert within(older, msgspec.msgpack.decode(newer)), name
+        read = msgspec.msgpack.decode(frame, type=type(value))
+        assert within(older, msgspec.msgpack.decode(msgspec.msgpack.encode(read))), name
+
+
+@pytest.mark.parametrize(("name", "value", "frame"), CASES)
+def test_bytes_are_golden_both_ways(name: str, value: msgspec.Struct, frame: bytes) -> None:
+    assert frame.hex() == golden()[name].hex()
+    assert msgspec.msgpack.decode(golden()[name], type=type(value)) == value
+
+
+@pytest.mark.parametrize(("name", "value", "frame"), CASES)
+def test_a_newer_minor_may_add_fields(name: str, value: msgspec.Struct, frame: bytes) -> None:
+    fields = msgspec.msgpack.decode(golden()[name])
+    newer = msgspec.msgpack.encode(fields | {"added_later": {"any": [1, None]}})
+    assert msgspec.msgpack.decode(newer, type=type(value)) == value
+
+
+@pytest.mark.parametrize(("name", "value", "frame"), CASES)
+def test_an_older_minor_may_lack_what_has_a_default(name: str, value: msgspec.Struct, frame: bytes) -> None:
+    fields = msgspec.msgpack.decode(golden()[name])
+    for info in msgspec.structs.fields(type(value)):
+        older = msgspec.msgpack.encode({key: field for key, field in fields.items() if key != info.name})
+        if info.required:
+            with pytest.raises(msgspec.ValidationError, match=info.name):
+                msgspec.msgpack.decode(older, type=type(value))
+            continue
+        default = info.default_factory() if info.default is msgspec.NODEFAULT else info.default
+        assert msgspec.msgpack.decode(older, type=type(value)) == msgspec.structs.replace(value, **{info.name: default})
+
+
+if __name__ == "__main__":
+    print("\n".join(f"{name} {frame.hex()}" for name, _, frame in encoded()))  # noqa: T201

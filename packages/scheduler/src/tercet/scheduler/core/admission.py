@@ -1,0 +1,196 @@
+"""What becomes of a request at the door: refused, queued, or joined to the earlier attempt that is still held."""
+
+from collections.abc import Sequence
+
+from tercet.protocol.messages.messages import AbortReq, Rejected, TokenizedGenerateReqInput
+from tercet.protocol.messages.values import (
+    FinishReason,
+    FinishType,
+    Grammar,
+    LoRAAdapter,
+    Resume,
+    pack_ints,
+    unpack_ints,
+)
+from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.finish import finish_at_arrival
+from tercet.scheduler.core.outputs import Outputs
+from tercet.scheduler.core.pending_aborts import AskedAborts
+from tercet.scheduler.core.plan import Capacity
+from tercet.scheduler.core.queue import WaitingQueue
+from tercet.scheduler.core.request import Req, namespace_of
+from tercet.scheduler.core.request_table import Roster
+from tercet.scheduler.core.validation import fault_in, strange_ids
+
+
+class Intake:
+    """Accepts, refuses and aborts requests."""
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        longest: int,
+        max_queued: int,
+        waiting: WaitingQueue,
+        roster: Roster,
+        counters: Counters,
+    ) -> None:
+        self._vocab_size = capacity.vocab_size
+        self._reads_grammars = bool(capacity.grammars)
+        self._runs_adapters = bool(capacity.adapters)
+        self._ends = [token for token in capacity.eos_token_ids if 0 <= token < capacity.vocab_size]
+        self._longest = min(longest, capacity.context_length)
+        """Tokens of prompt and output that one choice can ever have."""
+        self._max_queued = max_queued
+        self._waiting = waiting
+        self._roster = roster
+        self._counters = counters
+        self._asked = AskedAborts()
+        self._arrivals = 0
+        self.draining = False
+
+    def accept(self, source: str, request: TokenizedGenerateReqInput, outputs: Outputs, at: float) -> None:
+        """Queue a request. A higher attempt of one still held takes it over, an equal or lower one is ignored."""
+        held = self._roster.choices(source, request.rid)
+        if any(req.attempt >= request.attempt for req in held.values()):
+            self._counters.ignored += 1
+            return
+        refused = self._refusal(request)
+        if refused is not None:
+            self._counters.rejected += 1
+            outputs.tell(source, refused)
+            self._give_up(held, outputs)
+            return
+        choices = request.resume or [Resume(index) for index in range(request.sampling.n)]
+        known = {choice.index: unpack_ints(choice.output_ids) for choice in choices}
+        self._give_up(
+            {
+                index: req
+                for index, req in held.items()
+                if index not in known or not _continues(req, request, known[index])
+            },
+            outputs,
+        )
+        fresh: list[Req] = []
+        number = self._arrivals
+        for index, output_ids in known.items():
+            kept = held.get(index)
+            if kept is not None and kept.finish is None:
+                if kept.detokenizer != request.detokenizer:
+                    outputs.close(kept)
+                kept.route(request, len(output_ids))
+                if kept.sent < kept.output_tokens:
+                    outputs.emit(kept)
+            else:
+                fresh.append(self._new(request, source, index, output_ids, at, number))
+        self._roster.add(fresh)
+        asked = self._asked.finish(request.rid)
+        for req in fresh:
+            finish = finish_at_arrival(req) or asked
+            if finish is not None:
+                self._roster.end(req, finish, outputs)
+
+    def abort(self, source: str, message: AbortReq, outputs: Outputs) -> None:
+        """End the named choices, at whatever stage they are."""
+        self._asked.note(message)
+        own = self._roster.choices(source, message.rid).values()
+        for req in self._roster.named(message.rid) if message.asked else own:
+            if req.finish is None and (not message.indices or req.index in message.indices):
+                self._counters.aborted += 1
+                finish = FinishReason(FinishType.ABORT, message=message.reason, asked=message.asked)
+                self._roster.end(req, finish, outputs)
+
+    def refuse(self, grammar: Grammar, fault: str, outputs: Outputs) -> None:
+        """Refuse what would follow a grammar that cannot be followed. What has begun ends as its executor finds."""
+        followers = [req for req in self._roster if req.sampling.grammar == grammar and req.finish is None]
+        self._refuse_all(followers, "invalid_grammar", f"The grammar is refused: {fault}.", outputs)
+
+    def refuse_adapter(self, adapter: LoRAAdapter, fault: str, outputs: Outputs) -> None:
+        """Refuse what would have an adapter that cannot be read. What has begun has it."""
+        users = [req for req in self._roster if req.adapter == adapter and req.finish is None]
+        self._refuse_all(users, "invalid_lora", f"The adapter is refused: {fault}.", outputs)
+
+    def _refuse_all(self, asked: Sequence[Req], code: str, why: str, outputs: Outputs) -> None:
+        """Refuse the requests of choices, unless they have begun."""
+        for (frontend, rid), attempt in {(req.frontend, req.rid): req.attempt for req in asked}.items():
+            reqs = self._roster.choices(frontend, rid).values()
+            if any(req.slot >= 0 or req.opened or req.finish is not None for req in reqs):
+                continue
+            self._counters.rejected += 1
+            refused = Rejected(rid=rid, attempt=attempt, code=code, message=why, retry=True)
+            outputs.tell(frontend, refused)
+            for req in reqs:
+                self._roster.end(req, FinishReason(FinishType.ABORT), None)
+
+    def drop_frontend(self, peer: str) -> None:
+        """Free all that a dead frontend asked for."""
+        for req in list(self._roster):
+            if req.frontend == peer and req.finish is None:
+                self._counters.aborted += 1
+                self._roster.end(req, FinishReason(FinishType.ABORT), None)
+
+    def _new(
+        self,
+        request: TokenizedGenerateReqInput,
+        source: str,
+        index: int,
+        output_ids: Sequence[int],
+        at: float,
+        number: int,
+    ) -> Req:
+        req = Req(request, source, index, output_ids, self._arrivals, at, number)
+        self._arrivals += 1
+        sampling = request.sampling
+        req.end = req.prompt_tokens + sampling.max_new_tokens
+        ends = [] if sampling.ignore_eos else self._ends
+        req.stop_ids = frozenset([*sampling.stop_token_ids, *ends])
+        return req
+
+    def _give_up(self, held: dict[int, Req], outputs: Outputs) -> None:
+        """End choices that a later attempt does not go on with: nobody waits for their answers."""
+        for req in held.values():
+            if req.finish is None:
+                outputs.close(req)
+                self._roster.end(req, FinishReason(FinishType.ABORT), None)
+
+    def _refusal(self, request: TokenizedGenerateReqInput) -> Rejected | None:
+        """Why a request cannot be run, if it cannot."""
+
+        def rejected(code: str, message: str, *, retry: bool = False) -> Rejected:
+            return Rejected(rid=request.rid, attempt=request.attempt, code=code, message=message, retry=retry)
+
+        if self.draining:
+            return rejected("draining", "this scheduler is leaving", retry=True)
+        fault = fault_in(request, self._vocab_size)
+        if fault is not None:
+            return rejected("invalid_request", fault)
+        if request.sampling.grammar is not None and not self._reads_grammars:
+            return rejected("invalid_request", "this scheduler reads no grammars")
+        ids = unpack_ints(request.input_ids)
+        known = [unpack_ints(choice.output_ids) for choice in request.resume]
+        if request.lora is not None and not self._runs_adapters:
+            return rejected("invalid_lora", "this scheduler runs no adapters", retry=True)
+        total = len(ids) + max([request.sampling.max_new_tokens, *map(len, known)])
+        if total > self._longest or any(len(part) > request.sampling.max_new_tokens for part in known):
+            message = f"prompt and output together have {total} tokens; at most {self._longest} are possible here"
+            return rejected("context_length_exceeded", message)
+        if not ids or strange_ids(self._vocab_size, ids, *known):
+            return rejected("invalid_token_ids", "the prompt is empty or holds a token id outside the vocabulary")
+        if strange_ids(self._vocab_size, unpack_ints(request.prediction)):
+            return rejected("invalid_request", "the prediction holds a token id outside the vocabulary")
+        if not request.resume and request.sampling.n > self._roster.room(request.tenant, self._max_queued):
+            return rejected("overloaded", "too many requests are waiting", retry=True)
+        return None
+
+
+def _continues(req: Req, request: TokenizedGenerateReqInput, output_ids: Sequence[int]) -> bool:
+    """Whether a held choice has the same prompt and sampling, and has emitted exactly `output_ids`, perhaps more."""
+    count = len(output_ids)
+    if count > req.output_tokens or (req.logprobs is not None and req.output_tokens - count > len(req.token_logprobs)):
+        return False
+    if (req.sampling, req.logprobs, req.adapter) != (request.sampling, request.logprobs, request.lora):
+        return False
+    if req.salt != namespace_of(request):
+        return False
+    known = req.cache_key(req.prompt_tokens + count)
+    return known == bytes(request.input_ids) + pack_ints(output_ids)

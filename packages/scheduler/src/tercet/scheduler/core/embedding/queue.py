@@ -1,0 +1,95 @@
+"""Inputs that wait for a step: those that come again after a crash first, then new ones, unless tenants take turns."""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import chain
+
+from tercet.scheduler.core.config import PolicyName
+from tercet.scheduler.core.embedding.req import EmbeddingReq
+from tercet.scheduler.core.queue import room
+from tercet.scheduler.core.token_counters import Accounts
+
+
+class EmbeddingQueue:
+    """In order of arrival, or under the policy `priority` by that; who was passed over too often goes first.
+
+    Under `fair` the tenant whose inputs had the fewest tokens so far comes next, with its earliest one: also after a
+    crash, which brings back all that a tenant has waiting.
+    """
+
+    def __init__(self, policy: PolicyName, patience: int) -> None:
+        self._by_priority = policy is PolicyName.PRIORITY
+        self.accounts = Accounts() if policy is PolicyName.FAIR else None
+        self._patience = patience
+        self.tenants: Counter[str] = Counter()
+        """Inputs that wait, by tenant."""
+        self._first: dict[EmbeddingReq, None] = {}
+        self._rest: dict[EmbeddingReq, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._rest)
+
+    def __contains__(self, req: EmbeddingReq) -> bool:
+        return req in self._first or req in self._rest
+
+    def __iter__(self) -> Iterator[EmbeddingReq]:
+        return chain(self._first, self._rest)
+
+    def room(self, tenant: str, most: int) -> int:
+        """Return how many inputs of a tenant may wait besides, if `most` of all may."""
+        return room(tenant, most - len(self), self.tenants[tenant])
+
+    def add(self, req: EmbeddingReq) -> None:
+        """Let an input wait."""
+        self.tenants[req.tenant] += 1
+        if self.accounts is not None:
+            self.accounts.joined(req.tenant)
+        first = req.attempt > 0 and self.accounts is None
+        (self._first if first else self._rest)[req] = None
+
+    def remove(self, req: EmbeddingReq) -> None:
+        """Take an input out; harmless for one that does not wait."""
+        if req not in self:
+            return
+        del (self._first if req in self._first else self._rest)[req]
+        self.tenants[req.tenant] -= 1
+        if not self.tenants[req.tenant]:
+            del self.tenants[req.tenant]
+        if self.accounts is not None:
+            self.accounts.left(req.tenant)
+
+    def take(self, planned: list[EmbeddingReq]) -> None:
+        """Take inputs out that a plan names, and age everyone whom a later arrival was preferred to."""
+        for req in planned:
+            self.remove(req)
+            if self.accounts is not None:
+                self.accounts[req.tenant].served += req.tokens
+        if self._by_priority:
+            latest = max(req.arrival for req in planned)
+            for req in self._rest:
+                req.passed_over += req.arrival < latest
+
+    def in_order(self) -> Iterable[EmbeddingReq]:
+        """Who should be planned next. Nothing may be removed while this is gone through."""
+        if self._by_priority:
+            return chain(self._first, sorted(self._rest, key=self._rank))
+        return self if self.accounts is None else self._in_turn(self.accounts)
+
+    def _in_turn(self, accounts: Accounts) -> Iterator[EmbeddingReq]:
+        """As if each that comes were planned. Of equals, the tenant with fewer inputs goes first, and so a newcomer."""
+        lines: dict[str, deque[EmbeddingReq]] = {}
+        for req in self._rest:
+            lines.setdefault(req.tenant, deque()).append(req)
+        heap = [(accounts[tenant].served, len(line), line[0].arrival, line) for tenant, line in lines.items()]
+        heapify(heap)
+        while heap:
+            served, _, _, line = heappop(heap)
+            req = line.popleft()
+            yield req
+            if line:
+                heappush(heap, (served + req.tokens, len(line), line[0].arrival, line))
+
+    def _rank(self, req: EmbeddingReq) -> tuple[bool, int, int]:
+        patient = req.passed_over < self._patience
+        return patient, -req.priority if patient else 0, req.arrival

@@ -1,0 +1,53 @@
+"""`EmbeddingReq`: one input, from arrival to its vector."""
+
+from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput
+
+
+class EmbeddingReq:
+    """One input. It waits until a plan names it, and is gone once that plan is committed."""
+
+    __slots__ = (
+        "alone",
+        "arrival",
+        "arrived",
+        "attempt",
+        "frontend",
+        "hold",
+        "input_ids",
+        "offered",
+        "passed_over",
+        "priority",
+        "rid",
+        "tenant",
+        "token_types",
+        "tokens",
+        "waited",
+    )
+
+    def __init__(self, request: TokenizedEmbeddingReqInput, frontend: str, arrival: int, arrived: float = 0.0) -> None:
+        self.rid = request.rid
+        self.frontend = frontend
+        self.arrival = arrival
+        self.arrived = arrived
+        self.waited = float("nan")
+        """From `arrived` until a plan had it; NaN before."""
+        self.input_ids = request.input_ids
+        self.token_types = request.token_types
+        self.tokens = len(request.input_ids) // 4
+        self.priority = request.priority
+        self.tenant = request.tenant
+        self.passed_over = 0
+        self.offered = False
+        """Whether nobody else may start before it: its frontend has been told so."""
+        self.route(request)
+
+    def route(self, request: TokenizedEmbeddingReqInput) -> None:
+        """Answer this or a later attempt."""
+        self.attempt = request.attempt
+        self.alone = request.alone
+        self.hold = request.hold
+        self.offered = self.offered and not request.hold
+
+    def is_of(self, request: TokenizedEmbeddingReqInput) -> bool:
+        """Whether a later attempt wants the same vector."""
+        return self.input_ids == request.input_ids and self.token_types == request.token_types

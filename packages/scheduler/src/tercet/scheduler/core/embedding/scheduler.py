@@ -1,0 +1,320 @@
+"""`EmbeddingScheduler`: the deterministic core of an encoder. Inputs in, plans out, results in, vectors out.
+
+It is to `EncodePlan` what `Scheduler` is to `Plan`, and simpler: an input is computed whole, in one step, and leaves
+nothing behind, so there are no slots, no pages and no prefixes. Attempts, aborts, drains, dead frontends, full peers,
+pauses and inputs that run alone mean what they mean there.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import assert_never
+
+from tercet.protocol.messages.messages import (
+    AbortReq,
+    ContinueGenerationReq,
+    ControlReply,
+    ControlReq,
+    FlushCacheReq,
+    LoadLoRAAdapterReq,
+    PauseGenerationReq,
+    ReadyAlone,
+    Rejected,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+    UnloadLoRAAdapterReq,
+    UpdateWeightsFromDiskReq,
+)
+from tercet.protocol.messages.values import (
+    FinishReason,
+    FinishType,
+    Grammar,
+    Held,
+    Load,
+    LoRAAdapter,
+    belongs,
+    pack_ints,
+)
+from tercet.scheduler.core.config import (
+    AdapterPending,
+    AdapterRead,
+    Arrival,
+    CoreConfig,
+    Drain,
+    GrammarPending,
+    GrammarRead,
+    MaskReady,
+    PeerBlocked,
+    PeerDrained,
+    PeerGone,
+    WeightsRead,
+)
+from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.embedding.outputs import EmbeddingOutputs
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
+from tercet.scheduler.core.embedding.queue import EmbeddingQueue
+from tercet.scheduler.core.embedding.req import EmbeddingReq
+from tercet.scheduler.core.embedding.validation import fault_in_input
+from tercet.scheduler.core.outputs import Outgoing
+from tercet.scheduler.core.pending_aborts import AskedAborts
+
+_NOT_FINITE = FinishReason(FinishType.ERROR, message="the model gave no finite numbers")
+
+
+class EmbeddingScheduler:
+    """Batches whole inputs under one token budget a step."""
+
+    def __init__(self, config: CoreConfig, capacity: EncoderCapacity) -> None:
+        self.config = config
+        self.capacity = capacity
+        self.counters = Counters()
+        self.waiting = EmbeddingQueue(config.policy, config.patience)
+        self.roster: dict[tuple[str, str], EmbeddingReq] = {}
+        """By frontend and rid: those that wait, and those in flight that still want an answer."""
+        self.in_flight: deque[tuple[EncodePlan, list[EmbeddingReq]]] = deque()
+        self.blocked_peers: set[str] = set()
+        self.paused_by = ""
+        """The frontend that paused it; whoever continues it, or the end of that frontend, ends the pause."""
+        self.draining = False
+        self._asked = AskedAborts()
+        self._arrivals = 0
+
+    @property
+    def runnable(self) -> bool:
+        """Whether `schedule` might have something to plan."""
+        return not self.paused_by and any(req.frontend not in self.blocked_peers for req in self.waiting)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held."""
+        return not self.roster
+
+    def handle(self, *arrivals: Arrival) -> list[Outgoing]:
+        """Take messages in. Returns what can be answered at once."""
+        outputs = EmbeddingOutputs(self.capacity.width)
+        for source, message, at in arrivals:
+            match message:
+                case TokenizedEmbeddingReqInput():
+                    self._accept(source, message, outputs, at)
+                case TokenizedGenerateReqInput():
+                    self._refuse(source, message, "invalid_request", "this model generates no text", outputs)
+                case AbortReq():
+                    self._abort(source, message, outputs)
+                case (
+                    FlushCacheReq()
+                    | PauseGenerationReq()
+                    | ContinueGenerationReq()
+                    | UpdateWeightsFromDiskReq()
+                    | LoadLoRAAdapterReq()
+                    | UnloadLoRAAdapterReq()
+                ):
+                    self._obey(source, message, outputs)
+                case PeerGone(peer):
+                    self._drop_frontend(peer)
+                case PeerBlocked(peer):
+                    self.blocked_peers.add(peer)
+                case PeerDrained(peer):
+                    self.blocked_peers.discard(peer)
+                case Drain():
+                    self.draining = True
+                case GrammarPending() | GrammarRead() | MaskReady() | AdapterPending() | AdapterRead() | WeightsRead():
+                    pass  # a vector follows no grammar and has no adapter, and an encoder keeps its weights
+                case _:
+                    assert_never(message)
+        self._offer(outputs)
+        return outputs.take()
+
+    def _obey(self, source: str, order: ControlReq, outputs: EmbeddingOutputs) -> None:
+        ok, told = True, ""
+        match order:
+            case FlushCacheReq():
+                told = "an encoder caches nothing"
+            case PauseGenerationReq() | ContinueGenerationReq():
+                self.paused_by = source if isinstance(order, PauseGenerationReq) else ""
+            case LoadLoRAAdapterReq() | UnloadLoRAAdapterReq():
+                ok, told = False, "an encoder runs no adapters"
+            case UpdateWeightsFromDiskReq():
+                ok, told = False, "an encoder keeps the weights that it was started with"
+            case _:
+                assert_never(order)
+        outputs.tell(source, ControlReply(id=order.id, ok=ok, message=told))
+
+    def schedule(self, now: float = 0.0) -> EncodePlan | None:
+        """Plan the next step, if there is one: inputs in order, as many as the budget holds, but one at least.
+
+        `now` decides nothing: it tells how long inputs have waited.
+        """
+        if self.paused_by or any(reqs[0].alone for _, reqs in self.in_flight):
+            return None
+        reqs: list[EmbeddingReq] = []
+        budget = self.config.token_budget
+        for req in self._line():
+            if req.frontend in self.blocked_peers:
+                continue
+            if req.hold or (reqs and (req.alone or req.tokens > budget)):
+                break
+            if req.alone and self.in_flight:
+                return None
+            reqs.append(req)
+            budget -= req.tokens
+            if req.alone or budget <= 0:
+                break
+        if not reqs:
+            return None
+        self.waiting.take(reqs)
+        for req in reqs:
+            req.waited = now - req.arrived
+        plan = EncodePlan(step=self.counters.steps, rows=[self._row(req) for req in reqs])
+        self.counters.steps += 1
+        self.counters.prompt_tokens += sum(req.tokens for req in reqs)
+        self.in_flight.append((plan, reqs))
+        return plan
+
+    def commit(self, result: EncodeResult) -> list[Outgoing]:
+        """Take the result of the oldest plan in flight. Returns its vectors."""
+        plan, reqs = self.in_flight.popleft()
+        size = 4 * self.capacity.width
+        if result.step != plan.step or len(result.vectors) != size * len(reqs):
+            raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
+        outputs = EmbeddingOutputs(self.capacity.width)
+        failures = dict.fromkeys(result.failed, _NOT_FINITE)
+        failures.update({row: _too_large(reqs[row]) for row in result.too_large})
+        for row, req in enumerate(reqs):
+            if self.roster.get((req.frontend, req.rid)) is not req:
+                continue
+            self._forget(req)
+            self.counters.finished += 1
+            if finish := failures.get(row):
+                outputs.fail(req, finish)
+            else:
+                outputs.emit(req, result.vectors[row * size : (row + 1) * size])
+        self._offer(outputs)
+        return outputs.take()
+
+    def _offer(self, outputs: EmbeddingOutputs) -> None:
+        """Tell an input that is held to run alone, and is next, that nothing else runs."""
+        if self.in_flight:
+            return
+        req = next((req for req in self._line() if req.frontend not in self.blocked_peers), None)
+        if req is not None and req.hold and not req.offered:
+            req.offered = True
+            outputs.tell(req.frontend, ReadyAlone(rid=req.rid, attempt=req.attempt))
+
+    def _line(self) -> Iterable[EmbeddingReq]:
+        """Who waits, in order; one to which the scheduler was offered has it to itself, unless its frontend is full."""
+        offered = [req for req in self.waiting if req.offered and req.frontend not in self.blocked_peers]
+        return offered or self.waiting.in_order()
+
+    def held(self) -> dict[str, Held]:
+        """What this scheduler holds for each frontend, for its heartbeats."""
+        by_frontend: dict[str, list[EmbeddingReq]] = {}
+        for req in self.roster.values():
+            by_frontend.setdefault(req.frontend, []).append(req)
+        return {
+            frontend: Held(
+                rids=[req.rid for req in reqs],
+                indices=bytes(4 * len(reqs)),
+                attempts=pack_ints(req.attempt for req in reqs),
+                positions=bytes(4 * len(reqs)),
+            )
+            for frontend, reqs in by_frontend.items()
+        }
+
+    def grammars(self) -> set[Grammar]:
+        """None."""
+        return set()
+
+    def adapters(self) -> set[LoRAAdapter]:
+        """None."""
+        return set()
+
+    def load(self) -> Load:
+        """How busy it is."""
+        running = [req for _, reqs in self.in_flight for req in reqs]
+        return Load(
+            queued=len(self.waiting),
+            running=len(running),
+            queued_tokens=sum(req.tokens for req in self.waiting),
+            running_tokens=sum(req.tokens for req in running),
+            prompt_tokens=self.counters.prompt_tokens,
+        )
+
+    def _accept(self, source: str, request: TokenizedEmbeddingReqInput, outputs: EmbeddingOutputs, at: float) -> None:
+        """Queue an input. A higher attempt of one still held takes its place, an equal or lower one is ignored."""
+        held = self.roster.get((source, request.rid))
+        if held is not None and held.attempt >= request.attempt:
+            self.counters.ignored += 1
+            return
+        fault = fault_in_input(request, self.capacity)
+        if held is not None and not self.draining and fault is None and held.is_of(request):
+            held.route(request)
+            return
+        if held is not None:
+            self._forget(held)
+        if self.draining:
+            self._refuse(source, request, "draining", "this scheduler is leaving", outputs, retry=True)
+        elif fault is not None:
+            self._refuse(source, request, *fault, outputs)
+        elif request.attempt == 0 and self.waiting.room(request.tenant, self.config.max_queued) < 1:
+            self._refuse(source, request, "overloaded", "too many inputs are waiting", outputs, retry=True)
+        else:
+            req = EmbeddingReq(request, source, self._arrivals, at)
+            self._arrivals += 1
+            if finish := self._asked.finish(request.rid):
+                outputs.fail(req, finish)
+                return
+            self.roster[source, request.rid] = req
+            self.waiting.add(req)
+
+    def _refuse(
+        self,
+        source: str,
+        request: TokenizedEmbeddingReqInput | TokenizedGenerateReqInput,
+        code: str,
+        why: str,
+        outputs: EmbeddingOutputs,
+        *,
+        retry: bool = False,
+    ) -> None:
+        self.counters.rejected += 1
+        answer = Rejected(rid=request.rid, attempt=request.attempt, code=code, message=why, retry=retry)
+        outputs.tell(source, answer)
+
+    def _abort(self, source: str, message: AbortReq, outputs: EmbeddingOutputs) -> None:
+        """End an input of the frontend that says so; an abort that somebody asked for ends it whosever it is."""
+        if message.indices and 0 not in message.indices:
+            return
+        self._asked.note(message)
+        own = self.roster.get((source, message.rid))
+        named = [own] if own is not None else []
+        if message.asked:
+            named = [req for req in self.roster.values() if _is_named(req.rid, message.rid)]
+        for req in named:
+            self.counters.aborted += 1
+            self._forget(req)
+            outputs.fail(req, FinishReason(FinishType.ABORT, message=message.reason, asked=message.asked))
+
+    def _drop_frontend(self, peer: str) -> None:
+        for req in [req for req in self.roster.values() if req.frontend == peer]:
+            self.counters.aborted += 1
+            self._forget(req)
+        if self.paused_by == peer:
+            self.paused_by = ""
+
+    def _forget(self, req: EmbeddingReq) -> None:
+        """Hold an input no more. A plan in flight that names it runs to its end, for nobody."""
+        del self.roster[req.frontend, req.rid]
+        self.waiting.remove(req)
+
+    def _row(self, req: EmbeddingReq) -> EncodeRow:
+        return EncodeRow(req.input_ids, req.token_types if self.capacity.token_types > 1 else b"")
+
+
+def _is_named(rid: str, name: str) -> bool:
+    """Whether an abort that somebody asked for means this rid: itself, its siblings `name.N`, or all for ""."""
+    return not name or belongs(rid, name)
+
+
+def _too_large(req: EmbeddingReq) -> FinishReason:
+    """The end of an input that the machine has not the memory for: a shorter one may go, the same one will not."""
+    message = f"the input has {req.tokens} tokens, and there is not the memory here to compute so many at once"
+    return FinishReason(FinishType.ERROR, message=message, code="context_length_exceeded")

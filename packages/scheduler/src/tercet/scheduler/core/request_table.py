@@ -1,0 +1,129 @@
+"""`Roster`: every choice the core holds, and how one ends."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from tercet.protocol.messages.values import FinishReason, FinishType, belongs
+from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.memory import KVMemory
+from tercet.scheduler.core.outputs import Outputs
+from tercet.scheduler.core.planner import Planner
+from tercet.scheduler.core.policy import SchedulePolicy
+from tercet.scheduler.core.queue import WaitingQueue, room
+from tercet.scheduler.core.request import Req
+
+
+class Roster:
+    """Choices by frontend, rid and index: waiting, following, or running.
+
+    One that ended stays until no plan names it. Frontends choose rids by themselves: equal ones of two are strangers.
+    """
+
+    def __init__(
+        self, memory: KVMemory, policy: SchedulePolicy, waiting: WaitingQueue, planner: Planner, counters: Counters
+    ) -> None:
+        self._memory = memory
+        self._policy = policy
+        self._waiting = waiting
+        self._planner = planner
+        self._counters = counters
+        self._held: dict[tuple[str, str], dict[int, Req]] = {}
+        self._following: Counter[str] = Counter()
+        """Choices that follow another, by tenant."""
+
+    def __iter__(self) -> Iterator[Req]:
+        for choices in self._held.values():
+            yield from choices.values()
+
+    @property
+    def queued(self) -> int:
+        """Choices that wait, or follow one that computes their prompt."""
+        return len(self._waiting) + self._following.total()
+
+    def room(self, tenant: str, most: int) -> int:
+        """Return how many choices of a tenant may queue besides, if `most` of all may."""
+        return room(tenant, most - self.queued, self._waiting.tenants[tenant] + self._following[tenant])
+
+    def choices(self, frontend: str, rid: str) -> dict[int, Req]:
+        """The choices held of a frontend's request, by index."""
+        return dict(self._held.get((frontend, rid), {}))
+
+    def named(self, rid: str) -> list[Req]:
+        """The choices of whichever frontend's request this is: of `rid`, of its siblings `rid.N`, or of all for ""."""
+        return [req for req in self if not rid or belongs(req.rid, rid)]
+
+    def add(self, reqs: Sequence[Req]) -> None:
+        """Let new choices of a request in: one queues, the others follow it until it has computed their prompt."""
+        for req in reqs:
+            self._held.setdefault((req.frontend, req.rid), {})[req.index] = req
+        if reqs:
+            self._lead(list(reqs))
+
+    def publish(self, req: Req, tokens: int) -> None:
+        """`tokens` of a choice, its whole prompt among them, are computed: share them, and let its followers queue.
+
+        They stand where they would if they had waited beside it. If it is scored, so are they: its log-probabilities
+        are of their prompt, too.
+        """
+        req.published = True
+        self._memory.publish(req, tokens)
+        for follower in self._leave(req):
+            if req.scored and follower.to_score:
+                follower.prompt_logprobs = list(req.prompt_logprobs)
+                follower.scored = True
+            self._waiting.add(follower, first=self._policy.goes_first(follower))
+
+    def end(self, req: Req, finish: FinishReason, outputs: Outputs | None) -> None:
+        """Give a choice its one final answer; without `outputs` nobody is left to tell."""
+        req.finish = finish
+        req.steady = False
+        self._counters.finished += 1
+        if outputs is not None:
+            outputs.emit(req)
+        if req in self._waiting:
+            self._waiting.remove(req)
+        elif req.leader is not None and req in req.leader.followers:
+            req.leader.followers.remove(req)
+            self._count_following(req.tenant, -1)
+        self._policy.ended(req)
+        if req.in_flight == 0:
+            self.free(req)
+
+    def free(self, req: Req) -> None:
+        """Forget an ended choice that no plan in flight names; what it computed stays in the prefix cache.
+
+        Its followers get a new leader, which queues.
+        """
+        if req.slot >= 0:
+            del self._planner.running[req]
+            self._memory.release(req, reuse=req.finish is None or req.finish.type != FinishType.ERROR)
+        key = req.frontend, req.rid
+        choices = self._held.get(key, {})
+        if choices.get(req.index) is req:
+            del choices[req.index]
+            if not choices:
+                del self._held[key]
+        if followers := self._leave(req):
+            self._lead(followers)
+
+    def _lead(self, reqs: list[Req]) -> None:
+        leader, *followers = reqs
+        leader.leader = None
+        leader.followers = followers
+        self._count_following(leader.tenant, len(followers))
+        for follower in followers:
+            follower.leader = leader
+        self._waiting.add(leader, first=self._policy.goes_first(leader))
+
+    def _leave(self, leader: Req) -> list[Req]:
+        """Take a choice's followers from it; they were passed over as often as it was."""
+        followers, leader.followers = leader.followers, []
+        for follower in followers:
+            follower.passed_over = leader.passed_over
+        self._count_following(leader.tenant, -len(followers))
+        return followers
+
+    def _count_following(self, tenant: str, more: int) -> None:
+        self._following[tenant] += more
+        if not self._following[tenant]:
+            del self._following[tenant]

@@ -1,0 +1,1 @@
+"""Speculative decoding: draft tokens, how many, and their verification."""

@@ -1,0 +1,116 @@
+"""What a request may hold. The frontend has checked the same; this guards the part from a frontend that did not.
+
+Whatever passes here can neither raise in the core or the executor nor overflow a field of an output row.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from tercet.protocol.messages.messages import TokenizedGenerateReqInput
+from tercet.protocol.messages.values import LogprobParams, LoRAAdapter, SamplingParams
+
+LONGEST_NAME = 512
+"""Characters of a request's id, its salt, its tenant and its detokenizer."""
+MOST_CHOICES = 128
+MOST_BIASES = 1024
+MOST_STOP_IDS = 1024
+MOST_TOP_LOGPROBS = 256
+LONGEST_GRAMMAR = 1 << 20
+"""Characters of a grammar."""
+MOST_PREDICTED = 131_072
+"""Tokens."""
+INT32 = 2**31 - 1
+UINT64 = 2**64 - 1
+LONGEST_PATH = 4096
+"""Characters of an adapter's."""
+LARGE = 1e6
+"""Larger reals would only overflow."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_REALS: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, LARGE),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -LARGE, LARGE),
+    ("frequency_penalty", -LARGE, LARGE),
+    ("repetition_penalty", 1 / LARGE, LARGE),
+)
+
+
+def fault_in(request: TokenizedGenerateReqInput, vocab_size: int) -> str | None:
+    """What is wrong with the form of a request, in words; None if nothing is. Token ids are `strange_ids`'s matter."""
+    names = ("rid", request.rid), ("salt", request.cache_salt), ("tenant", request.tenant)
+    for name, text in (*names, ("detokenizer", request.detokenizer)):
+        if len(text) > LONGEST_NAME:
+            return f"the {name} has {len(text)} characters; {LONGEST_NAME} are allowed"
+    numbers = (("attempt", request.attempt, 0, INT32), ("priority", request.priority, -INT32 - 1, INT32))
+    return (
+        _out_of_range(numbers)
+        or _fault_in_choices(request)
+        or (_fault_in_adapter(request.lora) if request.lora else None)
+        or _fault_in_sampling(request.sampling, vocab_size)
+        or (_fault_in_logprobs(request.logprobs, vocab_size) if request.logprobs else None)
+    )
+
+
+def strange_ids(vocab_size: int, *parts: Sequence[int]) -> bool:
+    """Whether any id is none of the vocabulary."""
+    return any(min(part) < 0 or max(part) >= vocab_size for part in parts if len(part))
+
+
+def _fault_in_choices(request: TokenizedGenerateReqInput) -> str | None:
+    count = request.sampling.n
+    if not 1 <= count <= MOST_CHOICES:
+        return f"n is {count}; it can be 1 to {MOST_CHOICES}"
+    indices = [choice.index for choice in request.resume]
+    if len(set(indices)) != len(indices) or any(not 0 <= index < count for index in indices):
+        return "the choices to resume are repeated or are not choices of this request"
+    buffers = request.input_ids, request.prediction, *(choice.output_ids for choice in request.resume)
+    if any(len(part) % 4 for part in buffers):
+        return "a buffer of token ids is torn"
+    if len(request.prediction) > 4 * MOST_PREDICTED:
+        return f"the prediction has more than {MOST_PREDICTED} tokens"
+    return None
+
+
+def _fault_in_adapter(adapter: LoRAAdapter) -> str | None:
+    if not 0 < len(adapter.path) <= LONGEST_PATH:
+        return f"the adapter's path has {len(adapter.path)} characters; 1 to {LONGEST_PATH} are allowed"
+    if not _SHA256.fullmatch(adapter.sha256):
+        return "the adapter's sha256 is none"
+    return None
+
+
+def _fault_in_sampling(sampling: SamplingParams, vocab_size: int) -> str | None:
+    ids = [*sampling.stop_token_ids, *sampling.logit_bias]
+    if len(sampling.stop_token_ids) > MOST_STOP_IDS or len(sampling.logit_bias) > MOST_BIASES:
+        return f"more than {MOST_STOP_IDS} stop ids or {MOST_BIASES} biases"
+    if strange_ids(vocab_size, ids):
+        return "a stop id or a biased id is outside the vocabulary"
+    if sampling.grammar is not None and len(sampling.grammar.text) > LONGEST_GRAMMAR:
+        return f"the grammar has more than {LONGEST_GRAMMAR} characters"
+    if not all(abs(bias) <= LARGE for bias in sampling.logit_bias.values()):  # so is NaN refused
+        return f"a bias is beyond {LARGE:.0f}"
+    for name, low, high in _REALS:
+        value = getattr(sampling, name)
+        if not low <= value <= high:
+            return f"{name} cannot be {value}"
+    return _out_of_range(
+        (
+            ("max_new_tokens", sampling.max_new_tokens, 0, INT32),
+            ("min_new_tokens", sampling.min_new_tokens, 0, INT32),
+            ("top_k", sampling.top_k, 0, INT32),
+            ("seed", sampling.seed, 0, UINT64),
+        )
+    )
+
+
+def _fault_in_logprobs(wanted: LogprobParams, vocab_size: int) -> str | None:
+    return _out_of_range((("logprobs.top", wanted.top, 0, min(vocab_size, MOST_TOP_LOGPROBS)),))
+
+
+def _out_of_range(numbers: Iterable[tuple[str, int, int, int]]) -> str | None:
+    for name, value, low, high in numbers:
+        if not low <= value <= high:
+            return f"{name} cannot be {value}"
+    return None

@@ -1,0 +1,1 @@
+"""Devices: choice, memory, threads, staging copies and out-of-memory handling."""

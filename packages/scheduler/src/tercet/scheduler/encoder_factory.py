@@ -1,0 +1,80 @@
+"""The adapters of the `Encoder` port, by the name of their executor."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tercet.protocol.messages.values import Task
+from tercet.protocol.system.process import settling_in
+from tercet.scheduler.config import ConfigError, ModelOptions
+from tercet.scheduler.core.embedding.plan import EncoderCapacity
+from tercet.scheduler.model_files import ModelError, read_json
+from tercet.scheduler.ports import Advance, Encoder
+
+
+@dataclass(frozen=True)
+class ServedEncoder:
+    """An encoder, and the names of its scores if it classifies."""
+
+    encoder: Encoder
+    labels: list[str]
+
+
+Build = Callable[[ModelOptions, Task, Path, Callable[[int, int], None], Advance], ServedEncoder]
+"""The last but one is told (bytes done, bytes in all) while weights load."""
+
+
+def build_torch(
+    options: ModelOptions, task: Task, path: Path, report: Callable[[int, int], None], advance: Advance
+) -> ServedEncoder:
+    """The real thing."""
+    with settling_in():
+        from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
+
+    if options.quantization != "none":
+        raise ConfigError(f"--quantization {options.quantization} is for models that generate")
+    if options.kv_cache_dtype != "auto":
+        raise ConfigError(f"--kv-cache-dtype {options.kv_cache_dtype} is for models that generate")
+    if options.tensor_parallel_size > 1:
+        raise ConfigError(f"--tensor-parallel-size {options.tensor_parallel_size} is for models that generate")
+    worker = EncoderWorker(
+        EncoderOptions(
+            model=path,
+            task=task,
+            dtype=options.dtype,
+            device=options.device,
+            load_format="dummy" if options.load_format == "dummy" else "safetensors",
+            context_length=options.context_length,
+            threads=options.threads,
+        ),
+        report,
+        advance,
+    )
+    return ServedEncoder(worker, worker.labels)
+
+
+def build_fake(
+    options: ModelOptions,
+    task: Task,
+    path: Path,
+    report: Callable[[int, int], None],  # noqa: ARG001
+    advance: Advance,  # noqa: ARG001
+) -> ServedEncoder:
+    """An encoder that costs nothing, with the vocabulary of a real one; needs no torch."""
+    from tercet.scheduler.testing.fake_encoder import FakeEncoder
+
+    config = read_json(path / "config.json")
+    length, vocab_size, width = (config.get(name) for name in ("max_position_embeddings", "vocab_size", "hidden_size"))
+    if not (isinstance(length, int) and isinstance(vocab_size, int) and isinstance(width, int)):
+        raise ModelError(f"{path}/config.json lacks max_position_embeddings, vocab_size or hidden_size")
+    labels = [f"LABEL_{number}" for number in range(2)] if task is Task.CLASSIFY else []
+    capacity = EncoderCapacity(
+        context_length=options.context_length or length,
+        vocab_size=vocab_size,
+        token_types=2,
+        width=len(labels) or width,
+    )
+    return ServedEncoder(FakeEncoder(capacity), labels)
+
+
+ENCODERS: dict[str, Build] = {"torch": build_torch, "fake": build_fake}

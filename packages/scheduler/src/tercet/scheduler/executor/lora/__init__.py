@@ -1,0 +1,1 @@
+"""LoRA adapters: files, loading, and the adapters of a step."""

@@ -1,0 +1,111 @@
+"""The adapters of a worker: read by a desk, brought to places of a bank, and named by the rows of a step."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, Run
+from tercet.scheduler.core.plan import AdapterLoad, Row, SlotInit
+from tercet.scheduler.device.staging import Array, Uploads
+from tercet.scheduler.executor.lora.adapter_files import read_adapter
+from tercet.scheduler.executor.lora.loader import MOST_READ, AdapterDesk
+from tercet.scheduler.models.lora import LoRABank
+
+_NONE = -1
+_READ_BYTES = 4 << 30
+"""What adapters that were read take in the host's memory, at most, unless there are places for more."""
+
+
+def desk_of(bank: LoRABank) -> AdapterDesk:
+    """Where adapters are read that fit a bank."""
+    some = next(iter(bank.weights.values()))
+    read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
+    places = len(bank.ranks)
+    most = max(2 * places, min(MOST_READ, _READ_BYTES * places // bank.bytes))
+    return AdapterDesk(read, spare=places, most=most)
+
+
+class Adapters:
+    """What `ModelRunner` asks of adapters."""
+
+    def __init__(self, bank: LoRABank, slots: int, device: torch.device, desk: AdapterDesk | None = None) -> None:
+        """`desk` is that of a bank just like this one, which it takes the place of."""
+        self.desk = desk or desk_of(bank)
+        self._bank = bank
+        self._places = np.full(slots, _NONE)  # of the adapter of each slot
+        self._last: tuple[list[Run], LoRARows] | None = None
+        self._uploads = Uploads(device)
+        self._table = torch.zeros(slots, 3, dtype=torch.int32, device=device)
+        """A run for each row of a decode, which graphs read."""
+        self._in_place: list[int] | None = None
+        """The places that it names, row by row."""
+
+    def load(self, loads: Sequence[AdapterLoad]) -> None:
+        """Bring adapters to their places. Raises AdapterError for one that was not read before and cannot be."""
+        for place, adapter in ((load.place, load.adapter) for load in loads):
+            read = self.desk.get(adapter)
+            self._bank.install(place, read.layers, read.rank)
+        if loads:
+            self._last = None
+
+    def introduce(self, inits: Sequence[SlotInit]) -> None:
+        """Who has a slot now, and with which adapter."""
+        for init in inits:
+            self._places[init.slot] = init.adapter
+
+    def rows(self, rows: Sequence[Row]) -> LoRARows | None:
+        """Which tokens of a step have an adapter; None if none has."""
+        places = self._places[[row.slot for row in rows]].tolist()
+        if max(places) == _NONE:
+            return None
+        runs = _runs(places, [row.count for row in rows])
+        if self._last is None or self._last[0] != runs:  # decodes mostly are those of the step before
+            [table] = self._uploads.send([np.array(runs, dtype=np.int32)])
+            longest = max(run.stop - run.start for run in runs)
+            self._last = runs, LoRARows(runs, table, list(self._bank.ranks), longest)
+        return self._last[1]
+
+    def in_place(self, rows: int) -> LoRARows:
+        """The adapters of a decode of so many rows, in memory that `put_in_place` writes and kernels alone can read."""
+        return LoRARows(None, self._table[:rows], self._bank.ranks, longest=1)
+
+    def put_in_place(self, slots: Array) -> None:
+        """Say which adapters the slots of a decode have, row by row; further rows have none."""
+        places = self._places[slots].tolist()
+        if places == self._in_place:
+            return
+        table = np.zeros((len(self._table), 3), dtype=np.int32)
+        table[:, 1] = table[:, 2] = np.arange(len(table))
+        adapted = [row for row, place in enumerate(places) if place != _NONE]
+        table[adapted, 0] = [places[row] for row in adapted]
+        table[adapted, 2] += 1
+        self._table.copy_(self._uploads.send([table])[0])
+        self._in_place = places
+
+    def clear_in_place(self) -> None:
+        """Say that no row has an adapter: the last step's table names places that may be empty by now."""
+        self.put_in_place(np.zeros(0, dtype=np.int64))
+
+    def close(self) -> None:
+        """Read no more."""
+        self.desk.close()
+
+
+def _runs(places: Sequence[int], counts: Sequence[int]) -> list[Run]:
+    """The runs of rows that have so many tokens, in the order of tokens."""
+    whole: list[Run] = []
+    start = 0
+    for place, count in zip(places, counts, strict=True):
+        if whole and whole[-1].place == place:
+            whole[-1] = whole[-1]._replace(stop=start + count)
+        else:
+            whole.append(Run(place, start, start + count))
+        start += count
+    return [
+        Run(place, first, min(first + LONGEST_RUN, stop))
+        for place, start, stop in whole
+        if place != _NONE
+        for first in range(start, stop, LONGEST_RUN)
+    ]

@@ -1,0 +1,61 @@
+"""The collectives of processes on one CPU machine, through memory that all of them map."""
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from tercet.kernels.native.library import load_library
+from tercet.kernels.native.shm_collectives import Meeting, meeting_bytes
+
+_PAUSE = 0.01
+"""Seconds between looks for what rank 0 has not made yet."""
+
+
+class SharedMemoryCollectives:
+    """The `Collectives` of rank `rank` of `size`, by native kernels. Sums are of float32, rounded once."""
+
+    def __init__(self, rank: int, size: int, directory: Path) -> None:
+        """Waits for the others, who name the same directory: a new one, in which only this user can write.
+
+        What lies there is a link to memory that belongs to rank 0 alone until others open it, and to no file system.
+        """
+        library, link = load_library(), directory / "memory"
+        if rank == 0:
+            descriptor = os.memfd_create("tercet-ranks")
+            os.ftruncate(descriptor, meeting_bytes(library, size))
+            link.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        else:
+            descriptor = _opened(link)
+        self._meeting = Meeting(library, rank, size, mmap.mmap(descriptor, 0))
+        self.smallest(0)  # by which all have opened it
+        os.close(descriptor)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Collectives`."""
+        if x.dtype == torch.float16:
+            return self._meeting.sum(x.float()).half()
+        return self._meeting.sum(x)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Collectives`."""
+        return self._meeting.gather(x).transpose(0, 1).reshape(len(x), -1)
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Collectives`."""
+        return self._meeting.gather(x)[0]
+
+    def smallest(self, number: int) -> int:
+        """See `Collectives`."""
+        return int(self._meeting.gather(torch.tensor(number)).min())
+
+
+def _opened(link: Path) -> int:
+    """A descriptor of what a link leads to, once there is one."""
+    while True:
+        try:
+            return os.open(link, os.O_RDWR)
+        except FileNotFoundError:
+            time.sleep(_PAUSE)

@@ -1,0 +1,91 @@
+"""`Followers`: the other processes of rank 0's model, started, given orders, watched and ended together."""
+
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Sequence
+
+from tercet.protocol.system.socket_directory import new_socket_directory
+from tercet.scheduler.executor.ranks.rank_links import OrdersGiven, address_of
+from tercet.scheduler.executor.ranks.rank_messages import Order
+from tercet.scheduler.executor.ranks.worker_main import EXIT_CONFIG, Start
+from tercet.scheduler.executor.ranks.worker_process import FollowerProcess, OnEnd, describe_end
+from tercet.scheduler.executor.worker_options import WorkerOptions, encode_options
+
+logger = logging.getLogger(__name__)
+
+_OWN_WORDS = 10.0
+"""Seconds for rank 0 to find out by itself that its options cannot work, when a follower has."""
+
+
+class Followers:
+    """Ranks 1, 2, ... of as many processes as there are options. `directory` is where all meet."""
+
+    def __init__(
+        self, options: Sequence[WorkerOptions], cores: Sequence[Sequence[int]], on_end: OnEnd | None = None
+    ) -> None:
+        """Both of each rank, the first of which is this process. `on_end` is told of a follower that ends by itself.
+
+        By default this process ends with it: whatever it does, it would never finish it.
+        """
+        self.directory = new_socket_directory("tercet-ranks-")
+        self._ending = threading.Event()
+        self._processes: list[FollowerProcess] = []
+        size = len(options)
+        self._orders = OrdersGiven(address_of(self.directory, rank) for rank in range(1, size))
+        try:
+            for rank in range(1, size):
+                start = Start(
+                    rank=rank,
+                    size=size,
+                    directory=str(self.directory),
+                    cores=[*cores[rank]],
+                    log_level=logging.getLogger().getEffectiveLevel(),
+                    options=encode_options(options[rank]),
+                )
+                self._processes.append(FollowerProcess(start, on_end or self._end_with))
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids in the order of ranks."""
+        return [process.pid for process in self._processes]
+
+    def wait_for_all(self) -> None:
+        """Until all listen to orders."""
+        self._orders.wait_for_all()
+
+    def give(self, order: Order) -> None:
+        """Tell all what to do. Raises RankError."""
+        self._orders.give(order)
+
+    def forget_directory(self) -> None:
+        """Remove it: all are connected, and need it no more."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def end(self) -> None:
+        """Let all end, and wait for it. Harmless when called again."""
+        self._ending.set()
+        for process in self._processes:
+            process.release()
+        for process in self._processes:
+            process.join()
+        self._processes.clear()
+        self._orders.close()
+        self.forget_directory()
+
+    def _end_with(self, rank: int, code: int, words: str) -> None:
+        """End this process at once, which may be in a collective that will never be done.
+
+        Not where it is about to end because of its options: its exit status then says that trying again is no use.
+        """
+        if code == EXIT_CONFIG and self._ending.wait(_OWN_WORDS):
+            return
+        logger.error("rank %d of this model ended, and so it ends as a whole: %s", rank, describe_end(code, words))
+        sys.stderr.flush()
+        self.forget_directory()
+        os._exit(1)

@@ -1,0 +1,1 @@
+"""Sampling: parameters per slot, penalties, grammars and the sampler."""

@@ -1,0 +1,97 @@
+"""`Ahead`: the tokens that a step assumes before each row that samples: penalties have to count them, too."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tercet.kernels.ops.penalties import Penalties, TokenCounts, apply_penalties
+from tercet.scheduler.device.staging import Array, Uploads
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """Tokens assumed before some rows: int64 [rows, most]; a row with fewer is padded with its first."""
+
+    rows: Array  # [rows]: among those that sample
+    places: Array  # [rows]: among those that are asked for
+    tokens: Array
+    times: Array  # int32 [rows, most]: how often each is ahead
+
+
+class Ahead:
+    """For each row that samples, the tokens assumed up to it. A slot's rows are in order; its first assumes none."""
+
+    def __init__(self, slots: Sequence[int], assumed: Sequence[int | None]) -> None:
+        """The slot of each row, and the token it assumes at its start."""
+        self.tokens: list[list[int]] = []
+        self._before: list[int] = []
+        last: dict[int, int] = {}
+        for row, (slot, token) in enumerate(zip(slots, assumed, strict=True)):
+            before = last.get(slot, -1)
+            self.tokens.append([] if token is None else [*self.tokens[before], token])
+            self._before.append(before)
+            last[slot] = row
+
+    def repeated(self, rows: Array, first: int) -> Repeated | None:
+        """The assumed tokens of `rows`, whose numbers count from row `first`; None if none of them assumes any."""
+        places = [place for place, row in enumerate(rows.tolist()) if self.tokens[first + row]]
+        if not places:
+            return None
+        ahead = [self.tokens[first + row] for row in rows[places].tolist()]
+        most = max(map(len, ahead))
+        tokens = np.array([each + each[:1] * (most - len(each)) for each in ahead], dtype=np.int64)
+        times = [[each.count(token) for token in row] for each, row in zip(ahead, tokens.tolist(), strict=True)]
+        return Repeated(rows[places], np.array(places), tokens, np.array(times, dtype=np.int32))
+
+    def right(self, sampled: torch.Tensor, uploads: Uploads) -> torch.Tensor:
+        """Bool [rows]: whether earlier rows of its slot sampled every token assumed up to a row.
+
+        `sampled` int64 [rows] stay on the device: the host does not wait for them.
+        """
+        rows = [row for row, ahead in enumerate(self.tokens) if ahead]
+        rows.sort(key=lambda row: (self._first(row), row))
+        order = {row: place for place, row in enumerate(rows)}
+        starts = [order[row] if len(self.tokens[row]) == 1 else -1 for row in rows]
+        begin = np.maximum.accumulate(np.array(starts))
+        expected = np.array([self.tokens[row][-1] for row in rows])
+        given = [np.array(rows), np.array([self._before[row] for row in rows]), expected, begin]
+        numbers, before, tokens, begins = uploads.send([each.astype(np.int64) for each in given])
+        wrong = (sampled[before] != tokens).long()
+        so_far = wrong.cumsum(0)
+        right = torch.ones(len(self.tokens), dtype=torch.bool, device=sampled.device)
+        right[numbers] = so_far - so_far[begins] + wrong[begins] == 0
+        return right
+
+    def _first(self, row: int) -> int:
+        """The row of a slot whose token is known."""
+        while self.tokens[row]:
+            row = self._before[row]
+        return row
+
+
+def penalise_ahead(
+    logits: torch.Tensor,
+    before: torch.Tensor,
+    ahead: Repeated,
+    counts: TokenCounts,
+    sequences: torch.Tensor,
+    penalties: Penalties,
+    uploads: Uploads,
+) -> None:
+    """Penalise anew, in place, the tokens that rows assume: as if these were in `counts`.
+
+    `before` [rows, most] is logits[ahead.rows, ahead.tokens] without any penalty; `sequences` and `penalties` are of
+    all penalised rows, among which `ahead.places` are those of `ahead`.
+    """
+    rows, places, tokens, times = uploads.send([ahead.rows, ahead.places, ahead.tokens, ahead.times])
+    own = sequences[places][:, None]
+    strengths = penalties.repetition, penalties.frequency, penalties.presence
+    repetition, frequency, presence = (strength[places] for strength in strengths)
+    logits[rows[:, None], tokens] = apply_penalties(
+        before,
+        counts.output[own, tokens] + times,
+        counts.prompt[own, tokens],
+        Penalties(repetition=repetition, frequency=frequency, presence=presence),
+    )

@@ -1,0 +1,373 @@
+"""`Sampler`: from logits to tokens, every row by its slot's own parameters, all rows at once.
+
+Order: penalties, logit bias, suppressed ids, the masks of grammars; then temperature, top-k, top-p, min-p
+and the draw (`tercet.kernels.ops.sampling`).
+Reported log-probabilities are of the model's raw logits, also where a grammar allows one token alone.
+
+What the parameters say of rows stays on the device for as long as the same slots are sampled from: then a step sends
+only what changes with the position.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from tercet.kernels.ops import sampler_ops
+from tercet.kernels.ops.penalties import Penalties, TokenCounts, add_bias
+from tercet.kernels.ops.philox import NoiseKey
+from tercet.kernels.ops.sampling import Filters
+from tercet.protocol.messages.values import unpack_ints
+from tercet.scheduler.core.plan import SlotInit
+from tercet.scheduler.device.staging import Array, Uploads
+from tercet.scheduler.executor.sampling.draft_penalties import Ahead, penalise_ahead
+from tercet.scheduler.executor.sampling.penalty_counts import PenaltyCounts
+from tercet.scheduler.executor.sampling.slot_params import Manner, SlotParams
+
+Masks = Callable[[], torch.Tensor]
+"""Waits for the bitmasks of all rows of a step: int32 [rows, ceil(vocab / 32)], on the host."""
+
+Agree = Callable[[torch.Tensor], torch.Tensor]
+"""The tokens of all rows as every process that computes the same step is to have them."""
+
+_NO_BIASES: tuple[Array, Array] = np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.float32)
+
+
+class SamplingOps(Protocol):
+    """What `tercet.kernels.ops.sampler_ops` does, perhaps faster."""
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """The token of each row with the largest logit; -1 where that is not finite."""
+        ...
+
+    def sample(
+        self, logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey
+    ) -> torch.Tensor:
+        """A token for each row; -1 where the largest logit is not finite."""
+        ...
+
+    def apply_bitmask_(self, logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
+        """Forbid tokens, in place."""
+        ...
+
+    def apply_penalties_(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        counts: TokenCounts,
+        sequences: torch.Tensor,
+        penalties: Penalties,
+    ) -> None:
+        """Penalise rows, in place, for what their sequences have said."""
+        ...
+
+    def token_logprobs(
+        self, logits: torch.Tensor, tokens: torch.Tensor, top: int, rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probabilities of tokens, and the `top` likeliest ids with theirs; of all rows, or of some."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLogprobs:
+    """Log-probabilities of some rows, as tensors: entry i is of row `rows[i]`, which wants `tops[i]` of top."""
+
+    rows: Sequence[int]
+    tops: Sequence[int]
+    chosen: torch.Tensor  # float32 [n]
+    top_ids: torch.Tensor  # int64 [n, max(tops)]
+    top_logprobs: torch.Tensor  # float32 [n, max(tops)]
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """int64 [rows], -1 where logits were not finite; and log-probabilities where any row wants them."""
+
+    tokens: torch.Tensor
+    logprobs: TokenLogprobs | None
+
+
+def joined(parts: Sequence[Sampled]) -> Sampled:
+    """What rows gave that were sampled in parts, as if at once."""
+    if len(parts) == 1:
+        return parts[0]
+    tokens = torch.cat([part.tokens for part in parts])
+    firsts = accumulate((len(part.tokens) for part in parts), initial=0)
+    reports = [(first, part.logprobs) for first, part in zip(firsts, parts, strict=False) if part.logprobs is not None]
+    if not reports:
+        return Sampled(tokens, None)
+    widest = max(report.top_ids.shape[1] for _, report in reports)
+
+    def padded(top: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(top, (0, widest - top.shape[1]))  # nobody reads more than their `tops`
+
+    logprobs = TokenLogprobs(
+        rows=[first + row for first, report in reports for row in report.rows],
+        tops=[top for _, report in reports for top in report.tops],
+        chosen=torch.cat([report.chosen for _, report in reports]),
+        top_ids=torch.cat([padded(report.top_ids) for _, report in reports]),
+        top_logprobs=torch.cat([padded(report.top_logprobs) for _, report in reports]),
+    )
+    return Sampled(tokens, logprobs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """`slot_params.Draw` on the device; `rows` is None where all rows are drawn so."""
+
+    rows: torch.Tensor | None
+    words: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    temperature: torch.Tensor
+    filters: Filters | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Penalised:
+    """Rows with penalties, where their sequences are counted, and how strong they are."""
+
+    rows: Array
+    numbers: torch.Tensor  # `rows`
+    sequences: torch.Tensor
+    strengths: Penalties
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """What is done with the rows of slots, on the device: good until a slot is introduced."""
+
+    slots: Array
+    draws: Sequence[_Draw]
+    penalised: _Penalised | None
+    biased: Sequence[int]
+    reporting: torch.Tensor | None
+    reporting_rows: Sequence[int]
+    tops: Sequence[int]
+    manner: Manner | None
+
+
+class _AlikeRows:
+    """The parameters of rows that are all drawn alike, in the same place for every step: graphs read them there."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.rows: _Rows | None = None  # whose they are
+        self._words = torch.zeros(3, slots, dtype=torch.int64, device=device)
+        self._temperature = torch.ones(slots, device=device)
+        self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._top_p, self._min_p = torch.ones(slots, device=device), torch.zeros(slots, device=device)
+
+    def write(self, draw: _Draw) -> None:
+        """Those of the first rows."""
+        count = len(draw.temperature)
+        for kept, given in zip(self._words, draw.words, strict=True):
+            kept[:count] = given
+        self._temperature[:count] = draw.temperature
+        if draw.filters is not None:
+            self._top_k[:count] = draw.filters.top_k
+            self._top_p[:count] = draw.filters.top_p
+            self._min_p[:count] = draw.filters.min_p
+
+    def first(self, rows: int, manner: Manner) -> _Draw:
+        """The first rows as a draw."""
+        seed_low, seed_high, choice = self._words[:, :rows].unbind()
+        filters = None
+        if manner.filters:
+            filters = Filters(
+                self._top_k[:rows],
+                self._top_p[:rows],
+                self._min_p[:rows],
+                any_top_k=manner.any_top_k,
+                any_top_p=manner.any_top_p,
+            )
+        return _Draw(None, (seed_low, seed_high, choice), self._temperature[:rows], filters)
+
+
+class Sampler:
+    """Holds each slot's parameters, and for slots with penalties the counts of their tokens, on the device."""
+
+    def __init__(
+        self,
+        slots: int,
+        vocab_size: int,
+        device: torch.device,
+        ops: SamplingOps = sampler_ops,
+        agree: Agree = lambda tokens: tokens,
+    ) -> None:
+        """What is sampled is what `agree` makes of it."""
+        self._ops = ops
+        self._agree = agree
+        self._uploads = Uploads(device)
+        self._params = SlotParams(slots)
+        self._rows: _Rows | None = None
+        self._alike = _AlikeRows(slots, device)
+        self._counts = PenaltyCounts(vocab_size, device)
+        self._uncounted: deque[tuple[int, Sequence[int]]] = deque()  # slots, and what each was given
+
+    def introduce(self, inits: Sequence[SlotInit]) -> None:
+        """Take the parameters of choices that take slots; counts are made anew from their known tokens."""
+        self._catch_up()
+        for init in inits:
+            self._rows = None
+            self._params.introduce(init)
+            self._counts.drop(init.slot)
+            if self._params.penalises(init.slot):
+                self._counts.introduce(init.slot, unpack_ints(init.tokens), init.prompt_tokens)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        slots: Sequence[int] | Array,
+        positions: Sequence[int] | Array,
+        masks: Masks | None = None,
+        *,
+        sent_positions: torch.Tensor | None = None,
+        ahead: Ahead | None = None,
+        first: int = 0,
+    ) -> Sampled:
+        """Sample one token for each row. `logits` [rows, vocab], of any floating dtype, are overwritten.
+
+        `positions` are the output positions of the tokens to be sampled: 0 is the first after the prompt;
+        `sent_positions` are the same where the logits are, int64. A row whose mask allows nothing gets -1.
+        Nothing but a penalty or a bias costs a float32 copy of the logits. Where it raises, no token was counted: the
+        rows can be sampled again, from logits made anew.
+
+        Of a step that assumes tokens these are row `first` of `ahead` and those behind it. Then nothing is counted
+        before `count_right` says what was right.
+        """
+        self._catch_up()
+        rows = self._rows_of(np.asarray(slots))
+        positions = np.asarray(positions)
+        if sent_positions is None:
+            (sent_positions,) = self._uploads.send([positions])
+        biased, biases = self._params.biases(rows.biased, rows.slots, positions) if rows.biased else _NO_BIASES
+        changes = rows.penalised is not None or len(biases) > 0 or masks is not None
+        raw = logits[rows.reporting] if rows.reporting is not None and changes else None
+        finite = self._ops.likeliest(logits) >= 0 if changes else None  # of what the model said: a mask may hide it
+        if rows.penalised is not None or len(biases):
+            logits = logits.float()  # bfloat16 would lose what is small beside a logit
+        if rows.penalised is not None:
+            self._penalise(logits, rows.penalised, ahead, first)
+        if len(biases):
+            places, values = self._uploads.send([biased, biases])
+            add_bias(logits, places[0], places[1], values)
+        if masks is not None:
+            self._ops.apply_bitmask_(logits, self._uploads.send([masks().numpy()])[0])
+        tokens = self._choose(logits, rows.draws, sent_positions)
+        if finite is not None:
+            tokens = torch.where(finite, tokens, -1)
+        tokens = self._agree(tokens)
+        logprobs = self._report(logits, raw, rows, tokens)
+        if rows.penalised is not None and ahead is None:
+            self._counts.add(rows.penalised.sequences, tokens[rows.penalised.numbers])
+        return Sampled(tokens, logprobs)
+
+    def penalises(self, slots: Array) -> bool:
+        """Whether any of the slots has penalties, so that its tokens depend on those before."""
+        return self._rows_of(slots).penalised is not None
+
+    def count_right(self, slots: Sequence[int] | Array, tokens: torch.Tensor, ahead: Ahead) -> None:
+        """Count for penalties what a step with assumed tokens sampled, without what follows a wrong guess."""
+        penalised = self._rows_of(np.asarray(slots)).penalised
+        if penalised is not None:
+            tokens = torch.where(ahead.right(tokens, self._uploads), tokens, -1)
+            self._counts.add(penalised.sequences, tokens[penalised.numbers])
+
+    def _penalise(self, logits: torch.Tensor, penalised: _Penalised, ahead: Ahead | None, first: int) -> None:
+        """Penalise rows, in place, for what their sequences have said, and for what is ahead of them."""
+        sequences, strengths, counts = penalised.sequences, penalised.strengths, self._counts.table
+        repeated = None if ahead is None else ahead.repeated(penalised.rows, first)
+        if repeated is None:
+            self._ops.apply_penalties_(logits, penalised.numbers, counts, sequences, strengths)
+            return
+        rows, tokens = self._uploads.send([repeated.rows, repeated.tokens])
+        before = logits[rows[:, None], tokens]
+        self._ops.apply_penalties_(logits, penalised.numbers, counts, sequences, strengths)
+        penalise_ahead(logits, before, repeated, counts, sequences, strengths, self._uploads)
+
+    def manner(self, slots: Array) -> Manner | None:
+        """The one manner of all rows of these slots, for `sample_alike` to read; None if they have not one."""
+        rows = self._rows_of(slots)
+        if rows.manner is not None and rows.manner.draws and self._alike.rows is not rows:
+            self._alike.write(rows.draws[0])
+            self._alike.rows = rows
+        return rows.manner
+
+    def sample_alike(self, logits: torch.Tensor, manner: Manner, positions: torch.Tensor) -> torch.Tensor:
+        """`sample`, of the rows that `manner` was asked for last, and of any behind them. Reads fixed memory alone."""
+        draws = [self._alike.first(len(logits), manner)] if manner.draws else []
+        return self._agree(self._choose(logits, draws, positions))
+
+    def count(self, slot: int, tokens: Sequence[int]) -> None:
+        """Tokens that a slot was given without sampling; those sampled are counted already.
+
+        For any thread. They are counted by the one that samples, before it next does: no other changes the counts.
+        """
+        if self._params.penalises(slot):
+            self._uncounted.append((slot, tokens))
+
+    def _catch_up(self) -> None:
+        """Count what slots were given. Where that raises, what is left is counted the next time."""
+        while self._uncounted:
+            slot, tokens = self._uncounted[0]
+            rows = self._counts.rows([slot]) * len(tokens)
+            self._counts.add(*self._uploads.send([_integers(rows), _integers(tokens)]))
+            self._uncounted.popleft()
+
+    def _rows_of(self, slots: Array) -> _Rows:
+        """What is done with rows of these slots: as in the last step, if they are the same."""
+        rows = self._rows
+        if rows is None or not (rows.slots is slots or np.array_equal(rows.slots, slots)):
+            rows = self._rows = self._arrange(slots)
+        return rows
+
+    def _arrange(self, slots: Array) -> _Rows:
+        step = self._params.arrange(slots)
+        draws = []
+        for draw in step.draws:
+            rows, words, temperature, *filters = self._uploads.send([draw.rows, draw.words, *draw.kept])
+            some = rows if len(rows) < len(slots) else None
+            seed_low, seed_high, choice = words.unbind()
+            kept = Filters(*filters, any_top_k=draw.any_top_k, any_top_p=draw.any_top_p) if filters else None
+            draws.append(_Draw(some, (seed_low, seed_high, choice), temperature, kept))
+        penalised = None
+        if len(step.penalised):
+            sequences = _integers(self._counts.rows(slots[step.penalised].tolist()))
+            rows, sent, sent_strengths = self._uploads.send([step.penalised, sequences, step.strengths])
+            repetition, frequency, presence = sent_strengths.unbind()
+            strengths = Penalties(repetition=repetition, frequency=frequency, presence=presence)
+            penalised = _Penalised(step.penalised, rows, sent, strengths)
+        reporting = self._uploads.send([step.reporting])[0] if len(step.reporting) else None
+        manner = step.manner(len(slots))
+        return _Rows(slots, draws, penalised, step.biased, reporting, step.reporting.tolist(), step.tops, manner)
+
+    def _choose(self, logits: torch.Tensor, draws: Sequence[_Draw], positions: torch.Tensor) -> torch.Tensor:
+        """A token for each row, drawn or the likeliest; -1 where the largest logit is not finite."""
+        if len(draws) == 1 and draws[0].rows is None:
+            return self._draw(logits, draws[0], positions)
+        tokens = self._ops.likeliest(logits)
+        for draw in draws:
+            tokens[draw.rows] = self._draw(logits[draw.rows], draw, positions[draw.rows])
+        return tokens
+
+    def _draw(self, logits: torch.Tensor, draw: _Draw, positions: torch.Tensor) -> torch.Tensor:
+        return self._ops.sample(logits, draw.temperature, draw.filters, NoiseKey(*draw.words, positions))
+
+    def _report(
+        self, logits: torch.Tensor, raw: torch.Tensor | None, rows: _Rows, tokens: torch.Tensor
+    ) -> TokenLogprobs | None:
+        """Of the rows that report: `raw` are their logits, where those of the step were changed."""
+        if rows.reporting is None:
+            return None
+        said, top = tokens[rows.reporting].clamp(min=0), max(rows.tops)
+        if raw is None:
+            scores = self._ops.token_logprobs(logits, said, top, rows.reporting)
+        else:
+            scores = self._ops.token_logprobs(raw, said, top)
+        return TokenLogprobs(rows.reporting_rows, rows.tops, *scores)
+
+
+def _integers(numbers: Any) -> Array:
+    return np.array(numbers, dtype=np.int64)

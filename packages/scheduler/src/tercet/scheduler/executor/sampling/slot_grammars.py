@@ -1,0 +1,373 @@
+"""`SlotGrammars`: follows the grammar of every slot that has one, and masks what its next token cannot be."""
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from tercet.kernels.ops.bitmask import pack_bitmask
+from tercet.protocol.grammar_limits import FREE_SECONDS, SECONDS_PER_TOKEN
+from tercet.scheduler.core.plan import SlotInit
+from tercet.scheduler.device.staging import Array
+from tercet.scheduler.executor.sampling.mask_threads import Account, Job, MaskThreads
+from tercet.scheduler.grammar.cache import GrammarCache
+from tercet.scheduler.grammar.loader import GrammarDesk
+from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, Masks, Matcher
+
+logger = logging.getLogger(__name__)
+
+FAILED = (
+    "The grammar cannot be followed to an end: it allows nothing that could come next, or costs too much to follow."
+)
+"""All that a client is told, whatever went wrong."""
+SPENT = (
+    "The grammar is too costly: finding out which tokens may come next took more processor time than a request may "
+    "use. Make the grammar less ambiguous, or ask for fewer choices."
+)
+_LEAST_WAIT = 0.002
+"""Seconds that a step waits for masks where its forward took less; it never waits longer than that took."""
+_LONGEST_LATE = 30.0
+"""Seconds after which a choice whose mask is not there ends."""
+
+
+@dataclass(eq=False)
+class _Guide:
+    """The grammar of one slot. The first of its jobs makes the matcher, which has then seen the output so far."""
+
+    reading: Future[Matcher]
+    output: Sequence[int]
+    account: Account
+    end: int
+    """Tokens of prompt and output that there can be."""
+    fast_forward: bool
+    ignore_eos: bool
+    matcher: Matcher | None = None
+    job: "Job[_Filled] | None" = None
+    """Of the present place: a choice whose mask was late uses it in a later step."""
+    assumed: Sequence[int] = ()
+    """The tokens that the rows of the job assume."""
+    expired: bool = False
+    """Whether its choice has waited too long for a mask."""
+
+
+@dataclass(eq=False)
+class _Filled:
+    """The masks of a slot's rows, one behind another; a row has none if it cannot go on or nothing can come."""
+
+    words: list[Masks | None] = field(default_factory=list)
+    faults: dict[int, str] = field(default_factory=dict)
+    ends: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Late:
+    """A choice that sits out."""
+
+    step: int
+    """The one in which its mask was late."""
+    guide: _Guide
+    end: float
+    """When it has waited too long."""
+
+
+@dataclass(eq=False)
+class _Chain:
+    """The rows of one slot in a step: all but the first assume a token."""
+
+    slot: int
+    guide: _Guide
+    rows: list[int] = field(default_factory=list)
+    assumed: list[int] = field(default_factory=list)
+    job: "Job[_Filled] | None" = None
+    usable: int = 0
+    """Rows that the job has masks for: it may be of an earlier step, in which other tokens were assumed."""
+    filled: _Filled | None = None
+    """What the job gave; None where it is late."""
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What the grammars say after a step, by row."""
+
+    forced: dict[int, list[int]] = field(default_factory=dict)
+    complete: list[int] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    deferred: list[int] = field(default_factory=list)
+    """Rows whose mask was late, so that they sampled nothing."""
+
+
+class SlotGrammars:
+    """The matchers of all slots, and the threads that compute their masks."""
+
+    def __init__(
+        self,
+        backend: GrammarBackend[Any],
+        slots: int,
+        vocab_size: int,
+        *,
+        fast_forward: bool = True,
+        free_seconds: float = FREE_SECONDS,
+    ) -> None:
+        """The masks of a request may use `free_seconds` of processor time beside what is allowed for each token."""
+        self._backend = backend
+        self.desk = GrammarDesk(GrammarCache(backend))
+        self._fast_forward = fast_forward
+        self._free_seconds = free_seconds
+        self._guides: list[_Guide | None] = [None] * slots
+        self._guided: set[int] = set()
+        self._accounts: WeakValueDictionary[int, Account] = WeakValueDictionary()
+        self._late: dict[int, _Late] = {}
+        self._words = -(-vocab_size // 32)
+        self.threads = MaskThreads()
+        ends = torch.zeros(1, vocab_size, dtype=torch.bool)
+        ends[0, [token for token in backend.end_ids if token < vocab_size]] = True
+        self._end_words = pack_bitmask(ends).numpy()[0]
+
+    @property
+    def name(self) -> str:
+        """What reads the grammars."""
+        return self._backend.name
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take_ready` has something to tell, now or later."""
+        return bool(self._late)
+
+    def take_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:
+        """Return (slot, step) of choices that sat out since that step and can be planned again; each is told once.
+
+        Waits so many seconds for the first. A choice that may use no more processor time, or has waited too long, can
+        be planned, too: it ends then.
+        """
+        if wait and self._late:
+            self.threads.await_any([each.guide.job for each in self._late.values() if each.guide.job is not None], wait)
+        now = time.monotonic()
+        ready = []
+        for slot, late in list(self._late.items()):
+            job = late.guide.job
+            over = job is not None and not job.done.is_set() and (now > late.end or self._is_spent(job))
+            if over and job is not None:
+                late.guide.expired = True
+                self.threads.cancel(job)
+            if over or job is None or job.done.is_set():
+                ready.append((slot, late.step))
+                self._late.pop(slot, None)
+        return ready
+
+    def introduce(self, inits: Sequence[SlotInit]) -> None:
+        """Take the grammars of choices that take slots, which should have been read by now."""
+        for init in inits:
+            sampling = init.sampling
+            if (former := self._guides[init.slot]) is not None and former.job is not None:
+                self.threads.cancel(former.job)
+            self._guides[init.slot] = None
+            self._late.pop(init.slot, None)
+            self._guided.discard(init.slot)
+            if sampling.grammar is None:
+                continue
+            self._guided.add(init.slot)
+            self._guides[init.slot] = _Guide(
+                reading=self.desk.reading(sampling.grammar),
+                output=np.frombuffer(init.tokens, dtype="<i4")[init.prompt_tokens :].tolist(),
+                account=self._accounts.setdefault(init.request, Account()),
+                end=init.prompt_tokens + sampling.max_new_tokens,
+                fast_forward=self._fast_forward and init.top_logprobs < 0,
+                ignore_eos=sampling.ignore_eos,
+            )
+
+    def begin(self, step: int, slots: Array, assumed: Sequence[int | None] = ()) -> "GuidedRows | None":
+        """Begin to compute the masks of rows that will sample for `slots`. None if no slot has a grammar.
+
+        `assumed` is the token that each row assumes before the one it samples: it comes behind the slot's last row.
+        """
+        if not self._guided or self._guided.isdisjoint(slots.tolist()):
+            return None
+        chains: dict[int, _Chain] = {}
+        for row, slot in enumerate(slots.tolist()):
+            guide = self._guides[slot]
+            if guide is None:
+                continue
+            chain = chains.setdefault(slot, _Chain(slot, guide))
+            chain.rows.append(row)
+            if assumed and (token := assumed[row]) is not None:
+                chain.assumed.append(token)
+        for chain in sorted(chains.values(), key=lambda each: each.guide.account.seconds):
+            self._begin(chain)
+        return GuidedRows(self, step, len(slots), [*chains.values()])
+
+    def _begin(self, chain: "_Chain") -> None:
+        guide = chain.guide
+        if guide.job is None:
+            guide.assumed = tuple(chain.assumed)
+            guide.job = self.threads.submit(guide.account, lambda: self._fill(guide, guide.assumed))
+        chain.job = guide.job
+        agreed = (mine == theirs for mine, theirs in zip(chain.assumed, guide.assumed, strict=False))
+        chain.usable = 1 + next((place for place, same in enumerate(agreed) if not same), len(guide.assumed))
+
+    def close(self) -> None:
+        """End the threads."""
+        self.desk.close()
+        self.threads.close()
+
+    def _is_spent(self, job: Job[_Filled]) -> bool:
+        allowed = self._free_seconds + SECONDS_PER_TOKEN * job.account.tokens
+        return self.threads.spent(job) > allowed
+
+    def settled(self, chain: _Chain, step: int, *, late: bool, tokens: int = 0) -> None:
+        """Take note of whether a slot's choice goes on from its mask, with so many tokens, or has to wait for one."""
+        chain.guide.account.tokens += tokens
+        if chain.filled is not None:
+            chain.guide.job = None
+        if late:
+            self._late[chain.slot] = _Late(step, chain.guide, time.monotonic() + _LONGEST_LATE)
+
+    def collect(self, count: int, chains: Sequence[_Chain], seconds: float) -> torch.Tensor:
+        """Return the masks of a step's rows: all ones without a grammar, all zeros for those that end or are late.
+
+        Waits at most `seconds` for those of requests that are not known to be slow.
+        """
+        jobs = [chain.job for chain in chains if chain.job is not None]
+        self.threads.wait(jobs, seconds)
+        words = np.full((count, self._words), -1, dtype=np.int32)
+        for chain, job in zip(chains, jobs, strict=True):
+            words[chain.rows] = 0
+            if self._is_spent(job) or (chain.guide.expired and not job.done.is_set()):
+                self.threads.cancel(job)
+                chain.filled = _Filled(faults={0: SPENT})
+            elif job.done.is_set():
+                chain.filled = job.result()
+                for row, mask in zip(chain.rows[: chain.usable], chain.filled.words, strict=False):
+                    if mask is not None:
+                        words[row] = mask
+        return torch.from_numpy(words)
+
+    def _fill(self, guide: _Guide, assumed: Sequence[int]) -> _Filled:
+        """Compute the masks of a slot's rows, in one of our threads."""
+        filled = _Filled()
+        try:
+            matcher = guide.matcher = self._matcher(guide) if guide.matcher is None else guide.matcher
+            self._add(matcher, guide, filled)
+            for token in assumed:  # one that does not fit is the error of a copy
+                matcher = matcher.copy()
+                matcher.advance([token])
+                self._add(matcher, guide, filled)
+        except GrammarError as error:
+            filled.faults[len(filled.words)] = str(error)
+        return filled
+
+    def _matcher(self, guide: _Guide) -> Matcher:
+        """Make the matcher of a slot. Raises GrammarError."""
+        matcher = self.desk.copy(guide.reading)
+        if guide.output:
+            matcher.advance(guide.output)
+        return matcher
+
+    def _add(self, matcher: Matcher, guide: _Guide, filled: _Filled) -> None:
+        """Add the mask of the place where a matcher stands."""
+        masks: Masks = np.zeros((1, self._words), dtype=np.int32)
+        self._backend.fill([matcher], masks)
+        without_ends = masks & ~self._end_words
+        place = len(filled.words)
+        words: Masks | None = None
+        if matcher.error:
+            filled.faults[place] = matcher.error
+        elif without_ends.any():
+            words = (without_ends if guide.ignore_eos else masks)[0]
+        elif matcher.accepting:
+            filled.ends.add(place)
+        elif masks.any():  # an end token that the grammar itself asks for
+            words = masks[0]
+        else:
+            filled.faults[place] = "it allows no token"
+        filled.words.append(words)
+
+
+class GuidedRows:
+    """The rows of one step that follow a grammar."""
+
+    def __init__(self, grammars: SlotGrammars, step: int, count: int, chains: Sequence[_Chain]) -> None:
+        """Of `count` rows in all."""
+        self._grammars = grammars
+        self._step = step
+        self._count = count
+        self._chains = chains
+        self._begun = time.monotonic()
+        self._masks: torch.Tensor | None = None
+
+    def masks(self) -> torch.Tensor:
+        """Return int32 [rows of the step, ceil(vocab / 32)], on the host.
+
+        The first call, when the forward has run, waits no longer than that took, or than `_LEAST_WAIT`. Rows whose
+        masks are not there then are late: theirs allow nothing.
+        """
+        if self._masks is None:
+            wait = max(_LEAST_WAIT, time.monotonic() - self._begun)
+            self._masks = self._grammars.collect(self._count, self._chains, wait)
+        return self._masks
+
+    def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> Outcome:
+        """Take what every row sampled, and the tokens it has with that; call it once, behind `masks`."""
+        outcome = Outcome()
+        for chain in self._chains:
+            late, taken = self._settle(chain, tokens, lengths, outcome)
+            self._grammars.settled(chain, self._step, late=late, tokens=taken)
+        return outcome
+
+    def _settle(
+        self, chain: _Chain, tokens: Sequence[int], lengths: Sequence[int], outcome: Outcome
+    ) -> tuple[bool, int]:
+        """Follow one slot, from the row that assumes nothing as far as those behind it were right.
+
+        Returns whether it ends at a row whose mask is late, and the number of tokens taken.
+        """
+        filled, matcher, taken, row = chain.filled, chain.guide.matcher, 0, chain.rows[0]
+        if filled is None:
+            outcome.deferred.append(row)
+            return True, 0
+        place = 0
+        for place, row in enumerate(chain.rows):
+            if place >= chain.usable:
+                outcome.deferred.append(row)
+                return True, taken
+            if place in filled.faults or tokens[row] < 0 or matcher is None:
+                break
+            matcher.advance([tokens[row]])
+            taken += 1
+            if chain.assumed[place : place + 1] != [tokens[row]] or matcher.error or matcher.finished:
+                break
+        if place in filled.faults:
+            _fail(row, filled.faults[place], outcome)
+        elif place in filled.ends:
+            outcome.complete.append(row)
+        elif matcher is not None and tokens[row] >= 0:
+            taken += _force(row, matcher, chain.guide, lengths[row], outcome)
+        return False, taken
+
+
+def _force(row: int, matcher: Matcher, guide: _Guide, length: int, outcome: Outcome) -> int:
+    """Say what must follow a row's token, with which there are so many; returns the number of tokens forced."""
+    room = guide.end - length
+    forced = matcher.forced()[:room] if guide.fast_forward and room > 0 else []
+    if forced:
+        matcher.advance(forced)
+    if matcher.error:
+        _fail(row, matcher.error, outcome)
+        return 0
+    if forced:
+        outcome.forced[row] = forced
+    if matcher.finished:
+        outcome.complete.append(row)
+    return len(forced)
+
+
+def _fail(row: int, error: str, outcome: Outcome) -> None:
+    """A row cannot go on."""
+    logger.warning("a choice ends because its grammar fails")
+    logger.debug("%s", error)  # holds what users wrote
+    outcome.errors[row] = SPENT if error is SPENT else FAILED

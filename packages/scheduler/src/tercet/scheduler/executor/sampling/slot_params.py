@@ -1,0 +1,164 @@
+"""`SlotParams`: how every slot is sampled, in tables on the host, from which a step takes those of its rows at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tercet.scheduler.core.plan import SlotInit
+from tercet.scheduler.device.staging import Array
+
+_NEVER = float("-inf")
+_LAST = -1e30
+"""Added to suppressed ids where a grammar might allow nothing else: the grammar is stronger."""
+_WORD = 0xFFFFFFFF
+
+_PLAIN, _FILTERED, _PENALISED, _BIASED, _REPORTING = (1 << bit for bit in range(5))
+"""What is done with a slot's rows: a draw from everything or from what filters keep, ..."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Rows that are drawn, all from everything or all from what their filters keep."""
+
+    rows: Array  # int64 [n]
+    words: Array  # int64 [3, n], of `NoiseKey`: seed low, seed high, choice
+    kept: Sequence[Array]  # temperature [n], and with filters top_k, top_p and min_p [n]
+    any_top_k: bool
+    any_top_p: bool
+
+
+@dataclass(frozen=True)
+class Manner:
+    """The one way in which all rows of a step are sampled: drawn, or greedy; no penalty, bias or log-probability."""
+
+    draws: bool
+    filters: bool = False
+    any_top_k: bool = False
+    any_top_p: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """Which rows of a step are drawn, penalised, biased and reported on, by number, and their parameters."""
+
+    draws: Sequence[Draw]
+    penalised: Array  # int64 [n]
+    strengths: Array  # float32 [3, n]: repetition, frequency, presence
+    biased: Sequence[int]
+    reporting: Array  # int64 [n]
+    tops: Sequence[int]  # of the reporting rows
+
+    def manner(self, rows: int) -> Manner | None:
+        """The manner shared by all `rows` rows; None if they differ, or need more than a manner says."""
+        if len(self.penalised) or self.biased or len(self.reporting):
+            return None
+        if not self.draws:
+            return Manner(draws=False)
+        draw = self.draws[0]
+        if len(draw.rows) < rows:
+            return None
+        return Manner(draws=True, filters=len(draw.kept) > 1, any_top_k=draw.any_top_k, any_top_p=draw.any_top_p)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bias:
+    """What is added to a slot's logits."""
+
+    tokens: Sequence[int]
+    values: Sequence[float]
+    suppressed_ids: Sequence[int]
+    suppression: float
+    min_new_tokens: int
+
+    @classmethod
+    def of(cls, init: SlotInit) -> "_Bias | None":
+        params = init.sampling
+        suppressed = init.suppressed_ids if params.min_new_tokens else []
+        if not params.logit_bias and not suppressed:
+            return None
+        return cls(
+            tokens=[*params.logit_bias.keys()],
+            values=[*params.logit_bias.values()],
+            suppressed_ids=suppressed,
+            suppression=_NEVER if params.grammar is None else _LAST,
+            min_new_tokens=params.min_new_tokens,
+        )
+
+
+class SlotParams:
+    """The parameters of all slots. A slot that was never introduced is greedy."""
+
+    def __init__(self, slots: int) -> None:
+        self._kinds = np.zeros(slots, dtype=np.uint8)
+        self._reals = np.zeros((6, slots), dtype=np.float32)  # temperature, top_p, min_p, then as `strengths`
+        self._integers = np.zeros((4, slots), dtype=np.int64)  # seed low, high, choice, top_k
+        self._tops = np.zeros(slots, dtype=np.int64)
+        self._biases: list[_Bias | None] = [None] * slots
+
+    def introduce(self, init: SlotInit) -> None:
+        """Take the parameters of a choice that takes a slot."""
+        slot, params = init.slot, init.sampling
+        penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        self._reals[:, slot] = (params.temperature, params.top_p, params.min_p, *penalties)
+        self._integers[:, slot] = params.seed & _WORD, params.seed >> 32 & _WORD, init.choice, params.top_k
+        self._tops[slot] = init.top_logprobs
+        self._biases[slot] = _Bias.of(init)
+        filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        draws = params.temperature > 0 and params.top_k != 1
+        kinds = {
+            _PLAIN: draws and not filters,
+            _FILTERED: draws and filters,
+            _PENALISED: penalties != (1, 0, 0),
+            _BIASED: self._biases[slot] is not None,
+            _REPORTING: init.top_logprobs >= 0,
+        }
+        self._kinds[slot] = sum(kind for kind, wanted in kinds.items() if wanted)
+
+    def penalises(self, slot: int) -> bool:
+        """Whether a slot needs to know what it has said."""
+        return bool(self._kinds[slot] & _PENALISED)
+
+    def arrange(self, slots: Array) -> Arrangement:
+        """Of rows of these slots."""
+        kinds = self._kinds[slots]
+        present = int(np.bitwise_or.reduce(kinds))
+
+        def rows_of(kind: int) -> Array:
+            return np.flatnonzero(kinds & kind)
+
+        penalised, reporting = rows_of(_PENALISED), rows_of(_REPORTING)
+        return Arrangement(
+            draws=[self._draw(rows_of(kind), slots, kind) for kind in (_PLAIN, _FILTERED) if present & kind],
+            penalised=penalised,
+            strengths=self._reals[3:].take(slots[penalised], axis=1),
+            biased=rows_of(_BIASED).tolist(),
+            reporting=reporting,
+            tops=self._tops[slots[reporting]].tolist(),
+        )
+
+    def biases(self, rows: Sequence[int], slots: Array, positions: Array) -> tuple[Array, Array]:
+        """(int64 [2, n]: rows and tokens, a row as often as it has biases; float32 [n]: what their logits are given).
+
+        Of the rows that are biased at all; `positions` are the output positions of all rows' next tokens.
+        """
+        biased: list[int] = []
+        tokens: list[int] = []
+        values: list[float] = []
+        for row in rows:
+            bias = self._biases[slots[row]]
+            if bias is None:
+                continue
+            suppressed = bias.suppressed_ids if positions[row] < bias.min_new_tokens else []
+            biased += [row] * (len(bias.tokens) + len(suppressed))
+            tokens += [*bias.tokens, *suppressed]
+            values += [*bias.values, *[bias.suppression] * len(suppressed)]
+        return np.array([biased, tokens], dtype=np.int64), np.array(values, dtype=np.float32)
+
+    def _draw(self, rows: Array, slots: Array, kind: int) -> Draw:
+        slots = slots[rows]
+        seed_low, seed_high, choice, top_k = self._integers.take(slots, axis=1)
+        temperature, top_p, min_p = self._reals[:3].take(slots, axis=1)
+        filters = (top_k, top_p, min_p) if kind == _FILTERED else ()
+        words = np.stack([seed_low, seed_high, choice])
+        return Draw(rows, words, [temperature, *filters], bool((top_k > 0).any()), bool((top_p < 1).any()))

@@ -1,0 +1,170 @@
+"""Steps that are run before any request: the worst one, for its memory, and ordinary ones, for their kernels."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, cycle, product, takewhile
+
+import msgspec
+import torch
+
+from tercet.kernels.attention.api import AttentionBackend
+from tercet.kernels.ops.lora import LONGEST_RUN
+from tercet.protocol.messages.values import SamplingParams, pack_ints
+from tercet.scheduler.config import ShortageError
+from tercet.scheduler.core.plan import Plan, Row, SlotInit
+from tercet.scheduler.device.oom import lacks_memory
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.model_runner import Model, ModelRunner
+from tercet.scheduler.executor.sampling.sampler import SamplingOps
+
+_WORST = SamplingParams(
+    max_new_tokens=1,
+    temperature=1.0,
+    top_k=50,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    presence_penalty=0.1,
+)
+_MOST_LOGPROBS = 20
+_ORDINARY = (
+    SamplingParams(max_new_tokens=1, temperature=0.0),
+    SamplingParams(max_new_tokens=1, temperature=1.0),
+    SamplingParams(max_new_tokens=1, temperature=1.0, top_k=50, top_p=0.9),
+)
+_PENALISED = tuple(msgspec.structs.replace(each, repetition_penalty=1.1) for each in _ORDINARY)
+_TOPS = (5, 20)
+"""Of log-probabilities, for which there are kernels of their own."""
+_SHORTEST = 100
+"""Tokens of a text that a decode does not split. Of each text twice as long it makes twice as many parts."""
+
+
+def worst_plan(slots: int, tokens: int, context_length: int) -> Plan:
+    """As many tokens as a step may have, and every slot samples with penalties, filters and log-probabilities."""
+    lengths, room = [1] * slots, tokens - slots
+    for slot in reversed(range(slots)):
+        more = max(0, min(room, context_length - 1))
+        lengths[slot] += more
+        room -= more
+    return _begun([_prompt(slot, length, _WORST, top=_MOST_LOGPROBS) for slot, length in enumerate(lengths)])
+
+
+def ordinary_plans(slots: int, tokens: int, context_length: int, *, chained: bool, adapted: bool) -> Iterator[Plan]:
+    """Steps of up to so many tokens, of every kind for which kernels are compiled when they are first needed.
+
+    They are compiled by these: requests would wait for them, some seconds where they were never compiled before. All
+    write over one page. Decodes come `chained`, too, with one that is assumed, and `adapted`, with the adapter of place
+    0, which there need not be.
+    """
+    if context_length <= 2:
+        return
+    for sampling, top in [*product(_ORDINARY[:1] + _PENALISED[:1], _TOPS), *((each, -1) for each in _PENALISED[1:])]:
+        yield _begun([_prompt(0, 1, sampling, top=top)])
+    if adapted:
+        yield from _with_adapter(min(tokens, context_length - 2))
+    yield from _texts(min(tokens, context_length - 2), chained=chained and slots > 1)
+    yield _begun([_prompt(slot, 1, sampling) for slot, sampling in zip(range(slots), cycle(_ORDINARY))])
+    for rows in _doubled(2, slots):
+        yield Plan(step=0, rows=[Row(slot, 1, 1, sample=True) for slot in range(rows)])
+    if slots > 1 and tokens > 2:
+        for length in _doubled(_SHORTEST, context_length):
+            yield Plan(step=0, rows=[Row(0, length - 1, 1, sample=True), Row(1, 0, 2, sample=True)])
+
+
+def _with_adapter(longest: int) -> Iterator[Plan]:
+    """A short prompt and one that is a whole run (`LoRARows`), and a decode after each."""
+    for length in sorted({min(length, longest) for length in (2, LONGEST_RUN)}):
+        yield _begun([_prompt(0, length, _ORDINARY[0], adapter=0)])
+        yield Plan(step=0, rows=[Row(0, length, 1, sample=True)])
+
+
+def _texts(longest: int, *, chained: bool) -> Iterator[Plan]:
+    """Prompts of every length for which kernels are cut up in ways of their own, and a decode after each."""
+    for length, sampling in zip([*_doubled(1, longest - 1), longest], cycle(_ORDINARY)):
+        yield _begun([_prompt(0, length, sampling)])
+        decode = Row(0, length, 1, sample=True)
+        yield Plan(step=0, rows=[decode])
+        if chained:
+            yield Plan(step=0, rows=[decode, Row(0, length + 1, 1, sample=True)], assumed={1: 0})
+
+
+def _doubled(first: int, most: int) -> Iterator[int]:
+    """A number and twice of the one before, again and again, up to `most`."""
+    return takewhile(lambda number: number <= most, (first << time for time in count()))
+
+
+def _prompt(slot: int, length: int, sampling: SamplingParams, *, top: int = -1, adapter: int = -1) -> SlotInit:
+    tokens = pack_ints([0] * length)
+    return SlotInit(
+        slot=slot,
+        tokens=tokens,
+        prompt_tokens=length,
+        choice=0,
+        sampling=sampling,
+        top_logprobs=top,
+        adapter=adapter,
+    )
+
+
+def _begun(inits: Sequence[SlotInit]) -> Plan:
+    """A step of all tokens of some choices."""
+    rows = [Row(init.slot, 0, init.prompt_tokens, sample=True) for init in inits]
+    return Plan(step=0, introduce=[*inits], rows=rows)
+
+
+def mask_once(ops: SamplingOps, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Have that compiled which applies grammars' masks to logits: of a model's dtype, and of penalised rows."""
+    mask = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
+    for each in (dtype, torch.float32):
+        ops.apply_bitmask_(torch.zeros(1, vocab_size, dtype=each, device=device), mask)
+
+
+def rehearse(
+    model: Model,
+    backend: Callable[[], AttentionBackend],
+    ops: SamplingOps,
+    shape: KVShape,
+    *,
+    layers: Sequence[int],
+    slots: int,
+    tokens: int,
+    context_length: int,
+    vocab_size: int,
+    device: torch.device,
+) -> None:
+    """Run the worst plan over a cache of one page, which all its rows write over: only the memory it takes matters.
+
+    It is not computed in parts: raises torch.OutOfMemoryError where there is no memory for all of it at once.
+    """
+    pool = KVPool([KVGroup(name="rehearsal", layers=layers, pages=1)], shape, device)
+    runner = ModelRunner(
+        model,
+        pool,
+        backend,
+        slots=slots,
+        context_length=context_length,
+        vocab_size=vocab_size,
+        device=device,
+        sampling_ops=ops,
+        release=_refuse,
+    )
+    runner.execute(worst_plan(slots, tokens, context_length)).result()
+
+
+def _refuse() -> None:
+    raise torch.OutOfMemoryError("no memory to sample for every row at once")
+
+
+def measured_kv_bytes(available: Callable[[], int], run: Callable[[], None], share: float, tokens: int) -> int:
+    """The `share` of what is available after a rehearsal, whose memory the allocator keeps for the steps to come.
+
+    Raises ShortageError where there is not even memory for the rehearsal.
+    """
+    try:
+        run()
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        raise ShortageError(
+            f"there is no memory for a step of {tokens} tokens: lower chunked_prefill_size or max_running_requests"
+        ) from error
+    return int(available() * share)

@@ -1,0 +1,90 @@
+"""The adapters of the `Executor` port, by name."""
+
+from collections.abc import Callable
+
+from tercet.protocol.system.process import settling_in
+from tercet.scheduler.config import ConfigError, ModelOptions, ScheduleOptions
+from tercet.scheduler.core.plan import CacheGroup, Capacity
+from tercet.scheduler.model_files import ModelError, read_json
+from tercet.scheduler.ports import Advance, Executor
+from tercet.scheduler.resolved_model import Found, on_gpu
+
+ReportBytes = Callable[[int, int], None]
+"""Told (bytes done, bytes in all) while weights load."""
+
+
+def build_torch(
+    options: ModelOptions, schedule: ScheduleOptions, found: Found, report: ReportBytes, advance: Advance
+) -> Executor:
+    """The real thing."""
+    with settling_in():
+        from tercet.scheduler.executor.tp_worker import TpModelWorker
+        from tercet.scheduler.executor.worker_options import WorkerOptions
+        from tercet.scheduler.models.registry import is_ours, named_architecture
+
+    size = options.tensor_parallel_size
+    architecture = named_architecture(read_json(found.path / "config.json"))
+    if size > 1 and not is_ours(architecture):
+        raise ConfigError(f"--tensor-parallel-size {size}: {architecture} is transformers' own, and never shared")
+    gpu = on_gpu(options)
+    worker = WorkerOptions(
+        model=found.path,
+        weights=found.weights,
+        dtype=options.dtype,
+        device=options.device,
+        load_format="dummy" if options.load_format == "dummy" and found.weights is None else "safetensors",
+        slots=schedule.slots(gpu=gpu),
+        context_length=options.context_length,
+        page_size=options.page_size,
+        step_tokens=schedule.step_tokens(gpu=gpu),
+        kv_cache_dtype=options.kv_cache_dtype,
+        kv_cache_bytes=options.kv_cache_bytes,
+        attention_backend=options.attention_backend,
+        quantization=options.quantization,
+        threads=options.threads,
+        overlap=schedule.steps_ahead(gpu=gpu) > 0,
+        grammar_backend=options.grammar_backend,
+        max_loras=schedule.max_loras,
+        max_lora_rank=schedule.max_lora_rank,
+        draft_rows=schedule.draft_rows(gpu=gpu),
+    )
+    if size == 1:
+        return TpModelWorker(worker, report, advance)
+    from tercet.scheduler.executor.ranks.ranks import Ranks
+
+    return Ranks(worker, size, report, advance)
+
+
+def build_fake(
+    options: ModelOptions,
+    schedule: ScheduleOptions,
+    found: Found,
+    report: ReportBytes,  # noqa: ARG001
+    advance: Advance,  # noqa: ARG001
+) -> Executor:
+    """A model that costs nothing, with the vocabulary of a real one; needs no torch."""
+    from tercet.scheduler.testing.fake_executor import FakeExecutor
+
+    config = read_json(found.path / "config.json")
+    length, vocab_size = (config.get(name) for name in ("max_position_embeddings", "vocab_size"))
+    if not isinstance(length, int) or not isinstance(vocab_size, int):
+        raise ModelError(f"{found.path}/config.json lacks max_position_embeddings or vocab_size")
+    length = options.context_length or length
+    slots = schedule.slots(gpu=False)
+    pages = slots * -(-length // options.page_size)
+    capacity = Capacity(
+        page_size=options.page_size,
+        groups=[CacheGroup("full", pages)],
+        slots=slots,
+        context_length=length,
+        vocab_size=vocab_size,
+        eos_token_ids=[],
+        adapters=schedule.max_loras,
+    )
+    return FakeExecutor(capacity, verify=False, weights=str(found.weights or ""))
+
+
+EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Found, ReportBytes, Advance], Executor]] = {
+    "torch": build_torch,
+    "fake": build_fake,
+}

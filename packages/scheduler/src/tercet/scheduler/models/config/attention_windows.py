@@ -1,0 +1,93 @@
+"""Which layers of a model see only a window, and which do not rotate, in the words of each family's config.json."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tercet.scheduler.models.config.config_fields import Fields, wrong
+
+LAYER_KINDS = {"attention": False, "full_attention": False, "sliding_attention": True}
+"""Words of `layer_types` to whether such a layer has the window; the first is an older name of the second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Windows:
+    """Where a family has windows."""
+
+    usual: int | None = None
+    """The window that leaving `sliding_window` out means; None for none, as null is."""
+    switched: bool = False
+    """Whether there are windows only where `use_sliding_window` says so."""
+    pattern: Callable[[Fields, int], list[bool]] | None = None
+    """Which layers slide where `layer_types` is left out; None in families that do not read it: all."""
+
+
+def windows_of(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
+    """Return the window of each layer, 0 where it sees everything. Raises ModelError."""
+    family = _FAMILIES.get(architecture)
+    if family is None or (family.switched and not fields.flag("use_sliding_window")):
+        return (0,) * layers
+    if fields.values.get("sliding_window", family.usual) is None:
+        return (0,) * layers
+    window = fields.count("sliding_window", family.usual or 1)
+    slides = [True] * layers
+    if family.pattern is not None and fields.has("layer_types"):
+        slides = [LAYER_KINDS[kind] for kind in fields.kinds("layer_types", tuple(LAYER_KINDS), layers)]
+    elif family.pattern is not None:
+        slides = family.pattern(fields, layers)
+    return tuple(window if each else 0 for each in slides)
+
+
+def unrotated_layers(fields: Fields, layers: int) -> frozenset[int]:
+    """The layers that `no_rope_layers` has a 0 for; left out, every fourth or as often as the config says."""
+    name = "no_rope_layers"
+    every = fields.count("no_rope_layer_interval", 4)
+    rotates = fields.values.get(name)
+    if rotates is None:
+        rotates = [int((layer + 1) % every != 0) for layer in range(layers)]
+    if not isinstance(rotates, list) or len(rotates) != layers or any(one not in (0, 1) for one in rotates):
+        raise wrong(name, f"must say 0 or 1 for each of the {layers} layers")
+    return frozenset(layer for layer, one in enumerate(rotates) if not one)
+
+
+def _all(_: Fields, layers: int) -> list[bool]:
+    return [True] * layers
+
+
+def _every_second(_: Fields, layers: int) -> list[bool]:
+    return [layer % 2 == 0 for layer in range(layers)]
+
+
+def _from_the_border(usual: int) -> Callable[[Fields, int], list[bool]]:
+    def pattern(fields: Fields, layers: int) -> list[bool]:
+        border = fields.count("max_window_layers", usual, least=0)
+        return [layer >= border for layer in range(layers)]
+
+    return pattern
+
+
+def _every_second_before_the_border(fields: Fields, layers: int) -> list[bool]:
+    border = fields.count("max_window_layers", 28, least=0)
+    return [layer < border and layer % 2 == 0 for layer in range(layers)]
+
+
+def _unrotated(fields: Fields, layers: int) -> list[bool]:
+    unrotated = unrotated_layers(fields, layers)
+    return [layer in unrotated for layer in range(layers)]
+
+
+_GEMMA = _Windows(usual=4096, pattern=_every_second)  # `plain_gemma` has given it `layer_types`
+_FAMILIES = {
+    "Dots1ForCausalLM": _Windows(usual=4096, pattern=_from_the_border(62)),
+    "Gemma2ForCausalLM": _GEMMA,
+    "Gemma3ForCausalLM": _GEMMA,
+    "Gemma3ForConditionalGeneration": _GEMMA,
+    "GptOssForCausalLM": _Windows(usual=128, pattern=_every_second),
+    "MistralForCausalLM": _Windows(usual=4096, pattern=_all),
+    "MixtralForCausalLM": _Windows(),
+    "Phi3ForCausalLM": _Windows(),
+    "Qwen2ForCausalLM": _Windows(usual=4096, switched=True, pattern=_from_the_border(28)),
+    "Qwen2MoeForCausalLM": _Windows(usual=4096, switched=True, pattern=_every_second_before_the_border),
+    "Qwen3ForCausalLM": _Windows(usual=4096, switched=True, pattern=_from_the_border(28)),
+    "Qwen3MoeForCausalLM": _Windows(usual=4096, switched=True),
+    "SmolLM3ForCausalLM": _Windows(switched=True, pattern=_unrotated),
+}

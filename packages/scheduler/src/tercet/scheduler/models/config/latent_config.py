@@ -1,0 +1,114 @@
+"""What a config.json says of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+
+import math
+from dataclasses import dataclass
+from typing import TypedDict
+
+from tercet.kernels.ops.rope import RopeScaling
+from tercet.scheduler.models.config.config_fields import Fields, wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Attention whose keys and values are products of one short vector for each token, the latent.
+
+    A token caches its latent and, behind it, the one part of its keys that is rotated, which all heads share.
+    """
+
+    rank: int
+    """Elements of a latent."""
+    query_rank: int
+    """Elements of the vector that queries are projected from; 0 where they are projected from the hidden state."""
+    still_dim: int
+    """Elements of a head of queries and keys that do not rotate."""
+    turned_dim: int
+    """Elements of a head of queries and keys that rotate."""
+    value_dim: int
+    """Elements of a head of values."""
+
+    @property
+    def query_dim(self) -> int:
+        """Elements of a head of queries and of keys."""
+        return self.still_dim + self.turned_dim
+
+    @property
+    def cached_dim(self) -> int:
+        """Elements that a token caches in a layer."""
+        return self.rank + self.turned_dim
+
+
+class CachedOnce(TypedDict):
+    """Fields of a `ModelConfig`."""
+
+    kv_heads: int
+    head_dim: int
+    attention_scale: float
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What transformers takes for fields that a config leaves out."""
+
+    query_rank: int = 1536
+    still_dim: int = 128
+    value_dim: int = 128
+    interleaved: bool | None = True
+    """Whether neighbours are rotated; None: always, without a field that says so."""
+
+
+_FAMILIES = {
+    "DeepseekV2ForCausalLM": _Family(interleaved=None),
+    "DeepseekV3ForCausalLM": _Family(),
+    "Glm4MoeLiteForCausalLM": _Family(query_rank=768, still_dim=192, value_dim=256),
+}
+
+
+def parse_latent(fields: Fields, architecture: str) -> LatentConfig | None:
+    """The latent attention of a model; None for families that have another. Raises ModelError."""
+    family = _FAMILIES.get(architecture)
+    if family is None:
+        return None
+    plain = "q_lora_rank" in fields.values and not fields.has("q_lora_rank")
+    latent = LatentConfig(
+        rank=fields.count("kv_lora_rank", 512),
+        query_rank=0 if plain else fields.count("q_lora_rank", family.query_rank),
+        still_dim=fields.count("qk_nope_head_dim", family.still_dim),
+        turned_dim=fields.count("qk_rope_head_dim", 64),
+        value_dim=fields.count("v_head_dim", family.value_dim),
+    )
+    if fields.has("head_dim") and fields.values["head_dim"] != latent.turned_dim:
+        raise wrong("head_dim", f"{fields.values['head_dim']!r} is not qk_rope_head_dim, which is {latent.turned_dim}")
+    if latent.turned_dim % 2:
+        raise wrong("qk_rope_head_dim", f"{latent.turned_dim} is odd, and rotary embedding turns pairs")
+    if plain and fields.flag("attention_bias"):
+        raise wrong("attention_bias", "of latents without queries that have one is not supported")
+    if architecture == "DeepseekV2ForCausalLM" and fields.flag("mlp_bias"):
+        raise wrong("mlp_bias", "MLPs with biases are not supported beside latent attention")
+    return latent
+
+
+def turns_neighbours(fields: Fields, architecture: str) -> bool:
+    """Whether what rotates does so by neighbours, in a family with latent attention."""
+    usual = _FAMILIES[architecture].interleaved
+    return usual is None or fields.flag("rope_interleave", usual)
+
+
+def latent_fields(latent: LatentConfig, scaling: RopeScaling | None) -> CachedOnce:
+    """What a `ModelConfig` has of such a model: to the cache it is one head, whose values are a part of its keys."""
+    return {
+        "kv_heads": 1,
+        "head_dim": latent.cached_dim,
+        "attention_scale": latent.query_dim**-0.5 * _sharpened(scaling),
+    }
+
+
+def _sharpened(scaling: RopeScaling | None) -> float:
+    """What scores are multiplied by where yarn stretches: the square of the factor that belongs to `mscale_all_dim`.
+
+    Cosines and sines have the quotient of the factors of `mscale` and `mscale_all_dim`, as everywhere: see
+    `tercet.kernels.ops.rope`. So have transformers and the code that DeepSeek published, to which a field of the two
+    that is left out means something else than to transformers. No published model leaves one out.
+    """
+    if scaling is None or not scaling.mscale_all_dim or scaling.factor <= 1:
+        return 1.0
+    return (0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1.0) ** 2

@@ -1,0 +1,215 @@
+"""What a model's config.json says, read by our own parser: no code of a model directory ever runs.
+
+Both forms are read: the older one (`rope_theta`, `rope_scaling`, `torch_dtype`) and that of transformers 5
+(`rope_parameters`, flat or by layer type, `dtype`). A field left out means what it means to transformers.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tercet.scheduler.device.devices import slow_dtype
+from tercet.scheduler.model_files import ModelError, read_json, saved_dtype, served_dtype
+from tercet.scheduler.models.config.attention_windows import unrotated_layers, windows_of
+from tercet.scheduler.models.config.config_defaults import conventions_of
+from tercet.scheduler.models.config.config_fields import Fields, wrong
+from tercet.scheduler.models.config.field_support import honoured_fields, support_of
+from tercet.scheduler.models.config.gemma_config import gemma_fields, is_gemma, plain_gemma
+from tercet.scheduler.models.config.granite_config import granite_fields
+from tercet.scheduler.models.config.latent_config import LatentConfig, latent_fields, parse_latent, turns_neighbours
+from tercet.scheduler.models.config.moe_config import MoeConfig, parse_moe
+from tercet.scheduler.models.config.quantized_config import StoredQuantization, parse_quantization
+from tercet.scheduler.models.config.rope_config import RopeConfig, check_rotation, context_length_of, parse_rope
+from tercet.scheduler.models.registry import architecture_of
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """What whoever serves a decoder-only model must know of it, whichever modules compute it."""
+
+    architecture: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    """The model's own limit, or the shorter one that it is built to serve."""
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype
+    """In which it is served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(DecoderShape):
+    """The whole config of a model of this package."""
+
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    """Whether queries, keys and values have a bias, and the output projection where one field says so of all four."""
+    mlp_bias: bool
+    windows: tuple[int, ...]
+    """Tokens of sliding window in each layer, the token itself included; 0 sees everything."""
+    output_bias: bool = False
+    """Whether the output projection has a bias, in families where a field of its own says so."""
+    causal: bool = True
+    """Whether a token attends to those before it alone; where it does not, the model gives vectors only."""
+    norms_heads: bool = False
+    """Whether queries and keys are normalised, in families that say so."""
+    layers_ahead: int = 0
+    """Layers that checkpoints may have after the others, to guess tokens ahead, and which are not read."""
+    quantization: StoredQuantization | None = None
+    moe: MoeConfig | None = None
+    latent: LatentConfig | None = None
+    """Attention that caches what keys and values are made of; `head_dim` is then the length of a cached vector."""
+    local_rope: RopeConfig | None = None
+    """The rotation of layers with a window, where it is another than that of the rest."""
+    unrotated: frozenset[int] = frozenset()
+    """Layers that do not rotate."""
+    embedding_scale: float = 1.0
+    """What the vectors of tokens are multiplied by."""
+    attention_scale: float | None = None
+    """What scores are multiplied by; None is head_dim**-0.5."""
+    softcap: float = 0.0
+    """Of attention's scores; 0 is none."""
+    logit_softcap: float = 0.0
+    """Of the logits; 0 is none."""
+    logit_divisor: float = 1.0
+
+    @classmethod
+    def load(cls, directory: Path, dtype: str = "auto") -> "ModelConfig":
+        """The config of a model directory, served in `dtype` ("auto": the one it was saved in).
+
+        Raises ModelError with one line that names the field at fault.
+        """
+        generation = directory / "generation_config.json"
+        config = parse_config(
+            read_json(directory / "config.json"), read_json(generation) if generation.is_file() else {}, dtype
+        )
+        if not config.causal:
+            raise wrong("is_causal", "a model that attends to following tokens generates no text, it only embeds")
+        return config
+
+    @property
+    def rotated_head_dim(self) -> int:
+        """Elements of what is rotated as one: a head, or the part of it that is kept apart for that."""
+        return self.head_dim if self.latent is None else self.latent.turned_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many of them are rotated."""
+        return self.rope.rotated(self.rotated_head_dim)
+
+    def window_of(self, layer: int) -> int:
+        """Tokens of sliding window in a layer; 0 sees everything."""
+        return self.windows[layer]
+
+
+def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype: str = "auto") -> ModelConfig:
+    """A ModelConfig from the objects in config.json and generation_config.json. Raises ModelError."""
+    architecture = architecture_of(config)
+    family = conventions_of(architecture)
+    config = honoured_fields(config, architecture)
+    gemma = is_gemma(architecture)
+    config = plain_gemma(config, architecture) if gemma else config
+    fields = Fields(config)
+    fields.choice("hidden_act", ("silu", "swish"), "silu")
+    heads = fields.count("num_attention_heads")
+    hidden_size = fields.count("hidden_size")
+    layers = fields.layers()
+    typed = support_of("layer_types", architecture) == "honoured"
+    rope = parse_rope(config, family, by_layer_types=typed)
+    bias = family.attention_bias
+    usual_head = None if "head_dim" in config else family.head_dim  # null is not the family's
+    result = ModelConfig(
+        architecture=architecture,
+        hidden_size=hidden_size,
+        intermediate_size=fields.count("intermediate_size"),
+        layers=layers,
+        heads=heads,
+        kv_heads=fields.count("num_key_value_heads", heads),
+        head_dim=fields.count("head_dim", usual_head or hidden_size // heads),
+        vocab_size=fields.count("vocab_size"),
+        context_length=context_length_of(fields, rope.scaling),
+        rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
+        rope=rope,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
+        attention_bias=bias is None or fields.flag(*bias),
+        mlp_bias=fields.flag(family.mlp_bias),
+        output_bias=fields.flag("attention_out_bias"),
+        norms_heads=fields.flag("use_qk_norm"),
+        layers_ahead=fields.count("num_nextn_predict_layers", family.layers_ahead, least=0),
+        causal=fields.flag("is_causal", True),
+        windows=windows_of(fields, architecture, layers),
+        eos_token_ids=end_ids(config, generation),
+        dtype=saved_torch_dtype(config, dtype),
+        quantization=parse_quantization(config),
+        moe=parse_moe(fields, architecture, layers),
+        latent=parse_latent(fields, architecture),
+        unrotated=unrotated_layers(fields, layers) if family.leaves_unrotated else frozenset(),
+        local_rope=parse_rope(config["local_rope"], family) if gemma and "local_rope" in config else None,
+        **(gemma_fields(config, architecture) if gemma else {}),
+    )
+    if architecture == "GraniteForCausalLM":
+        result = replace(result, **granite_fields(fields, result.rms_norm_eps))
+    if (latent := result.latent) is not None:
+        rope = replace(rope, interleaved=turns_neighbours(fields, architecture))
+        result = replace(result, rope=rope, **latent_fields(latent, rope.scaling))
+    if heads % result.kv_heads:
+        raise wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
+    check_rotation(rope, result.rotated_head_dim)
+    return result
+
+
+def shortened(config: DecoderShape, length: int) -> DecoderShape:
+    """A config that serves a shorter context, and rotates as the longer one does."""
+    if isinstance(config, ModelConfig):
+        whole = config.context_length
+        local = None if config.local_rope is None else config.local_rope.served(whole)
+        config = replace(config, rope=config.rope.served(whole), local_rope=local)
+    return replace(config, context_length=length)
+
+
+def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids that end a text: those of generation_config.json, or else of config.json."""
+    value = generation.get("eos_token_id")
+    value = config.get("eos_token_id") if value is None else value
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(type(token) is not int or token < 0 for token in ids):
+        raise wrong("eos_token_id", f"{value!r} is neither a token id nor a list of them")
+    return tuple(dict.fromkeys(ids))
+
+
+def saved_torch_dtype(config: Mapping[str, Any], wanted: str = "auto") -> torch.dtype:
+    """The dtype to serve a model in: the one it was saved in, unless another is wanted. Raises ModelError."""
+    name = saved_dtype(config) if wanted == "auto" else wanted
+    if name not in _DTYPES:
+        raise ModelError(f"dtype {name!r} is not supported, only {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def computed_dtype(directory: Path, wanted: str, device: torch.device, *, encoder: bool = False) -> str:
+    """See `served_dtype`. The log says where that is not what the model was saved in, and where it is slow."""
+    slow = slow_dtype(device)
+    dtype = served_dtype(directory, wanted, slow=slow, encoder=encoder)
+    saved = saved_dtype(read_json(directory / "config.json"))
+    if wanted == "auto" and dtype != saved:
+        place = "a CPU" if device.type == "cpu" else "this GPU"
+        logger.info("weights saved in %s are computed in %s, which is faster on %s", saved, dtype, place)
+    elif dtype == slow == "float16":
+        logger.warning("float16 runs on torch here, many times slower than bfloat16 or float32")
+    elif dtype == slow:
+        logger.warning("this GPU has no arithmetic for %s, which is slower here than float16 and float32", dtype)
+    return dtype

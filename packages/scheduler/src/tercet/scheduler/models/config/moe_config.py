@@ -1,0 +1,198 @@
+"""What a config.json says of a mixture of experts."""
+
+from dataclasses import dataclass
+
+from tercet.kernels.ops.activation import LIMIT, SLOPE, Gate
+from tercet.kernels.ops.moe import Routing, Score
+from tercet.scheduler.models.config.config_fields import Fields, wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """Layers in which a router chooses a few of many MLPs for each token."""
+
+    experts: int
+    routing: Routing
+    """How a token's experts are chosen."""
+    intermediate_size: int
+    """Of each expert's MLP."""
+    shared_size: int
+    """Intermediate size of one more expert, which every token goes through; 0 where there is none."""
+    layers: tuple[bool, ...]
+    """For each layer whether it has experts; the others have one MLP."""
+    gate: Gate = "silu"
+    """The activation of every expert's gate."""
+    bias: bool = False
+    """Whether router and experts have biases."""
+    weighs_shared: bool = True
+    """Whether the shared expert has a gate of its own."""
+    corrected: bool = False
+    """Whether the checkpoint has a correction that is added to scores to choose experts (see `route`)."""
+    full_router: bool = False
+    """Whether the router computes in float32, whatever the model's dtype."""
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What transformers takes for fields that a config leaves out."""
+
+    experts: int
+    top_k: int
+    size: tuple[str, int] | None = None
+    """The field with an expert's size; without one that of any MLP."""
+    shared_size: int = 0
+    renormalises: bool = False
+    """Always, without a field that says so."""
+    chooses_layers: bool = False
+    gate: Gate = "silu"
+    bias: bool = False
+    score: Score = "softmax"
+    """Those of sigmoids are corrected, and computed in full."""
+
+
+@dataclass(frozen=True)
+class _DeepSeek:
+    """The same of families in DeepSeek's words, whose shared experts are one of all their sizes, without a gate."""
+
+    experts: int | None
+    """None: must be said, as of `top_k` and `shared`."""
+    top_k: int | None
+    size: int
+    shared: int | None
+    dense: int
+    """Layers from the first on that have no experts."""
+    renormalises: bool
+    scale: float = 1.0
+    groups: tuple[int, int] = (1, 1)
+    """And to how many of them a token goes."""
+    score: Score = "sigmoid"
+
+
+_FAMILIES = {
+    "GptOssForCausalLM": _Family(128, 4, renormalises=True, gate="clamped", bias=True),
+    "MiniMaxM2ForCausalLM": _Family(256, 8, renormalises=True, score="sigmoid"),
+    "MixtralForCausalLM": _Family(8, 2, renormalises=True),
+    "OlmoeForCausalLM": _Family(64, 8),
+    "Qwen2MoeForCausalLM": _Family(60, 4, ("moe_intermediate_size", 1408), 5632, chooses_layers=True),
+    "Qwen3MoeForCausalLM": _Family(128, 8, ("moe_intermediate_size", 768), chooses_layers=True),
+}
+_DEEPSEEK = {
+    "DeepseekV2ForCausalLM": _DeepSeek(64, None, 1407, 2, 0, renormalises=False, score="softmax"),
+    "DeepseekV3ForCausalLM": _DeepSeek(256, 8, 2048, 1, 3, renormalises=True, scale=2.5, groups=(8, 4)),
+    "Dots1ForCausalLM": _DeepSeek(None, None, 1408, None, 0, renormalises=False),
+    "Glm4MoeForCausalLM": _DeepSeek(128, 8, 1408, 1, 1, renormalises=True),
+    "Glm4MoeLiteForCausalLM": _DeepSeek(64, 4, 1536, 1, 1, renormalises=True, scale=1.8),
+}
+
+
+def parse_moe(fields: Fields, architecture: str, layers: int) -> MoeConfig | None:
+    """The experts of a model; None for one that has none in any layer. Raises ModelError."""
+    if architecture in _DEEPSEEK:
+        return _parse_deepseek(fields, _DEEPSEEK[architecture], layers)
+    family = _FAMILIES.get(architecture)
+    if family is None:
+        return None
+    sparse = _sparse_layers(fields, layers) if family.chooses_layers else (True,) * layers
+    if not any(sparse):
+        return None
+    experts = fields.count("num_experts", family.experts)
+    top_k = fields.count("num_experts_per_tok", family.top_k)
+    if top_k > experts:
+        raise wrong("num_experts_per_tok", f"{top_k} is more than the {experts} experts")
+    for name, only in (("swiglu_limit", LIMIT), ("swiglu_alpha", SLOPE)) if family.gate == "clamped" else ():
+        if fields.number(name, only) != only:
+            raise wrong(name, f"only {only} is supported")
+    return MoeConfig(
+        experts=experts,
+        routing=Routing(
+            top_k=top_k,
+            score=_said_score(fields, family.score),
+            renormalise=family.renormalises or fields.flag("norm_topk_prob"),
+        ),
+        intermediate_size=fields.count(*(family.size or ("intermediate_size",))),
+        shared_size=fields.count("shared_expert_intermediate_size", family.shared_size) if family.shared_size else 0,
+        layers=sparse,
+        gate=family.gate,
+        bias=family.bias,
+        corrected=family.score == "sigmoid",
+        full_router=family.score == "sigmoid",
+    )
+
+
+def _parse_deepseek(fields: Fields, family: _DeepSeek, layers: int) -> MoeConfig | None:
+    sparse = _layers_after(fields, family.dense, layers)
+    if not any(sparse):
+        return None
+    experts = _count(fields, "n_routed_experts", family.experts)
+    shared = _count(fields, "n_shared_experts", family.shared, least=0)
+    size = fields.count("moe_intermediate_size", family.size)
+    return MoeConfig(
+        experts=experts,
+        routing=_deepseek_routing(fields, family, experts),
+        intermediate_size=size,
+        shared_size=shared * size,
+        layers=sparse,
+        weighs_shared=False,
+        corrected=family.score == "sigmoid",
+        full_router=True,
+    )
+
+
+def _deepseek_routing(fields: Fields, family: _DeepSeek, experts: int) -> Routing:
+    """V2 has groups only if told; weights that it makes add up to 1 it does not scale."""
+    likely = family.score == "softmax"
+    method = fields.values.get("topk_method") or ("greedy" if likely else "noaux_tc")
+    if method not in (("greedy", "group_limited_greedy") if likely else ("noaux_tc",)):
+        raise wrong("topk_method", f"{method!r} is not supported")
+    groups, top_groups = 1, 1
+    if method != "greedy":
+        groups, top_groups = fields.count("n_group", family.groups[0]), fields.count("topk_group", family.groups[1])
+    top_k = _count(fields, "num_experts_per_tok", family.top_k)
+    best = 1 if likely else 2
+    if experts % groups or (groups > 1 and experts // groups < best):
+        raise wrong("n_group", f"{experts} experts are no {groups} groups")
+    if top_groups > groups:
+        raise wrong("topk_group", f"{top_groups} is more than the {groups} groups")
+    if top_k > (within := experts // groups * top_groups):
+        raise wrong("num_experts_per_tok", f"{top_k} is more than the {within} experts")
+    renormalises = fields.flag("norm_topk_prob", family.renormalises)
+    return Routing(
+        top_k=top_k,
+        score=_said_score(fields, family.score),
+        renormalise=renormalises,
+        scale=1.0 if likely and renormalises else fields.number("routed_scaling_factor", family.scale),
+        groups=groups,
+        top_groups=top_groups,
+        group_best=best,
+    )
+
+
+def _said_score(fields: Fields, score: Score) -> Score:
+    """Raises ModelError where a config says another than its family's."""
+    if (said := fields.values.get("scoring_func") or score) != score:
+        raise wrong("scoring_func", f"{said!r} is not supported, only {score}")
+    return score
+
+
+def _count(fields: Fields, name: str, default: int | None, least: int = 1) -> int:
+    return fields.count(name, least=least) if default is None else fields.count(name, default, least=least)
+
+
+def _layers_after(fields: Fields, dense: int, layers: int) -> tuple[bool, ...]:
+    """Every `moe_layer_freq`th layer after the first `first_k_dense_replace`, or those that `mlp_layer_types` names."""
+    kinds = fields.values.get("mlp_layer_types")
+    if kinds is None:
+        first, step = fields.count("first_k_dense_replace", dense, least=0), fields.count("moe_layer_freq", 1)
+        return tuple(layer >= first and layer % step == 0 for layer in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in ("dense", "sparse") for kind in kinds):
+        raise wrong("mlp_layer_types", f"must say dense or sparse for each of the {layers} layers")
+    return tuple(kind == "sparse" for kind in kinds)
+
+
+def _sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Every `decoder_sparse_step`th layer, but for those of `mlp_only_layers`."""
+    step = fields.count("decoder_sparse_step", 1)
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
+        raise wrong("mlp_only_layers", f"{dense!r} is not a list of layers")
+    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))

@@ -1,0 +1,144 @@
+"""What a config.json says of quantised weights, in the words of the tools that write them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tercet.scheduler.file_fields import FileFields, unsupported
+from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.config import quantized_fields
+
+_WHERE = "config.json: quantization_config."
+_DEFAULT_GROUP = 128
+_BY_METHOD: Mapping[str, FileFields] = {
+    "fp8": quantized_fields.FP8,
+    "compressed-tensors": quantized_fields.COMPRESSED_TENSORS,
+    "awq": quantized_fields.AWQ,
+    "gptq": quantized_fields.GPTQ,
+    "mxfp4": quantized_fields.MXFP4,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredQuantization:
+    """How the weights of a checkpoint are stored. Layers that are stored in full are told by their tensors.
+
+    Not what `--quantization` rounds weights to as they are packed: that is `tercet.kernels.native.linear.Quantization`.
+    """
+
+    method: Literal["fp8", "awq", "gptq", "mxfp4"]
+    """Of mxfp4 are experts alone."""
+    group: int = 0
+    """Columns that share a scale in awq and gptq; 0 is a whole row."""
+    block: tuple[int, int] = (0, 0)
+    """Rows and columns that share a scale in fp8; zeros where the scales' shape says it."""
+    scales: str = "weight_scale"
+    """What fp8 scales are called after the layer's name, unless only their other name is stored."""
+    first_zero: int = 0
+    """What a stored zero point of 0 means: old gptq checkpoints store one less."""
+
+
+def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
+    """Read `quantization_config`; None where there is none. Raises ModelError with one line for what is not known."""
+    given = config.get("quantization_config")
+    if not given:
+        return None
+    if not isinstance(given, dict):
+        raise _wrong("", "is not an object")
+    method = given.get("quant_method")
+    if not isinstance(method, str) or method not in _BY_METHOD:
+        raise _wrong("quant_method", f"{method!r} is not one of {', '.join(_BY_METHOD)}")
+    _BY_METHOD[method].check(given, _WHERE)
+    match method:
+        case "fp8":
+            return _fp8(given.get("weight_block_size"), "weight_block_size", inverse=True)
+        case "compressed-tensors":
+            return _compressed_tensors(given)
+        case "awq":
+            _require(given, "zero_point", True)
+            _form(given, "version", ("gemm",))
+            return StoredQuantization(method="awq", group=_group(given))
+        case "gptq":
+            form = _form(given, "checkpoint_format", ("gptq", "gptq_v2"))
+            group = _group(given)
+            _check_dynamic(given.get("dynamic"), group)
+            return StoredQuantization(method="gptq", group=group, first_zero=1 if form == "gptq" else 0)
+    return StoredQuantization(method="mxfp4")
+
+
+def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
+    """Return the storage of weights in fp8 that all have one scheme."""
+    groups = given.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1:
+        raise _wrong("config_groups", "must be one group")
+    [(name, group)] = groups.items()
+    where = f"config_groups.{name}"
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict) or (weights.get("num_bits"), weights.get("type")) != (8, "float"):
+        raise _wrong(f"{where}.weights", "only 8-bit floats are supported")
+    quantized_fields.COMPRESSED_GROUP.check(group, f"{_WHERE}{where}.")
+    quantized_fields.COMPRESSED_WEIGHTS.check(weights, f"{_WHERE}{where}.weights.")
+    _require(weights, "symmetric", True, f"{where}.weights.")
+    strategy = weights.get("strategy") or ("tensor" if weights.get("group_size") is None else "channel")
+    if strategy not in ("tensor", "channel", "block"):
+        raise _wrong(f"{where}.weights.strategy", f"{strategy!r} is not one of tensor, channel, block")
+    block = weights.get("block_structure") if strategy == "block" else None
+    if strategy == "block" and block is None:
+        raise _wrong(f"{where}.weights.block_structure", "is missing")
+    return _fp8(block, f"{where}.weights.block_structure", inverse=False)
+
+
+def _fp8(block: Any, name: str, *, inverse: bool) -> StoredQuantization:
+    if block is None:
+        return StoredQuantization(method="fp8")
+    if not isinstance(block, list) or len(block) != 2 or any(type(size) is not int or size < 1 for size in block):
+        raise _wrong(name, f"{block!r} is not a pair of sizes")
+    scales = "weight_scale_inv" if inverse else "weight_scale"
+    return StoredQuantization(method="fp8", block=(block[0], block[1]), scales=scales)
+
+
+def _form(given: Mapping[str, Any], name: str, supported: tuple[str, ...]) -> str:
+    """Return the layout of the tensors. As in transformers, its older field goes before `format`."""
+    name = name if given.get(name) is not None else "format"
+    form = given.get(name)
+    form = supported[0] if form is None else form
+    if not isinstance(form, str) or form.lower() not in supported:
+        raise _wrong(name, f"{form!r} is not supported, only {' and '.join(supported)}")
+    return form.lower()
+
+
+def _group(given: Mapping[str, Any]) -> int:
+    """Return the columns of a group, for weights of four bits."""
+    bits = given.get("bits", given.get("w_bit"))
+    if type(bits) is not int or bits != 4:
+        raise unsupported(f"{_WHERE}bits", bits, "only 4 is read")
+    sizes = (given.get("group_size"), given.get("q_group_size"), _DEFAULT_GROUP)
+    group = next(size for size in sizes if size is not None)
+    if type(group) is not int or (group != -1 and (group < 32 or group & (group - 1))):
+        raise _wrong("group_size", f"{group!r} is neither -1 nor a power of two of at least 32")
+    return max(group, 0)
+
+
+def _check_dynamic(rules: Any, group: int) -> None:
+    """Refuse gptqmodel's rules by layer that ask for other bits or groups. Rules to skip layers need no reading."""
+    own = {"bits": (4,), "group_size": (group or -1,)}
+    if rules and not isinstance(rules, dict):
+        raise _wrong("dynamic", "is not an object")
+    for pattern, rule in (rules or {}).items():
+        if pattern.startswith("-:"):
+            continue
+        if not isinstance(rule, dict):
+            raise _wrong("dynamic", f"{pattern!r} is not followed by an object")
+        for name, value in rule.items():
+            if name not in quantized_fields.GPTQ.no_effect and name != "desc_act" and value not in own.get(name, ()):
+                raise unsupported(f"{_WHERE}dynamic.{pattern}.{name}", value, "layers have one setting here")
+
+
+def _require(given: Mapping[str, Any], name: str, only: bool, where: str = "") -> None:
+    value = given.get(name)
+    if value is not None and value is not only:
+        raise unsupported(f"{_WHERE}{where}{name}", value, f"only {str(only).lower()} is supported")
+
+
+def _wrong(name: str, why: str) -> ModelError:
+    return ModelError(f"config.json: quantization_config{'.' * bool(name)}{name}: {why}")

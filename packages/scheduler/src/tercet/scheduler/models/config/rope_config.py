@@ -1,0 +1,163 @@
+"""What a config.json says of rotary position embedding, in the older form and in that of transformers 5."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
+from tercet.scheduler.models.config.attention_windows import LAYER_KINDS
+from tercet.scheduler.models.config.config_defaults import Family
+from tercet.scheduler.models.config.config_fields import LARGEST, Fields, wrong
+from tercet.scheduler.models.config.field_support import names
+
+HONOURED_ROPE = names(
+    "attention_factor beta_fast beta_slow factor full_attention high_freq_factor long_factor low_freq_factor "
+    "mscale mscale_all_dim original_max_position_embeddings partial_rotary_factor rope_theta rope_type "
+    "short_factor sliding_attention truncate type"
+)
+"""Keys of `rope_parameters` that are read here or in `gemma_config`."""
+REFUSED_ROPE = {"mrope_section": "positions of images, with several numbers each, are not supported"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding: its base, and how it is stretched beyond the length the model was trained for."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+    share: float = 1.0
+    """Of each head, from its beginning, that is rotated."""
+    interleaved: bool = False
+    """Whether an element is rotated with its neighbour, not with one half a head away."""
+
+    def rotated(self, head_dim: int) -> int:
+        """Elements of a head that are rotated."""
+        return int(head_dim * self.share)
+
+    def served(self, length: int) -> "RopeConfig":
+        """The rotation of a model that serves so many tokens, whatever length tables are made for."""
+        scaling = self.scaling
+        if scaling is None or scaling.type != "longrope":
+            return self
+        is_long = length > scaling.original_max_position_embeddings
+        factors = scaling.long_factor if is_long else scaling.short_factor
+        return replace(self, scaling=replace(scaling, short_factor=factors, long_factor=factors))
+
+
+def parse_rope(config: Mapping[str, Any], family: Family, *, by_layer_types: bool = False) -> RopeConfig:
+    """The rotary embedding of every layer, from whichever form the config has, or the family's where it has none.
+
+    `by_layer_types`: the family has types of layers, so that a config may say it once for each.
+    """
+    name = next((name for name in ("rope_scaling", "rope_parameters") if config.get(name)), "")
+    values = config.get(name, family.rope)
+    if not isinstance(values, Mapping):
+        raise wrong(name, "is not an object")
+    if any(isinstance(value, dict) for value in values.values()) or values.keys() & {*LAYER_KINDS}:
+        by_layer = list(values.values())
+        if not by_layer_types or not all(isinstance(value, dict) for value in by_layer):
+            raise wrong(name, "must say how layers rotate, not how those of each type do")
+        if any(value != by_layer[0] for value in by_layer):
+            raise wrong(name, "layer types that rotate differently are not supported")
+        values = by_layer[0]
+    kind = values.get("rope_type", values.get("type", "default"))
+    kind = family.rope_names.get(kind, kind) if isinstance(kind, str) else str(kind)
+    if kind not in ROPE_TYPES:
+        raise wrong(name, f"type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
+    for key, why in REFUSED_ROPE.items():
+        if values.get(key) is not None:
+            raise wrong(f"{name}.{key}", why)
+    outside = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
+    if family.rotary_dim and outside["partial_rotary_factor"] is None and config.get("rotary_dim") is not None:
+        whole = Fields(config)
+        outside["partial_rotary_factor"] = whole.count("rotary_dim") / whole.count("head_dim", family.head_dim or 1)
+    fields = Fields({**outside, **values}, f"{name}." if name else "")
+    theta = fields.number("rope_theta", family.rope_theta)
+    return RopeConfig(
+        theta=theta,
+        scaling=_scaling(kind, fields, config, family),
+        share=_rotated_share(fields, family),
+        interleaved=family.interleaved,
+    )
+
+
+def _rotated_share(fields: Fields, family: Family) -> float:
+    share = fields.number("partial_rotary_factor", family.rotated_share or 1.0)
+    if share > 1 or (share < 1 and family.rotated_share is None):
+        raise wrong("partial_rotary_factor", f"{share} is not supported, only 1.0")
+    return share
+
+
+def check_rotation(rope: RopeConfig, head_dim: int) -> None:
+    """Raise ModelError for what cannot be turned in pairs."""
+    if head_dim % 2:
+        raise wrong("head_dim", f"{head_dim} is odd, and rotary embedding turns pairs")
+    rotated, scaling = rope.rotated(head_dim), rope.scaling
+    if rotated % 2 or not rotated:
+        raise wrong("partial_rotary_factor", f"{rotated} of {head_dim} elements are no pairs to turn")
+    if scaling is not None and scaling.type == "longrope":
+        for name in ("short_factor", "long_factor"):
+            if (found := len(getattr(scaling, name))) != rotated // 2:
+                raise wrong(name, f"has {found} numbers for {rotated // 2} pairs")
+
+
+def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], family: Family) -> RopeScaling | None:
+    match kind:
+        case "linear":
+            return RopeScaling(type=kind, factor=fields.number("factor"))
+        case "llama3":
+            low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+            if low >= high:
+                raise wrong(f"{fields.where}high_freq_factor", f"{high} is not above low_freq_factor {low}")
+            return RopeScaling(
+                type=kind,
+                factor=fields.number("factor"),
+                original_max_position_embeddings=_original_context(fields, config, family),
+                low_freq_factor=low,
+                high_freq_factor=high,
+            )
+        case "yarn":
+            return _stretched(kind, fields, config, family)(
+                beta_fast=fields.number("beta_fast", 32.0),
+                beta_slow=fields.number("beta_slow", 1.0),
+                mscale=fields.number("mscale", 0.0, zero=True),
+                mscale_all_dim=fields.number("mscale_all_dim", 0.0, zero=True),
+                truncate=fields.flag("truncate", True),
+            )
+        case "longrope":
+            return _stretched(kind, fields, config, family)(
+                short_factor=fields.numbers("short_factor"), long_factor=fields.numbers("long_factor")
+            )
+        case _:  # "dynamic" begins to scale where the context length ends
+            return None
+
+
+def context_length_of(fields: Fields, scaling: RopeScaling | None) -> int:
+    """max_position_embeddings; a yarn config may name the length before stretching there."""
+    length = fields.count("max_position_embeddings")
+    if scaling is None or scaling.type != "yarn":
+        return length
+    stretched = scaling.original_max_position_embeddings * scaling.factor
+    if stretched > LARGEST:
+        raise wrong(f"{fields.where}factor", f"{scaling.factor} times the length of training is more than {LARGEST}")
+    return max(length, int(stretched))
+
+
+def _stretched(kind: str, fields: Fields, config: Mapping[str, Any], family: Family) -> Callable[..., RopeScaling]:
+    """Makes a scaling of what it reads of its own: of those that also attend more or less the further they stretch."""
+    original = _original_context(fields, config, family)
+    return partial(
+        RopeScaling,
+        type=kind,
+        factor=fields.number("factor", Fields(config).count("max_position_embeddings") / original),
+        original_max_position_embeddings=original,
+        attention_factor=fields.number("attention_factor") if fields.has("attention_factor") else None,
+    )
+
+
+def _original_context(fields: Fields, config: Mapping[str, Any], family: Family) -> int:
+    name = "original_max_position_embeddings"
+    if config.get(name) is not None:
+        return Fields(config).count(name)
+    return fields.count(name, family.trained_length or Fields(config).count("max_position_embeddings"))

@@ -1,0 +1,1 @@
+"""Checkpoints: tensor names, quantized formats, and loading into modules."""

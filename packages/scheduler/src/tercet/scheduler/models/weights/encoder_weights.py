@@ -1,0 +1,49 @@
+"""Loading an encoder: its checkpoint may put a name before every tensor's, and hold heads that are not used here."""
+
+from collections.abc import Set
+from pathlib import Path
+
+from torch import nn
+
+from tercet.scheduler.model_files import ModelError, read_header, weight_files
+from tercet.scheduler.models.weights.weights import Progress, Tally, check_fit, checkpoint_tensors, fill, finish
+
+_PREFIXES = ("", "model.", "bert.", "roberta.")
+"""What a model with a head puts before the names of the model inside it."""
+_UNUSED = ("cls.", "lm_head.", "pooler.", "head.", "decoder.", "classifier.", "qa_outputs.", "score.")
+"""Heads, which a model of another task leaves out."""
+_COMPUTED = ("position_ids", ".inv_freq")
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress | None = None) -> None:
+    """Fill an encoder from a checkpoint, casting to the model's dtype.
+
+    Raises ModelError, before the first byte is copied, listing each tensor that is missing, unexpected or misshapen;
+    and for a quantised decoder, whose layers nothing here reads.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ModelError(f"{directory}: quantised checkpoints are served only of models that generate")
+    files = {path: read_header(path) for path in weight_files(directory)}
+    targets = checkpoint_tensors(model, [name for header in files.values() for name in header])
+    names = {name: _target(name, targets.keys()) for header in files.values() for name in header}
+    fitting = {
+        path: {target: tensor for name, tensor in header.items() if (target := names[name])}
+        for path, header in files.items()
+    }
+    check_fit(directory, {name: place.stored_shape for name, place in targets.items()}, fitting)
+    fill(files, {name: targets[target] for name, target in names.items() if target}, Tally(progress, files))
+    finish(model)
+
+
+def _target(name: str, targets: Set[str]) -> str:
+    """The name here of a stored tensor; empty for one that is of no use."""
+    for old, new in _OLD_NAMES.items():
+        name = name.replace(old, new)
+    for prefix in _PREFIXES:
+        if name.startswith(prefix) and name.removeprefix(prefix) in targets:
+            return name.removeprefix(prefix)
+    bare = name
+    for prefix in _PREFIXES:
+        bare = bare.removeprefix(prefix)
+    return "" if bare.startswith(_UNUSED) or bare.endswith(_COMPUTED) else name

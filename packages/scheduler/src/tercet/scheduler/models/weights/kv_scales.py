@@ -1,0 +1,51 @@
+"""The scales of keys and values that a checkpoint was calibrated with, for a cache in 8 bits."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from tercet.scheduler.executor.kv_pool import Scales
+from tercet.scheduler.model_files import ModelError, read_header, weight_files
+from tercet.scheduler.models.weights.checkpoint_names import text_names
+from tercet.scheduler.models.weights.tensor_files import open_tensors
+
+_NAMES = (
+    ("k_scale", "v_scale"),
+    ("k_proj.k_scale", "v_proj.v_scale"),
+    ("k_proj.output_scale", "v_proj.output_scale"),
+    ("kv_scale", "kv_scale"),
+)
+"""What different tools call those of keys and of values, after the name of a layer's attention."""
+SUFFIXES = tuple(f".self_attn.{name}" for names in _NAMES for name in dict.fromkeys(names))
+"""How the names of all of them end."""
+
+
+def read_kv_scales(directory: Path, layers: int) -> Mapping[int, Scales]:
+    """The scales of each layer that has any. Raises ModelError for one that is not a positive number."""
+    headers = {path: read_header(path) for path in weight_files(directory)}
+    here = text_names([name for header in headers.values() for name in header])
+    scales = [(path, name) for path, header in headers.items() for name in header if name.endswith(SUFFIXES)]
+    place = {here[name]: (path, name) for path, name in scales if name in here}
+    found: dict[int, Scales] = {}
+    for layer in range(layers):
+        for keys, values in _NAMES:
+            names = [f"model.layers.{layer}.self_attn.{name}" for name in (keys, values)]
+            if all(name in place for name in names):
+                found[layer] = _number(*place[names[0]]), _number(*place[names[1]])
+                break
+    if place and not found:
+        raise ModelError(f"{directory}: {min(place)} belongs to no layer, or has no other half")
+    return found
+
+
+def _number(path: Path, name: str) -> float:
+    with open_tensors(path) as file:
+        scale: torch.Tensor = file.get_tensor(name).float()
+    if scale.numel() != 1:
+        raise ModelError(f"{path}: {name} {list(scale.shape)}: only one scale for a layer is supported")
+    value = scale.item()
+    if not 0 < value < math.inf:
+        raise ModelError(f"{path}: {name} is {value}, which is no scale")
+    return float(value)

@@ -1,0 +1,96 @@
+"""Experts in MXFP4 as gpt-oss stores them, turned into our own layout (`QuantisedWeight`).
+
+For all experts of a projection with n outputs and k inputs: blocks uint8 [experts, n, k / 32, 16], whose byte j has
+column 2 * j of its 32 in the lower half and the next one in the upper, and scales uint8 [experts, n, k / 32] in e8m0.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tercet.kernels.ops.moe import QuantisedExperts
+from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantisedWeight, dequantise, pack_int4
+from tercet.scheduler.model_files import ModelError, StoredTensor
+from tercet.scheduler.models.moe import ExpertLinear
+from tercet.scheduler.models.shard import Cut
+from tercet.scheduler.models.weights.checkpoint_names import in_order
+
+Read = Callable[[str], torch.Tensor]
+"""The stored tensor of a name, on the model's device."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mxfp4Experts:
+    """One projection of all experts of a layer, and its name in the checkpoint. Read as a `QuantizedLinear` is."""
+
+    target: ExpertLinear
+    name: str
+    rows: Cut
+    """What is held of each expert's outputs, as they are stored."""
+    columns: Cut
+    """And of its inputs: one run."""
+    by_turns: bool
+    """Whether gates and ups are stored by turns."""
+
+    def __post_init__(self) -> None:
+        if self.columns.whole % MXFP4_BLOCK[1]:
+            raise ModelError(f"{self.name}: {self.columns.whole} inputs are no blocks of {MXFP4_BLOCK[1]}")
+        if self.columns.held % MXFP4_BLOCK[1]:
+            raise ValueError(f"{self.name}: {self.columns.held} inputs to a process are no blocks of {MXFP4_BLOCK[1]}")
+
+    @property
+    def parts(self) -> dict[str, Cut]:
+        """The one that there is."""
+        return {self.name: self.rows}
+
+    def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:  # noqa: ARG002
+        """Both tensors that it is read from, with their shapes."""
+        scales = len(self.target.weight), self.rows.whole, self.columns.whole // MXFP4_BLOCK[1]
+        return {f"{self.name}_blocks": (*scales, MXFP4_BLOCK[1] // 2), f"{self.name}_scales": scales}
+
+    def extras(self) -> list[str]:
+        """None are stored beside these."""
+        return []
+
+    def missing_biases(self) -> list[str]:
+        """None are stored without being asked for."""
+        return []
+
+    def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Give the layer its weight: quantised, or in full where a `dtype` is named. One expert's is there twice."""
+        blocks, scales = (self._held(read(f"{self.name}_{kind}")) for kind in ("blocks", "scales"))
+        experts, outputs, inputs = self.target.weight.shape
+        if dtype is not None:
+            memory = torch.empty(experts, outputs, inputs, dtype=dtype, device=device)
+            for expert in range(experts):
+                memory[expert] = dequantise(self._weight(blocks[expert], scales[expert]), dtype)
+            self.target.weight = nn.Parameter(memory, requires_grad=False)
+            return
+        rows = QuantisedWeight(
+            format="mxfp4",
+            codes=torch.empty(experts * outputs, inputs // 2, dtype=torch.uint8, device=device),
+            scales=torch.empty(experts * outputs, scales.shape[2], dtype=torch.uint8, device=device),
+            zeros=None,
+            block=MXFP4_BLOCK,
+        )
+        whole = QuantisedExperts(rows, experts)
+        for expert in range(experts):
+            weight = self._weight(blocks[expert], scales[expert])
+            whole[expert].codes.copy_(weight.codes)
+            whole[expert].scales.copy_(weight.scales)
+        self.target.quantised = whole
+
+    def _held(self, stored: torch.Tensor) -> torch.Tensor:
+        """Of what is stored for outputs and blocks of inputs: [experts, rows, blocks, ...]."""
+        size = MXFP4_BLOCK[1]
+        blocks = tuple(range(run.start // size, run.stop // size) for run in self.columns.runs)
+        return Cut(self.columns.whole // size, blocks, 2).of(self.rows.along(1).of(stored))
+
+    def _weight(self, blocks: torch.Tensor, scales: torch.Tensor) -> QuantisedWeight:
+        """Of one expert."""
+        if self.by_turns:
+            blocks, scales = in_order(blocks), in_order(scales)
+        codes = torch.stack([blocks & 15, blocks >> 4], -1).view(len(blocks), -1)
+        return QuantisedWeight(format="mxfp4", codes=pack_int4(codes), scales=scales, zeros=None, block=MXFP4_BLOCK)

@@ -1,0 +1,298 @@
+"""Quantised layers of public checkpoints, turned into our own layout (`QuantisedWeight`) without their libraries.
+
+The tensors beside a layer's name, for a weight of n outputs and k inputs in groups of g inputs:
+- fp8 (compressed-tensors, and the block form of DeepSeek-V3): weight e4m3 [n, k], and scales for all of it, for each
+  output [n, 1], or for blocks of 128 x 128. They are called weight_scale or weight_scale_inv, and multiplied by.
+- AWQ (AutoAWQ's "gemm"): qweight int32 [k, n / 8], qzeros int32 [k / g, n / 8], scales [k / g, n]. A word holds eight
+  outputs, nibble by nibble in the order 0 2 4 6 1 3 5 7.
+- mxfp4, of experts alone: `mxfp4_experts`.
+- GPTQ (AutoGPTQ): qweight int32 [k / 8, n], of eight inputs in order; qzeros int32 [k / g, n / 8], of eight outputs in
+  order, one less than they are, of 4 bits: 15 is 0; scales [k / g, n]; g_idx, the group of each input, which must be
+  in order here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from tercet.kernels.ops.moe import QuantisedExperts
+from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantisedWeight, dequantise, pack_int4, quantise
+from tercet.scheduler.model_files import ModelError, StoredTensor
+from tercet.scheduler.models.config.quantized_config import StoredQuantization
+from tercet.scheduler.models.linear import FusedLinear, Linear
+from tercet.scheduler.models.moe import ExpertLinear, Experts
+from tercet.scheduler.models.shard import Cut
+from tercet.scheduler.models.weights.checkpoint_names import ExpertNames, FusedNames
+from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts, Read
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_FP8_SCALES = ("weight_scale", "weight_scale_inv")
+_FLOATS = ("F32", "BF16", "F16")
+_UNUSED = ("input_scale", "activation_scale")
+"""Stored for activations, which are not rounded here."""
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedLinear:
+    """A linear layer of the model, and the names of its parts in the checkpoint with the rows held of each.
+
+    That of experts has parts of each of them.
+    """
+
+    target: Linear | ExpertLinear | torch.Tensor
+    """A layer that can hold a quantised weight, or the memory that a weight is put into in full."""
+    parts: dict[str, Cut]
+    inputs: Cut
+    """What is held of every part's columns: one run."""
+    quantization: StoredQuantization
+    stored: Mapping[str, StoredTensor] = field(default_factory=dict, repr=False)
+    """The tensors of the checkpoint."""
+
+    def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
+        """Every tensor that it is read from, with its shape: of fp8 scales that may have several, the stored one's."""
+        method, inputs = self.quantization.method, self.inputs.whole
+        groups = inputs // (self.quantization.group or inputs)
+        result: dict[str, tuple[int, ...]] = {}
+        for prefix, rows in self.parts.items():
+            outputs = rows.whole
+            match method:
+                case "fp8":
+                    name = self._scales(prefix)
+                    result[f"{prefix}.weight"] = (outputs, inputs)
+                    result[name] = self._fp8_scales(outputs, stored.get(name))
+                case "awq":
+                    result[f"{prefix}.qweight"] = (inputs, outputs // 8)
+                case "gptq":
+                    result[f"{prefix}.qweight"] = (inputs // 8, outputs)
+            if method != "fp8":
+                result[f"{prefix}.qzeros"] = (groups, outputs // 8)
+                result[f"{prefix}.scales"] = (groups, outputs)
+        return result
+
+    def _fp8_scales(self, outputs: int, stored: StoredTensor | None) -> tuple[int, ...]:
+        """Of blocks, or else one for the whole weight or for each output, however those are stored."""
+        rows, columns = self.quantization.block
+        if rows:
+            return -(-outputs // rows), -(-self.inputs.whole // columns)
+        if stored is not None and stored.shape in ((), (1,), (1, 1), (outputs,), (1, outputs)):
+            return stored.shape
+        return outputs, 1
+
+    def _scales(self, prefix: str) -> str:
+        """Return the name of the fp8 scales that are stored of a part."""
+        names = [f"{prefix}.{kind}" for kind in (self.quantization.scales, *_FP8_SCALES)]
+        return next((name for name in names if name in self.stored), names[0])
+
+    def check_dtypes(self) -> None:
+        """Raise ModelError for tensors whose numbers mean something else than is read here."""
+        for name in self.shapes(self.stored):
+            kinds = ("F8_E4M3",) if name.endswith(".weight") else _FLOATS
+            kinds = ("I32",) if name.endswith((".qweight", ".qzeros")) else kinds
+            if name in self.stored and self.stored[name].dtype not in kinds:
+                raise ModelError(f"{name}: stored as {self.stored[name].dtype}, and only {', '.join(kinds)} is read")
+
+    def orders(self) -> list[str]:
+        """Return the names of the tensors that may give each input its group."""
+        return [f"{prefix}.g_idx" for prefix in self.parts] if self.quantization.method == "gptq" else []
+
+    def check_order(self, name: str, order: torch.Tensor) -> None:
+        """Raise ModelError unless the inputs of a group stand side by side, in order."""
+        inputs = self.inputs.whole
+        if order.shape != (inputs,) or not torch.equal(
+            order.long(), torch.arange(inputs) // (self.quantization.group or inputs)
+        ):
+            raise ModelError(
+                f"{name}: the inputs are not in the order of their groups (desc_act, act-order), which is not "
+                "supported: quantize the model without desc_act"
+            )
+
+    def extras(self) -> list[str]:
+        """Names that may be stored beside those of `shapes`."""
+        unused = _UNUSED if self.quantization.method == "fp8" else ()
+        return [*self.orders(), *(f"{prefix}.{name}" for prefix in self.parts for name in unused)]
+
+    def missing_biases(self) -> list[str]:
+        """What biases would be called, where the layer has none."""
+        if isinstance(self.target, Linear) and self.target.bias is not None:
+            return []
+        return [f"{prefix}.bias" for prefix in self.parts]
+
+    def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
+        """Give the layer its weight: quantised, or in full where a `dtype` is named or it can be no other way."""
+        if isinstance(self.target, torch.Tensor):
+            self._put(read, self.target)
+        elif dtype is not None:
+            memory = torch.empty_like(self.target.weight, dtype=dtype, device=device)
+            self._put(read, memory.view(-1, self.inputs.held))
+            self.target.weight = nn.Parameter(memory, requires_grad=False)
+        else:
+            weight = joined([self._held(prefix, read) for prefix in self.parts])
+            if isinstance(self.target, Linear):
+                self.target.quantised = weight
+            else:
+                self.target.quantised = QuantisedExperts(weight, len(self.target.weight))
+
+    def _put(self, read: Read, memory: torch.Tensor) -> None:
+        """The weight in full, into memory [outputs, inputs]."""
+        parts = torch.split(memory, [rows.held for rows in self.parts.values()])
+        for prefix, part in zip(self.parts, parts, strict=True):
+            part.copy_(dequantise(self._held(prefix, read), memory.dtype))
+
+    def _held(self, prefix: str, read: Read) -> QuantisedWeight:
+        """What is held of a part."""
+        whole = self._part(prefix, read)
+        return joined([whole.part(rows, columns) for rows in self.parts[prefix].runs for columns in self.inputs.runs])
+
+    def _part(self, prefix: str, read: Read) -> QuantisedWeight:
+        """All of it."""
+        quantization = self.quantization
+        match quantization.method:
+            case "fp8":
+                scales = read(self._scales(prefix))
+                return _as_fp8(read(f"{prefix}.weight"), scales, quantization.block)
+            case "awq":
+                codes = _words(read(f"{prefix}.qweight"), 1, _AWQ_ORDER).T
+                zeros = _words(read(f"{prefix}.qzeros"), 1, _AWQ_ORDER).T
+            case "gptq":
+                codes = _words(read(f"{prefix}.qweight"), 0).T
+                zeros = (_words(read(f"{prefix}.qzeros"), 1).T + quantization.first_zero) & 15
+        scales = read(f"{prefix}.scales").T.float()
+        group = quantization.group or self.inputs.whole
+        return QuantisedWeight(
+            format="int4",
+            codes=pack_int4(codes.to(torch.uint8).contiguous()),
+            scales=scales.contiguous(),
+            zeros=zeros.float().contiguous(),
+            block=(1, group),
+        )
+
+
+def _as_fp8(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> QuantisedWeight:
+    """Scales of any of the three shapes become one row of them for each output."""
+    (n, k), (rows, columns) = weight.shape, block
+    if rows:
+        spread = scales.float().repeat_interleave(rows, 0)[:n]
+    else:
+        spread, columns = scales.float().reshape(-1, 1).expand(n, 1), k
+    return QuantisedWeight(
+        format="fp8", codes=weight.view(torch.uint8), scales=spread.contiguous(), zeros=None, block=(1, columns)
+    )
+
+
+def quantised_as(weight: torch.Tensor, quantization: StoredQuantization) -> QuantisedWeight:
+    """A weight [n, k] rounded to the layout that a checkpoint of this kind is turned into."""
+    if quantization.method == "mxfp4":
+        return quantise(weight, "mxfp4", MXFP4_BLOCK)
+    if quantization.method == "fp8":
+        return quantise(weight, "fp8", (1, quantization.block[1] or weight.shape[1]))
+    return quantise(weight, "int4", (1, quantization.group or weight.shape[1]))
+
+
+def quantized_linears(
+    model: nn.Module, quantization: StoredQuantization, stored: Mapping[str, StoredTensor]
+) -> list[QuantizedLinear | Mxfp4Experts]:
+    """The layers that a checkpoint has quantised; those it stores in full get memory here, on the model's device.
+
+    Of experts each projection of all of them is a layer; it is put in full where only some of them are quantised.
+    Raises ModelError for another layer of which only some parts are quantised, and for shapes that cannot be.
+    """
+    found: list[QuantizedLinear | Mxfp4Experts] = []
+    names, fused = ExpertNames.of(stored), FusedNames.of(stored)
+    device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
+    for path, module in names.modules(model):
+        if isinstance(module, Experts):
+            for experts in (module.gate_up_proj, module.down_proj):
+                found += _quantized_experts(path, module, experts, names, quantization, stored, device)
+        if not isinstance(module, Linear) or not module.weight.is_meta:
+            continue
+        outputs, inputs = module.weight.shape
+        parts = fused.parts(path, module) if isinstance(module, FusedLinear) else {path: Cut.all(outputs)}
+        linear = QuantizedLinear(module, parts, module.cuts.get("weight", Cut.all(inputs)), quantization, stored)
+        quantised = [_is_quantised(prefix, quantization, stored) for prefix in parts]
+        if any(quantised) and not all(quantised):
+            raise ModelError(f"{path}: only some of {', '.join(parts)} are quantised, but they are computed as one")
+        if any(quantised):
+            _check_sizes(linear)
+            found.append(linear)
+        else:
+            _take_memory(module, device)
+    return found
+
+
+def _quantized_experts(
+    path: str,
+    experts: Experts,
+    linear: ExpertLinear,
+    names: ExpertNames,
+    quantization: StoredQuantization,
+    stored: Mapping[str, StoredTensor],
+    device: torch.device,
+) -> Sequence[QuantizedLinear | Mxfp4Experts]:
+    """One of the linears of the experts at `path`: as one layer, or as many in full, or none."""
+    up = linear is experts.gate_up_proj
+    every_output, every_input = map(Cut.all, linear.weight.shape[1:])
+    if names.parts is None:
+        name = f"{path}.{'gate_up_proj' if up else 'down_proj'}"
+        if quantization.method == "mxfp4" and f"{name}_blocks" in stored:
+            rows, columns = (names.rows_up(experts), every_input) if up else (every_output, experts.columns)
+            return [Mxfp4Experts(linear, name, rows, columns, by_turns=names.by_turns and up)]
+        if any(tensor.dtype == "F8_E4M3" for name, tensor in stored.items() if name.startswith(f"{path}.")):
+            raise ModelError(f"{path}: quantised experts in one tensor are not supported, only one by one")
+        _take_memory(linear, device)
+        return []
+    rows, columns = (experts.columns, every_input) if up else (every_output, experts.columns)
+    prefixes = names.rows(path, experts, linear)
+    quantised = [prefix for prefix in prefixes if _is_quantised(prefix, quantization, stored)]
+    if len(quantised) == len(prefixes):
+        found = [QuantizedLinear(linear, dict.fromkeys(prefixes, rows), columns, quantization, stored)]
+    else:
+        _take_memory(linear, device)
+        memory = names.rows(path, experts, linear)
+        found = [QuantizedLinear(memory[prefix], {prefix: rows}, columns, quantization, stored) for prefix in quantised]
+    for each in found:
+        _check_sizes(each)
+    return found
+
+
+def _take_memory(linear: Linear | ExpertLinear, device: torch.device) -> None:
+    """For a weight in full."""
+    linear.weight = nn.Parameter(torch.empty_like(linear.weight, device=device), requires_grad=False)
+
+
+def _is_quantised(prefix: str, quantization: StoredQuantization, stored: Mapping[str, StoredTensor]) -> bool:
+    if quantization.method == "mxfp4":
+        return False
+    if quantization.method != "fp8":
+        return f"{prefix}.weight" not in stored
+    weight = stored.get(f"{prefix}.weight")
+    return weight is None or weight.dtype == "F8_E4M3"
+
+
+def _check_sizes(linear: QuantizedLinear) -> None:
+    linear.check_dtypes()
+    if linear.quantization.method == "fp8":
+        return
+    inputs, outputs = linear.inputs.whole, [rows.whole for rows in linear.parts.values()]
+    group = linear.quantization.group or inputs
+    if inputs % group or inputs % 32 or any(size % 8 for size in outputs):
+        sizes = f"{inputs} inputs in groups of {group} and {outputs} outputs"
+        raise ModelError(f"{next(iter(linear.parts))}: {sizes} do not divide evenly")
+
+
+def _words(packed: torch.Tensor, dim: int, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> torch.Tensor:
+    """The nibbles of int32 words along a dimension, int32; nibble i is element order[i] of the word's eight."""
+    place = [order.index(element) for element in range(8)]
+    shifts = torch.tensor([4 * nibble for nibble in place], dtype=torch.int32, device=packed.device)
+    if dim == 0:
+        return (packed[:, None] >> shifts[:, None] & 15).flatten(0, 1)
+    return (packed[..., None] >> shifts & 15).flatten(1)
+
+
+def joined(parts: list[QuantisedWeight]) -> QuantisedWeight:
+    """Weights of the same inputs, one below the other."""
+    first = parts[0]
+    zeros = None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
+    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+    return QuantisedWeight(format=first.format, codes=codes, scales=scales, zeros=zeros, block=first.block)

@@ -1,0 +1,346 @@
+"""Loading weights: safetensors files, by memory map, straight into the fused parameters they belong to."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from tercet.kernels.ops.moe import QuantisedExperts
+from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.config.quantized_config import StoredQuantization
+from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.encoder_layers import LayerNorm
+from tercet.scheduler.models.latent_attention import HeadProjections
+from tercet.scheduler.models.layer_ops import OpsModule
+from tercet.scheduler.models.linear import FusedLinear, Lent, Linear, Matrix
+from tercet.scheduler.models.moe import ExpertLinear, Experts
+from tercet.scheduler.models.norms import RMSNorm
+from tercet.scheduler.models.weights.checkpoint_names import ExpertNames, FusedNames, Place, text_names
+from tercet.scheduler.models.weights.kv_scales import SUFFIXES as KV_SCALES
+from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts
+from tercet.scheduler.models.weights.quantized_checkpoints import (
+    QuantizedLinear,
+    joined,
+    quantised_as,
+    quantized_linears,
+)
+from tercet.scheduler.models.weights.tensor_files import open_tensors
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+_Quantized = QuantizedLinear | Mxfp4Experts
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ELSEWHERE = (".rotary_emb.inv_freq", *KV_SCALES)
+"""Names of what old versions of transformers saved and is computed here, and of what a cache in 8 bits reads."""
+_DUMMY_BLOCK = 1_048_573  # a prime, so that repeats of the block fall differently on every row
+
+
+class Tally:
+    """The bytes of a checkpoint that have been read, and who wants to be told of them."""
+
+    def __init__(self, progress: Progress | None, files: Mapping[Path, Mapping[str, StoredTensor]]) -> None:
+        self._progress = progress
+        self._total = sum(_size(tensor) for header in files.values() for tensor in header.values())
+        self._done = 0
+
+    def add(self, tensor: StoredTensor) -> None:
+        """One more."""
+        self._done += _size(tensor)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+class _Fitting(NamedTuple):
+    """A checkpoint that fits a model."""
+
+    files: Mapping[Path, Mapping[str, StoredTensor]]
+    stored: Mapping[str, StoredTensor]
+    targets: Mapping[str, Place]
+    linears: Sequence[_Quantized]
+    quantised: Mapping[str, tuple[int, ...]]
+    """The shapes of tensors that quantised layers are stored as."""
+
+
+def check_weights(model: CausalLM, directory: Path) -> None:
+    """Raise ModelError for a checkpoint that `load_weights` would refuse. The model is only looked at."""
+    _fitting(model, directory)
+
+
+def load_weights(
+    model: CausalLM,
+    directory: Path,
+    progress: Progress | None = None,
+    *,
+    dequantised: bool = False,
+    lend: bool = False,
+) -> None:
+    """Fill a model from a checkpoint, casting to the model's dtype.
+
+    Everything is checked before the first byte is copied: raises ModelError that lists each tensor that is missing,
+    unexpected or of another shape. Quantised layers stay so, unless they are to be `dequantised` as they are read.
+    `lend` is for who takes the weights away next: matrices are left in the mapped files until then.
+    """
+    fitting = _fitting(model, directory)
+    files, embedding = fitting.files, fitting.targets[_EMBEDDING].memory
+    tally = Tally(progress, files)
+    borrowers = _borrowers(model, fitting.stored) if lend else {}
+    fill(files, fitting.targets, tally, borrowers=borrowers, later=fitting.quantised)
+    ExpertNames.of(fitting.stored).put_in_order(model)
+    _load_quantised(fitting.linears, files, embedding, tally, dequantised=dequantised)
+    finish(model)
+
+
+def _fitting(model: CausalLM, directory: Path) -> _Fitting:
+    files = _read_text_part(directory, model.config)
+    stored = {name: tensor for header in files.values() for name, tensor in header.items()}
+    quantization = model.config.quantization
+    linears = quantized_linears(model, quantization, stored) if quantization is not None else []
+    quantised = {name: shape for linear in linears for name, shape in linear.shapes(stored).items()}
+    in_few_bits = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
+    targets = {name: place for name, place in checkpoint_tensors(model, stored).items() if name not in in_few_bits}
+    shapes = {name: place.stored_shape for name, place in targets.items()}
+    unread = {name for linear in linears for name in linear.extras()} | _zero_biases(linears, files)
+    _check_orders(linears, files)
+    tied_head = {_HEAD} if model.lm_head is None else set()
+    check_fit(directory, shapes | quantised, files, unread | tied_head)
+    if tied_head:
+        _check_tied_head(directory, files, targets[_EMBEDDING].memory.dtype)
+    return _Fitting(files, stored, targets, linears, quantised)
+
+
+def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str, StoredTensor]]:
+    """Each file's tensors by their names here, but for those that images are read or tokens guessed ahead with."""
+    ahead = tuple(f"model.layers.{config.layers + number}." for number in range(config.layers_ahead))
+    files = {
+        path: {name: tensor for name, tensor in read_header(path).items() if not name.startswith(ahead)}
+        for path in weight_files(directory)
+    }
+    names = text_names([name for header in files.values() for name in header])
+    if left := sum(map(len, files.values())) - len(names):
+        logger.info("%s: %d tensors that images are read with are left there", directory, left)
+    return {
+        path: {names[name]: tensor for name, tensor in header.items() if name in names}
+        for path, header in files.items()
+    }
+
+
+def fill(
+    files: Mapping[Path, Mapping[str, StoredTensor]],
+    targets: Mapping[str, Place],
+    tally: Tally,
+    *,
+    borrowers: Mapping[str, Callable[[Lent], None]] = {},
+    later: Container[str] = (),
+) -> None:
+    """Copy each stored tensor, or the part of it that is held here, to its target. All keys are names in the files.
+
+    A tensor with a borrower is lent to it instead of copied, and counts as read once the borrower takes it. Those
+    without a target count as read; those in `later` are left out, and counted by who reads them.
+    """
+    for path, header in files.items():
+        with open_tensors(path) as file:  # tensors are views of the mapped file
+            for name, tensor in header.items():
+                if name in later:
+                    continue
+                read = partial(tally.add, tensor)
+                if name in targets and name in borrowers:
+                    borrowers[name](Lent(targets[name].held(file.get_tensor(tensor.name)), read))
+                    continue
+                if name in targets:
+                    place = targets[name]
+                    place.memory.copy_(place.held(file.get_tensor(tensor.name)))
+                read()
+
+
+def finish(model: nn.Module) -> None:
+    """Let modules make of their loaded weights the form that they compute with."""
+    for module in model.modules():
+        if isinstance(module, OpsModule):
+            module.when_loaded()
+
+
+def _borrowers(model: nn.Module, stored: Collection[str]) -> dict[str, Callable[[Lent], None]]:
+    """Who is lent the tensor of each name that a checkpoint has for rows of a matrix, or of an expert's."""
+    found: dict[str, Callable[[Lent], None]] = {}
+    names, experts = FusedNames.of(stored), ExpertNames.of(stored)
+    for path, module in experts.modules(model):
+        if isinstance(module, FusedLinear):
+            parts = names.parts(path, module)
+            runs = [None] if len(parts) == 1 else range(len(parts))
+            found |= {f"{part}.weight": partial(module.lend, run) for run, part in zip(runs, parts, strict=True)}
+        elif isinstance(module, Matrix):
+            found[f"{path}.weight"] = partial(module.lend, 0)
+        elif isinstance(module, Experts):
+            found |= experts.borrowers(path, module)
+    return found
+
+
+def _zero_biases(linears: Sequence[_Quantized], files: Mapping[Path, Mapping[str, StoredTensor]]) -> set[str]:
+    """Stored biases of layers that have none here. AutoGPTQ used to give each layer one, of zeros."""
+    asked = {name for linear in linears for name in linear.missing_biases()}
+    found = set()
+    for path, header in files.items():
+        if names := asked & header.keys():
+            with open_tensors(path) as file:
+                found |= {name for name in names if not file.get_tensor(header[name].name).any()}
+    return found
+
+
+def _check_orders(linears: Sequence[_Quantized], files: Mapping[Path, Mapping[str, StoredTensor]]) -> None:
+    """Raise ModelError for a layer whose stored inputs are not in the order of their groups."""
+    ordered = {name: linear for linear in linears if isinstance(linear, QuantizedLinear) for name in linear.orders()}
+    for path, header in files.items():
+        if names := ordered.keys() & header.keys():
+            with open_tensors(path) as file:
+                for name in names:
+                    ordered[name].check_order(name, file.get_tensor(header[name].name))
+
+
+def _load_quantised(
+    linears: Sequence[_Quantized],
+    files: Mapping[Path, Mapping[str, StoredTensor]],
+    like: torch.Tensor,
+    tally: Tally,
+    *,
+    dequantised: bool,
+) -> None:
+    """Read the quantised layers onto the device of `like`; in full, in its dtype."""
+    if not linears:
+        return
+    place = {name: path for path, header in files.items() for name in header}
+    with ExitStack() as stack:
+        opened = {path: stack.enter_context(open_tensors(path)) for path in files}
+
+        def read(name: str) -> torch.Tensor:
+            path = place[name]
+            tensor: torch.Tensor = opened[path].get_tensor(files[path][name].name).to(like.device)
+            tally.add(files[path][name])
+            return tensor
+
+        for linear in linears:
+            linear.load(read, like.device, like.dtype if dequantised else None)
+
+
+def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuantization | None = None) -> None:
+    """Fill a model of any size with cheap random weights: one block of normal(0, 0.02), repeated. Norms are 1.
+
+    With a `quantization`, layers that such a checkpoint would have quantised, and that can be computed so, are
+    quantised; all others, and all without it, are in full.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
+    block = torch.randn(_DUMMY_BLOCK, generator=generator) * 0.02
+    for module in model.modules():
+        if isinstance(module, Linear | ExpertLinear) and module.weight.is_meta:
+            never = Linear if quantization is not None and quantization.method == "mxfp4" else HeadProjections
+            if quantization is None or isinstance(module, never):
+                module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
+            else:
+                _dummy_quantised(module, block.to(device), quantization)
+    for module in model.modules():
+        for kind, parameter in module.named_parameters(recurse=False):
+            if kind == "weight" and isinstance(module, RMSNorm | LayerNorm):
+                parameter.fill_(1.0)
+            elif not parameter.is_meta:
+                _tile(parameter.view(-1), block.to(parameter.device, parameter.dtype))
+
+
+def _dummy_quantised(linear: Linear | ExpertLinear, block: torch.Tensor, quantization: StoredQuantization) -> None:
+    """Repeats of the block, rounded where it lies: an expert at a time, so that little lies there in full."""
+    *_, outputs, inputs = linear.weight.shape
+    full = torch.empty(outputs, inputs, device=block.device)
+    _tile(full.view(-1), block)
+    weight = quantised_as(full, quantization)
+    if isinstance(linear, Linear):
+        linear.quantised = weight
+    else:
+        experts = len(linear.weight)
+        linear.quantised = QuantisedExperts(joined([weight] * experts), experts)
+
+
+def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[str, Place]:
+    """Each name a checkpoint must hold, to the place of its tensor: a parameter, or rows of a fused one.
+
+    Of names that there are several of, those are taken that the checkpoint's `stored` tensors follow.
+    """
+    tensors: dict[str, Place] = {}
+    names, fused = ExpertNames.of(stored), FusedNames.of(stored)
+    for path, module in names.modules(model):
+        if isinstance(module, Experts):
+            tensors |= names.tensors(path, module)
+        if isinstance(module, Experts | ExpertLinear):
+            continue
+        for kind, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:  # a quantised weight, which is read otherwise
+                continue
+            if isinstance(module, FusedLinear):
+                parts = fused.parts(path, module)
+                rows = torch.split(parameter, [cut.held for cut in parts.values()])
+                tensors |= {
+                    f"{part}.{kind}": Place(row, cut) for (part, cut), row in zip(parts.items(), rows, strict=True)
+                }
+            else:
+                cut = module.cuts.get(kind) if isinstance(module, OpsModule) else None
+                tensors[names.parameter(path, kind)] = Place(parameter, cut)
+    return tensors
+
+
+def check_fit(
+    directory: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    files: Mapping[Path, Mapping[str, StoredTensor]],
+    unread: Set[str] = frozenset(),
+) -> None:
+    """Raise ModelError for whatever does not fit: each of the `shapes` must be stored, and what is `unread` may be."""
+    names = [name for header in files.values() for name in header if not name.endswith(_ELSEWHERE)]
+    stored = {name: tensor for header in files.values() for name, tensor in header.items()}
+    problems = {
+        "missing": shapes.keys() - stored.keys(),
+        "unexpected": set(names) - shapes.keys() - unread,
+        "stored twice": {name for name, times in Counter(names).items() if times > 1},
+        "of the wrong shape": {
+            f"{name} {list(stored[name].shape)} instead of {list(shape)}"
+            for name, shape in shapes.items()
+            if name in stored and stored[name].shape != shape
+        },
+    }
+    if found := "; ".join(f"{what}: {', '.join(sorted(which))}" for what, which in problems.items() if which):
+        raise ModelError(f"{directory} does not fit its config.json: {found}")
+
+
+def _check_tied_head(directory: Path, files: Mapping[Path, Mapping[str, StoredTensor]], dtype: torch.dtype) -> None:
+    """Raise ModelError for a stored head that is not the embedding that is used in its place."""
+    place = {name: path for path, header in files.items() for name in header}
+    if _HEAD not in place:
+        return
+    with ExitStack() as stack:
+
+        def read(name: str) -> torch.Tensor:
+            file = stack.enter_context(open_tensors(place[name]))
+            tensor: torch.Tensor = file.get_tensor(files[place[name]][name].name)
+            return tensor.to(dtype)
+
+        if not torch.equal(read(_HEAD), read(_EMBEDDING)):
+            raise ModelError(f"{directory}: {_HEAD} is not the embedding that config.json says it is tied to")
+
+
+def _size(tensor: StoredTensor) -> int:
+    """In bytes."""
+    return tensor.end - tensor.start
+
+
+def _tile(target: torch.Tensor, block: torch.Tensor) -> None:
+    """Fill a flat tensor with repeats of a block."""
+    for start in range(0, len(target), len(block)):
+        part = target[start : start + len(block)]
+        part.copy_(block[: len(part)])

@@ -1,0 +1,162 @@
+"""Adapters are read in threads, once for all who want them, and kept as long as somebody may."""
+
+import threading
+import time
+
+import pytest
+
+from tercet.protocol.messages.values import LoRAAdapter
+from tercet.scheduler.executor.lora.adapter_files import Adapter, AdapterError
+from tercet.scheduler.executor.lora.loader import AdapterDesk
+
+
+def named(name: str) -> LoRAAdapter:
+    return LoRAAdapter(f"/adapters/{name}", name * 64)
+
+
+A, B, C = map(named, "abc")
+
+
+class Files:
+    """What is read, as soon as it may be."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.may.set()
+        self.read: list[LoRAAdapter] = []
+        self.sha256 = "0" * 64
+
+    def __call__(self, adapter: LoRAAdapter) -> Adapter:
+        assert self.may.wait(10)
+        self.read.append(adapter)
+        if adapter.path.endswith("bad"):
+            raise AdapterError("it is\nbad " + "x" * 500)
+        return Adapter(adapter.sha256 or self.sha256, 4, {})
+
+
+def have(desk: AdapterDesk, *adapters: LoRAAdapter) -> None:
+    """Want adapters, and wait for them."""
+    for each in adapters:
+        desk.want(each)
+    settle(desk)
+
+
+def settle(desk: AdapterDesk) -> list[LoRAAdapter]:
+    """All that is read by the time that everything is."""
+    read = []
+    deadline = time.monotonic() + 10
+    while desk.busy:
+        assert time.monotonic() < deadline
+        read += desk.take_read()
+    return read
+
+
+def test_an_adapter_is_read_once_and_told_once() -> None:
+    files = Files()
+    files.may.clear()
+    desk = AdapterDesk(files, spare=2)
+    assert [desk.want(A), desk.want(A), desk.want(B)] == [False] * 3
+    assert desk.take_read() == []
+    files.may.set()
+    assert {*settle(desk)} == {A, B}
+    assert {*files.read} == {A, B}
+    assert len(files.read) == 2
+    assert desk.want(A)
+    assert (desk.fault(A), desk.sha256(A), desk.get(A).rank) == ("", A.sha256, 4)
+    assert not desk.busy
+    desk.close()
+
+
+def test_what_fails_is_told_in_one_line_and_tried_again() -> None:
+    files = Files()
+    desk = AdapterDesk(files, spare=2)
+    bad = named("bad")
+    have(desk, bad)
+    assert desk.fault(bad).startswith("it is bad xxx")
+    assert len(desk.fault(bad)) == 400
+    assert desk.sha256(bad) == ""
+    with pytest.raises(AdapterError):
+        desk.get(bad)
+    desk.keep(())
+    have(desk, bad)
+    assert files.read == [bad, bad]
+    desk.close()
+
+
+def test_what_lies_at_a_path_is_looked_at_anew_each_time_and_known_by_its_contents() -> None:
+    files = Files()
+    desk = AdapterDesk(files, spare=2)
+    path = LoRAAdapter("/adapters/a")
+    for sha256 in ("1" * 64, "2" * 64):
+        files.sha256 = sha256
+        assert not desk.want(path)
+        assert settle(desk) == [path]
+        assert desk.sha256(path) == sha256
+    assert files.read == [path, path]
+    assert desk.want(LoRAAdapter("/adapters/a", "2" * 64))
+    assert desk.want(LoRAAdapter("/adapters/a", "1" * 64))  # who has it goes on with it
+    assert files.read == [path, path]
+    desk.close()
+
+
+def test_some_that_nobody_has_are_kept() -> None:
+    files = Files()
+    desk = AdapterDesk(files, spare=1)
+    for each in (A, B, C):
+        have(desk, each)
+    desk.want(B)
+    desk.keep([A])
+    have(desk, A, B)
+    assert files.read == [A, B, C]
+    have(desk, C)
+    assert files.read == [A, B, C, C]
+    desk.close()
+
+
+def test_what_is_unloaded_stays_for_those_who_have_it_and_for_nobody_else() -> None:
+    files = Files()
+    desk = AdapterDesk(files, spare=2)
+    have(desk, A)
+    desk.forget(A)
+    desk.keep([A])
+    assert desk.get(A).rank == 4
+    assert files.read == [A]
+    desk.keep([])
+    have(desk, A)
+    assert files.read == [A, A]
+    desk.keep([])
+    have(desk, A)
+    assert files.read == [A, A]
+    desk.close()
+
+
+def test_no_more_are_read_than_there_is_room_for_and_the_others_wait_in_line() -> None:
+    files = Files()
+    desk = AdapterDesk(files, spare=2, most=2)
+    have(desk, A)
+    have(desk, B)
+    assert not desk.want(C)
+    for _ in range(3):
+        desk.keep([A, B, C])
+        assert desk.take_read() == []
+    desk.keep([A, C])  # which makes room, for there is none to spare
+    assert settle(desk) == [C]
+    assert files.read == [A, B, C]
+    assert not desk.want(B)
+    desk.keep([A, C])  # whoever wanted it is gone
+    assert desk.take_read() == [B]
+    assert (desk.fault(B), desk.sha256(B)) == ("", "")
+    assert files.read == [A, B, C]
+    desk.close()
+
+
+def test_what_is_being_read_is_not_forgotten() -> None:
+    files = Files()
+    files.may.clear()
+    desk = AdapterDesk(files, spare=0)
+    desk.want(A)
+    desk.keep([])
+    files.may.set()
+    assert settle(desk) == [A]
+    assert files.read == [A]
+    desk.close()
